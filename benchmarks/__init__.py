@@ -1,0 +1,1 @@
+"""What the system costs and how well it does: workloads, baselines, the paper's experiments, the demonstration."""

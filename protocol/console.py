@@ -1,0 +1,77 @@
+"""What every command shows a person: progress, results as JSON, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+out = Console()
+err = Console(stderr=True)
+
+
+class Advance(Protocol):
+    """Tell the progress bar that more is done, and what is going on."""
+
+    def __call__(self, amount: int = 1, /, *, note: str = "") -> None: ...
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Advance]:
+    """A bar on a terminal, a plain line every tenth of the way otherwise, always on standard error."""
+    if err.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=err, transient=True) as bar:
+            task = bar.add_task(what, total=total)
+
+            def advance(amount: int = 1, /, *, note: str = "") -> None:
+                bar.update(task, advance=amount, description=f"{what} {note}".strip())
+
+            yield advance
+    else:
+        done = 0
+        shown = -1
+
+        def advance(amount: int = 1, /, *, note: str = "") -> None:
+            nonlocal done, shown
+            done += amount
+            tenth = 10 * done // max(total, 1)
+            if tenth > shown:
+                shown = tenth
+                err.print(f"{what}: {done} of {total} {note}".rstrip(), markup=False, highlight=False)
+
+        yield advance
+
+
+def write_json(path: Path | None, result: object) -> None:
+    """Write a result as JSON, whole or not at all: an interrupted run leaves no half file to be mistaken for one."""
+    if path is None:
+        return
+    if str(path) == "-":
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        return
+    write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file in one step, durable before it shows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
