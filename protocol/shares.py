@@ -1,0 +1,96 @@
+"""Secret shares: replicated among three helpers in a report, degree-1 Shamir inside the MPC and in the answer.
+
+A histogram h is x₁ + x₂ + x₃ mod p. x₁ and x₂ are expanded from seeds s₁ and s₂; x₃ is explicit, masked by the
+expansion of s₃ and sent once as the report's body. Helper i holds two seeds (DESIGN, "Shares"):
+
+    helper 1: s₁ s₂      helper 2: s₂ s₃      helper 3: s₃ s₁
+
+so that every component is known to exactly two helpers and any one helper's view is uniform.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from protocol.errors import ProtocolError
+from protocol.field import SEED_SIZE, P, Vector, add, expand, from_integers, lift, multiply_constant, subtract
+
+PARTIES = 3
+# SEEDS_OF[party] = the two seeds (0-based) that helper holds, in the order its payload carries them.
+SEEDS_OF: tuple[tuple[int, int], ...] = ((0, 1), (1, 2), (2, 0))
+# The body is x₃ masked by s₃, so seed index 2 is the one that unmasks it; helper 1 never needs the body.
+BODY_SEED = 2
+# LACKING[party] = the component (0-based) that helper does not know.
+LACKING: tuple[int, ...] = (2, 0, 1)
+
+Entropy = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVector:
+    """A secret vector, split. The three seeds go out in pairs, one pair to each helper; the body goes to all."""
+
+    seeds: tuple[bytes, bytes, bytes] = field(repr=False)
+    body: Vector
+
+    def components(self, party: int) -> dict[int, Vector]:
+        """The two components that helper `party` (0, 1, 2) can compute: its whole view of the secret."""
+        return {index: component(index, self.seeds[index], self.body) for index in SEEDS_OF[party]}
+
+
+def component(index: int, seed: bytes, body: Vector) -> Vector:
+    """x₁ and x₂ are expanded from their seeds; x₃ is the body without its mask."""
+    expanded = expand(seed, body.size)
+    return subtract(body, expanded) if index == BODY_SEED else expanded
+
+
+def share(values: Sequence[int], *, entropy: Entropy = os.urandom) -> SharedVector:
+    """Run by a device: split integers into three components with fresh seeds."""
+    seeds = (entropy(SEED_SIZE), entropy(SEED_SIZE), entropy(SEED_SIZE))
+    secret = from_integers(values)
+    x1, x2, mask = (expand(seed, secret.size) for seed in seeds)
+    x3 = subtract(subtract(secret, x1), x2)
+    return SharedVector(seeds, add(x3, mask))
+
+
+def reconstruct(components: Sequence[Vector]) -> list[int]:
+    """All three components added up and lifted. Used by tests and vectors; no party of the protocol ever can."""
+    x1, x2, x3 = components
+    return lift(add(add(x1, x2), x3))
+
+
+def to_shamir(party: int, components: dict[int, Vector]) -> Vector:
+    """Run by a helper on its sums: two replicated components to its degree-1 Shamir share at x = party + 1.
+
+    Component c belongs to the line through (0, 1) that is zero at the helper lacking it, so its weight at x is
+    1 − x/x_lacking. A linear map, hence applied once to the sums of all reports rather than to each.
+    """
+    x = party + 1
+    total: Vector | None = None
+    for index in SEEDS_OF[party]:
+        x_lacking = LACKING.index(index) + 1
+        weighted = multiply_constant(components[index], (1 - x * pow(x_lacking, -1, P)) % P)
+        total = weighted if total is None else add(total, weighted)
+    if total is None:
+        raise ProtocolError("a helper holds two components")
+    return total
+
+
+def open_shamir(shares: Sequence[Vector]) -> list[int]:
+    """Run by the querier: check that the three shares lie on a line, then read the secret off at x = 0.
+
+    Any one changed share breaks y₁ − 2·y₂ + y₃ = 0 in some bucket: a lying helper is detected, though not named.
+    """
+    if len(shares) != PARTIES or len({vector.size for vector in shares}) != 1:
+        raise ProtocolError("an answer needs three shares of the same length")
+    y1, y2, y3 = shares
+    if np.any(subtract(add(y1, y3), add(y2, y2))):
+        raise ProtocolError(
+            "the three answer shares do not fit together: at least one helper computed or sent a wrong share",
+            "Do not use this answer. Ask the three operators to compare their logs for this query.",
+        )
+    return lift(subtract(add(y1, y1), y2))

@@ -1,0 +1,98 @@
+"""The one encoding: big-endian integers and length-prefixed bytes, in a fixed order, with nothing left over.
+
+Every message has exactly one encoding, so that the bytes a device seals are the bytes a helper authenticates, and a
+digest of the bytes is a digest of the meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Self
+
+from protocol.errors import ProtocolError
+
+MAX_BYTES = 2**32 - 1
+
+
+class Writer:
+    """Builds one message. Methods chain; `done` gives the bytes."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def uint(self, value: int, size: int) -> Self:
+        """An unsigned integer in exactly `size` bytes."""
+        if not (0 <= value < 1 << (8 * size)):
+            raise ProtocolError(f"{value} does not fit {size} bytes")
+        self._parts.append(value.to_bytes(size, "big"))
+        return self
+
+    def fixed(self, value: bytes, size: int) -> Self:
+        """Bytes whose length both sides know."""
+        if len(value) != size:
+            raise ProtocolError(f"expected {size} bytes, got {len(value)}")
+        self._parts.append(value)
+        return self
+
+    def blob(self, value: bytes, prefix: int = 4) -> Self:
+        """Bytes behind a length of `prefix` bytes."""
+        self.uint(len(value), prefix)
+        self._parts.append(value)
+        return self
+
+    def text(self, value: str) -> Self:
+        """UTF-8 behind a two-byte length."""
+        return self.blob(value.encode(), 2)
+
+    def done(self) -> bytes:
+        """The message."""
+        return b"".join(self._parts)
+
+
+class Reader:
+    """Takes one message apart in the order it was built. Whatever is wrong with it is a `ProtocolError`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def uint(self, size: int) -> int:
+        """An unsigned integer of `size` bytes."""
+        return int.from_bytes(self.fixed(size), "big")
+
+    def fixed(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        end = self._at + size
+        if end > len(self._data):
+            raise ProtocolError(f"message ends after {len(self._data)} bytes, inside a field that ends at {end}")
+        piece = self._data[self._at : end]
+        self._at = end
+        return piece
+
+    def blob(self, prefix: int = 4, *, limit: int = MAX_BYTES) -> bytes:
+        """Bytes behind a length of `prefix` bytes; a length above `limit` is refused before anything is copied."""
+        size = self.uint(prefix)
+        if size > limit:
+            raise ProtocolError(f"a field of {size} bytes is over the limit of {limit}")
+        return self.fixed(size)
+
+    def text(self, *, limit: int = 65535) -> str:
+        """UTF-8 behind a two-byte length. Strict: bytes that are not UTF-8 are refused."""
+        try:
+            return self.blob(2, limit=limit).decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("text is not UTF-8") from None
+
+    def finish(self) -> None:
+        """Call last: bytes left over are an error, or one message would have many encodings."""
+        if self._at != len(self._data):
+            raise ProtocolError(f"{len(self._data) - self._at} bytes left over after the message")
+
+
+def tagged_hash(label: str, *parts: bytes) -> bytes:
+    """SHA-256 under a label of its own, over length-prefixed parts, so that no two uses of the hash can collide."""
+    state = hashlib.sha256(Writer().text(f"trefoil/1 {label}").done())
+    for part in parts:
+        state.update(len(part).to_bytes(8, "big"))
+        state.update(part)
+    return state.digest()
