@@ -74,7 +74,8 @@ def _sum_block(rows: Vector) -> Vector:
         taken = groups * ROWS_PER_REDUCTION
         summed = reduce(np.add.reduce(rows[:taken].reshape(ROWS_PER_REDUCTION, groups * width), axis=0))
         rows = np.concatenate([summed.reshape(groups, width), rows[taken:]])
-    return reduce(np.add.reduce(rows, axis=0, dtype=np.uint64))
+    total: Vector = np.add.reduce(rows, axis=0)
+    return reduce(total)
 
 
 def expand(seed: bytes, count: int) -> Vector:
@@ -110,8 +111,8 @@ def _expand_with_rejection(seed: bytes, count: int) -> Vector:
     drawn = count
     while True:
         drawn += 8
-        kept = _keystream(seed, drawn) >> _DROPPED_BITS
-        kept = kept[kept != _P]
+        words = _keystream(seed, drawn) >> _DROPPED_BITS
+        kept: Vector = words[words != _P]
         if kept.size >= count:
             return kept[:count]
 

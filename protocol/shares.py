@@ -39,13 +39,17 @@ class SharedVector:
 
     def components(self, party: int) -> dict[int, Vector]:
         """The two components that helper `party` (0, 1, 2) can compute: its whole view of the secret."""
-        return {index: component(index, self.seeds[index], self.body) for index in SEEDS_OF[party]}
+        return {index: component(index, self.seeds[index], self.body.size, self.body) for index in SEEDS_OF[party]}
 
 
-def component(index: int, seed: bytes, body: Vector) -> Vector:
+def component(index: int, seed: bytes, length: int, body: Vector | None) -> Vector:
     """x₁ and x₂ are expanded from their seeds; x₃ is the body without its mask."""
-    expanded = expand(seed, body.size)
-    return subtract(body, expanded) if index == BODY_SEED else expanded
+    expanded = expand(seed, length)
+    if index != BODY_SEED:
+        return expanded
+    if body is None:
+        raise ProtocolError("the third component needs the body")
+    return subtract(body, expanded)
 
 
 def share(values: Sequence[int], *, entropy: Entropy = os.urandom) -> SharedVector:

@@ -1,0 +1,213 @@
+"""The helper set: which three helpers a report is for, in one numbered file that all three have signed.
+
+Devices take it from their vendor, never from a site or a single helper. Its digest goes into every report and covers
+names, identity keys and HPKE keys; it leaves out addresses and TLS pins, so that renewing a certificate voids no
+report, and nobody can tag a device by serving it a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.hpke import PublicKey, Suite
+from protocol.keys import IDENTITY_KEY_SIZE, SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.shares import PARTIES
+from protocol.wire import Writer, tagged_hash
+
+FORMAT = 1
+PIN_SIZE = 32
+_SIGNATURE_LABEL = "helper set"
+
+
+class KeyState(Enum):
+    """Where a key is in its life. Reports are sealed to active keys only."""
+
+    PENDING = "pending"
+    ACTIVE = "active"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class HpkeKeyConfig:
+    """One of a helper's HPKE keys, and when devices may seal to it."""
+
+    key: PublicKey
+    not_before: int
+    not_after: int
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.not_before < self.not_after < 2**63):
+            raise ProtocolError(f"a key's validity must be a span of time, not {self.not_before} to {self.not_after}")
+
+    def state(self, now: int) -> KeyState:
+        """Pending before its window, active in it, expired after."""
+        if now < self.not_before:
+            return KeyState.PENDING
+        return KeyState.ACTIVE if now < self.not_after else KeyState.EXPIRED
+
+
+@dataclass(frozen=True, slots=True)
+class HelperEntry:
+    """One helper: who it is (in the digest), and where it is reached (not in it)."""
+
+    name: str
+    identity_key: bytes
+    hpke_keys: tuple[HpkeKeyConfig, ...]
+    address: str
+    tls_pin: bytes
+
+    def __post_init__(self) -> None:
+        if not (0 < len(self.name) <= 100) or not self.name.isprintable():
+            raise ProtocolError("a helper's name is 1 to 100 printable characters")
+        if len(self.identity_key) != IDENTITY_KEY_SIZE or len(self.tls_pin) != PIN_SIZE:
+            raise ProtocolError(f"helper {self.name}: an identity key and a TLS pin have 32 bytes each")
+        if not self.hpke_keys:
+            raise ProtocolError(f"helper {self.name} has no HPKE key")
+        if not self.address.startswith("https://"):
+            raise ProtocolError(f"helper {self.name}: the address must begin with https://, not {self.address!r}")
+
+    def active_key(self, now: int) -> HpkeKeyConfig:
+        """The key to seal to now; with several, the one that lasts longest."""
+        active = [config for config in self.hpke_keys if config.state(now) is KeyState.ACTIVE]
+        if not active:
+            raise TrefoilError(
+                f"helper {self.name} has no active HPKE key", "Fetch a newer helper set from your device's vendor."
+            )
+        return max(active, key=lambda config: (config.not_after, config.key.key_id))
+
+    def key_by_id(self, key_id: bytes) -> HpkeKeyConfig | None:
+        """The key a report names, if this helper has it."""
+        return next((config for config in self.hpke_keys if config.key.key_id == key_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HelperSet:
+    """Three helpers, in the order that makes them party 1, 2 and 3."""
+
+    number: int
+    helpers: tuple[HelperEntry, HelperEntry, HelperEntry]
+    signatures: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (0 < self.number < 2**32):
+            raise ProtocolError("a helper set's number is a positive 32-bit integer")
+        if len(self.helpers) != PARTIES or len({helper.identity_key for helper in self.helpers}) != PARTIES:
+            raise ProtocolError("a helper set names three different helpers")
+
+    @property
+    def digest(self) -> bytes:
+        """What every report carries: names, identity keys and HPKE keys with their validity."""
+        writer = Writer()
+        for helper in self.helpers:
+            writer.text(helper.name).fixed(helper.identity_key, IDENTITY_KEY_SIZE).uint(len(helper.hpke_keys), 2)
+            for config in helper.hpke_keys:
+                writer.uint(config.key.suite.value, 2).blob(config.key.raw, 2)
+                writer.uint(config.not_before, 8).uint(config.not_after, 8)
+        return tagged_hash("helper set", writer.done())
+
+    def signed_bytes(self) -> bytes:
+        """What each helper signs: the digest, and also number, addresses and pins, which the digest leaves out."""
+        writer = Writer().uint(FORMAT, 2).uint(self.number, 4).fixed(self.digest, 32)
+        for helper in self.helpers:
+            writer.text(helper.address).fixed(helper.tls_pin, PIN_SIZE)
+        return writer.done()
+
+    def sign(self, key: IdentityKey) -> bytes:
+        """Run by one helper's operator, after comparing the file with the other two."""
+        if key.public not in {helper.identity_key for helper in self.helpers}:
+            raise TrefoilError("this identity key belongs to none of the three helpers in the set")
+        return key.sign(_SIGNATURE_LABEL, self.signed_bytes())
+
+    def verify(self) -> None:
+        """Refuse a set that not all three helpers have signed."""
+        for position, helper in enumerate(self.helpers):
+            signature = self.signatures[position] if position < len(self.signatures) else b""
+            if not verify_signature(helper.identity_key, _SIGNATURE_LABEL, self.signed_bytes(), signature):
+                raise TrefoilError(
+                    f"the helper set is not signed by {helper.name}",
+                    "Each helper's operator signs it with: trefoil helper-set sign",
+                )
+
+    def to_json(self) -> dict[str, object]:
+        """The file's content."""
+        return {
+            "trefoil_helper_set": FORMAT,
+            "number": self.number,
+            "helpers": [_entry_to_json(helper) for helper in self.helpers],
+            "signatures": [signature.hex() for signature in self.signatures],
+        }
+
+    @classmethod
+    def from_json(cls, stored: object) -> HelperSet:
+        """Read a file's content; signatures are checked by `load`."""
+        if not isinstance(stored, dict) or stored.get("trefoil_helper_set") != FORMAT:
+            raise ProtocolError("this is not a helper set of format 1")
+        try:
+            first, second, third = (_entry_from_json(entry) for entry in stored["helpers"])
+            signatures = tuple(bytes.fromhex(text) for text in stored["signatures"])
+            number = stored["number"]
+        except ProtocolError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the helper set is malformed: {error}") from None
+        if not isinstance(number, int) or any(len(signature) not in (0, SIGNATURE_SIZE) for signature in signatures):
+            raise ProtocolError("the helper set is malformed: number or signatures")
+        return cls(number, (first, second, third), signatures)
+
+    @classmethod
+    def load(cls, path: Path) -> HelperSet:
+        """Read `helpers.json` and check all three signatures."""
+        helper_set = cls.load_unverified(path)
+        helper_set.verify()
+        return helper_set
+
+    @classmethod
+    def load_unverified(cls, path: Path) -> HelperSet:
+        """Read a set that is still collecting signatures."""
+        try:
+            return cls.from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            raise TrefoilError(f"there is no helper set {path}", "Make one with: trefoil launch") from None
+        except (OSError, ValueError) as error:
+            raise TrefoilError(f"{path} is not a helper set: {error}") from None
+
+
+def _entry_to_json(helper: HelperEntry) -> dict[str, object]:
+    return {
+        "name": helper.name,
+        "identity_key": helper.identity_key.hex(),
+        "hpke_keys": [
+            {
+                "key_id": config.key.key_id.hex(),
+                "suite": config.key.suite.value,
+                "public_key": config.key.raw.hex(),
+                "not_before": config.not_before,
+                "not_after": config.not_after,
+            }
+            for config in helper.hpke_keys
+        ],
+        "address": helper.address,
+        "tls_pin": helper.tls_pin.hex(),
+    }
+
+
+def _entry_from_json(stored: dict[str, Any]) -> HelperEntry:
+    return HelperEntry(
+        name=stored["name"],
+        identity_key=bytes.fromhex(stored["identity_key"]),
+        hpke_keys=tuple(_key_from_json(config) for config in stored["hpke_keys"]),
+        address=stored["address"],
+        tls_pin=bytes.fromhex(stored["tls_pin"]),
+    )
+
+
+def _key_from_json(stored: dict[str, Any]) -> HpkeKeyConfig:
+    key = PublicKey(Suite(stored["suite"]), bytes.fromhex(stored["public_key"]))
+    if stored["key_id"] != key.key_id.hex():
+        raise ProtocolError(f"key id {stored['key_id']} does not belong to its public key")
+    return HpkeKeyConfig(key, stored["not_before"], stored["not_after"])

@@ -1,0 +1,140 @@
+"""Private keys as files that only their owner can read, and the Ed25519 identities that sign.
+
+An identity signs what a party says in public: a helper its configuration and votes, a querier her queries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.hpke import PrivateKey, Suite
+from protocol.wire import Writer
+
+SIGNATURE_SIZE = 64
+IDENTITY_KEY_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityKey:
+    """An Ed25519 key pair. Signatures are bound to a label, so that one can never pass for another's purpose."""
+
+    _key: Ed25519PrivateKey = field(repr=False)
+
+    @classmethod
+    def generate(cls) -> IdentityKey:
+        """A fresh identity from the operating system's randomness."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_raw(cls, raw: bytes) -> IdentityKey:
+        """The identity whose `raw` bytes were stored."""
+        if len(raw) != IDENTITY_KEY_SIZE:
+            raise ProtocolError(f"an identity key has {IDENTITY_KEY_SIZE} bytes, not {len(raw)}")
+        return cls(Ed25519PrivateKey.from_private_bytes(raw))
+
+    @property
+    def raw(self) -> bytes:
+        """For storing in a private file; never for showing."""
+        return self._key.private_bytes_raw()
+
+    @property
+    def public(self) -> bytes:
+        """32 bytes by which others verify."""
+        return self._key.public_key().public_bytes_raw()
+
+    def sign(self, label: str, message: bytes) -> bytes:
+        """A signature of `message` for one purpose."""
+        return self._key.sign(_signed_bytes(label, message))
+
+
+def verify_signature(public: bytes, label: str, message: bytes, signature: bytes) -> bool:
+    """Whether the owner of `public` signed `message` under `label`."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed_bytes(label, message))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _signed_bytes(label: str, message: bytes) -> bytes:
+    return Writer().text(f"trefoil/1 signature: {label}").done() + message
+
+
+def write_private_file(path: Path, data: bytes) -> None:
+    """Create a file only its owner can read. Refuses to replace one: a lost key cannot be had back."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise TrefoilError(f"{path} exists already", "Move it away first; keys are never overwritten.") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_private_file(path: Path) -> bytes:
+    """Read a private file, unless others could have read or changed it."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise TrefoilError(f"{path} can be read by others (mode {mode:04o})", f"Run: chmod 600 {path}")
+            return file.read()
+    except FileNotFoundError:
+        raise TrefoilError(f"there is no key file {path}", "Make one with: trefoil keygen") from None
+    except OSError as error:
+        raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+
+
+def save_identity(path: Path, key: IdentityKey) -> None:
+    """Store an identity as a private file."""
+    write_private_file(path, _key_file("identity", {"private": key.raw.hex()}))
+
+
+def load_identity(path: Path) -> IdentityKey:
+    """Read an identity back."""
+    return IdentityKey.from_raw(_hex_field(path, _parse_key_file(path, "identity"), "private"))
+
+
+def save_hpke_key(path: Path, key: PrivateKey) -> None:
+    """Store an HPKE private key as a private file."""
+    write_private_file(path, _key_file("hpke", {"suite": key.suite.value, "private": key.raw.hex()}))
+
+
+def load_hpke_key(path: Path) -> PrivateKey:
+    """Read an HPKE private key back."""
+    stored = _parse_key_file(path, "hpke")
+    try:
+        suite = Suite(stored.get("suite"))
+    except ValueError:
+        raise ProtocolError(f"{path} is for an unknown cipher suite: {stored.get('suite')!r}") from None
+    return PrivateKey.from_raw(suite, _hex_field(path, stored, "private"))
+
+
+def _key_file(kind: str, fields: dict[str, object]) -> bytes:
+    return (json.dumps({"trefoil_key": kind, **fields}) + "\n").encode()
+
+
+def _parse_key_file(path: Path, kind: str) -> dict[str, object]:
+    try:
+        stored = json.loads(read_private_file(path))
+    except ValueError:
+        stored = None
+    if not isinstance(stored, dict) or stored.get("trefoil_key") != kind:
+        raise TrefoilError(f"{path} is not a Trefoil {kind} key file", "Make one with: trefoil keygen")
+    return stored
+
+
+def _hex_field(path: Path, stored: dict[str, object], name: str) -> bytes:
+    try:
+        return bytes.fromhex(str(stored.get(name)))
+    except ValueError:
+        raise TrefoilError(f"{path} is damaged: its {name} field is not hexadecimal") from None

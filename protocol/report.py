@@ -1,0 +1,335 @@
+"""The report: a public header, one masked body and three small sealed payloads (SPEC.md §3).
+
+A report *is* the digest of its header. The header is the HPKE `info` of every payload, so that a changed ε, nonce or
+site makes all three fail to open; it holds commitments to the seeds and the hash of the body, so that no two helpers
+can ever hold different shares of the same report. No field of it depends on the person's data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
+
+from protocol import field as prime_field
+from protocol.epsilon import MAX_SENSITIVITY, validate_terms
+from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
+from protocol.helper_set import HelperSet
+from protocol.hpke import KEY_ID_SIZE, OVERHEAD, PrivateKey, Suite
+from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF, Entropy, component, share
+from protocol.wire import Reader, Writer
+
+VERSION = 1
+NONCE_SIZE = 16
+HASH_SIZE = 32
+# Coarse, so that the time in a header says nothing that the site does not know already.
+TIME_STEP = 3600
+MAX_BUCKETS = 2**16
+MAX_SITE_LENGTH = 253
+MAX_UNIT_LENGTH = 32
+PAYLOAD_SIZE = 2 * SEED_SIZE + OVERHEAD
+
+# version, suite, schema, flags, helper set, key ids, nonce, time, ε, Δ, κ, buckets, commitments, body hash
+FIXED = struct.Struct(">HHHB32s8s8s8s16sQIQQI32s32s32s32s")
+# Where in the fixed part the fields stand that helpers read without decoding the rest.
+NONCE_AT = 63
+COMMITMENTS_AT = 111
+BODY_HASH_AT = 207
+
+_COMMITMENT = hashlib.sha256(b"trefoil/1 seed commitment\0")
+_BODY = hashlib.sha256(b"trefoil/1 body\0")
+_REPORT = hashlib.sha256(b"trefoil/1 report\0")
+_PAYLOAD_INFO = tuple(b"trefoil/1 payload for helper " + bytes([party + 1]) for party in range(PARTIES))
+
+
+class Schema(Enum):
+    """What the shared vector means. Encodings that helpers can check for range may join under new numbers."""
+
+    HISTOGRAM = 1
+
+
+class Flags(IntFlag):
+    """Marks of a report. A bit that is not here is refused."""
+
+    DEBUG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTerms:
+    """What a device promises about a report: for whom it is and what was assumed when it was paid for.
+
+    `epsilon_micros` is the ε requested, rounded down, never what was charged; Δ is `sensitivity`. The shared vector
+    has `buckets` numbers, and one more at the end for the side query when κ is not zero.
+    """
+
+    site: str
+    caller: str
+    time: int
+    epsilon_micros: int
+    sensitivity: int
+    buckets: int
+    kappa: int = 0
+    unit: str = "count"
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        validate_terms(self.epsilon_micros, self.sensitivity)
+        check_site(self.site)
+        check_site(self.caller)
+        if not (0 < len(self.unit) <= MAX_UNIT_LENGTH) or not self.unit.isascii() or not self.unit.isprintable():
+            raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {self.unit!r}")
+        if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
+            raise ProtocolError(f"a report's time is a whole number of hours since 1970, not {self.time}")
+        if not (0 <= self.kappa <= MAX_SENSITIVITY):
+            raise ProtocolError(f"κ must be 0 to 2^40, not {self.kappa}")
+        if not (0 < self.buckets <= MAX_BUCKETS):
+            raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+
+    @property
+    def length(self) -> int:
+        """How many numbers are shared."""
+        return vector_length(self.buckets, self.kappa)
+
+
+def vector_length(buckets: int, kappa: int) -> int:
+    """A side query adds one bucket, the last."""
+    return buckets + (1 if kappa else 0)
+
+
+def check_site(site: str) -> None:
+    """A site as it travels: a domain name in lower-case ASCII. What is registrable is the device's business."""
+    if not (0 < len(site) <= MAX_SITE_LENGTH) or not site.isascii() or not site.isprintable() or " " in site:
+        raise ProtocolError(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
+    if site != site.lower():
+        raise ProtocolError(f"a site is written in lower case, not {site!r}")
+
+
+def coarse_time(now: int) -> int:
+    """The hour that `now` is in, as a header carries it."""
+    return now - now % TIME_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything public about a report, authenticated by every payload."""
+
+    terms: ReportTerms
+    helper_set: bytes
+    key_ids: tuple[bytes, bytes, bytes]
+    nonce: bytes
+    commitments: tuple[bytes, bytes, bytes]
+    body_hash: bytes
+    suite: Suite = Suite.X25519_HKDF_SHA256_AES_128_GCM
+    schema: Schema = Schema.HISTOGRAM
+
+    def __post_init__(self) -> None:
+        sized = [(self.helper_set, HASH_SIZE), (self.nonce, NONCE_SIZE), (self.body_hash, HASH_SIZE)]
+        sized += [(key_id, KEY_ID_SIZE) for key_id in self.key_ids]
+        sized += [(commitment, HASH_SIZE) for commitment in self.commitments]
+        if any(len(value) != size for value, size in sized):
+            raise ProtocolError("a header field has the wrong length")
+
+    def encode(self) -> bytes:
+        """The bytes a device seals and a helper authenticates: 239 of fixed layout, then unit, site and caller."""
+        terms = self.terms
+        fixed = FIXED.pack(
+            VERSION,
+            self.suite.value,
+            self.schema.value,
+            Flags.DEBUG if terms.debug else 0,
+            self.helper_set,
+            *self.key_ids,
+            self.nonce,
+            terms.time,
+            terms.epsilon_micros,
+            terms.sensitivity,
+            terms.kappa,
+            terms.buckets,
+            *self.commitments,
+            self.body_hash,
+        )
+        return fixed + Writer().text(terms.unit).text(terms.site).text(terms.caller).done()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Header:
+        """The header in `data`, or `Rejected` with the reason that helpers count it under."""
+        check_known(data)
+        try:
+            return cls._decode_known(data)
+        except Rejected:
+            raise
+        except ProtocolError as error:
+            raise Rejected(Rejection.MALFORMED, str(error)) from None
+
+    @classmethod
+    def _decode_known(cls, data: bytes) -> Header:
+        _, suite, schema, flags, helper_set, *rest = FIXED.unpack_from(data)
+        key1, key2, key3, nonce, time, epsilon, sensitivity, kappa, buckets, c1, c2, c3, body = rest
+        if flags & ~Flags.DEBUG:
+            raise Rejected(Rejection.MALFORMED, f"unknown flags {flags:#04x}")
+        reader = Reader(data[FIXED.size :])
+        unit, site, caller = (reader.text(limit=limit) for limit in (MAX_UNIT_LENGTH, MAX_SITE_LENGTH, MAX_SITE_LENGTH))
+        reader.finish()
+        terms = ReportTerms(
+            site, caller, time, epsilon, sensitivity, buckets, kappa, unit, debug=bool(flags & Flags.DEBUG)
+        )
+        return cls(terms, helper_set, (key1, key2, key3), nonce, (c1, c2, c3), body, Suite(suite), Schema(schema))
+
+
+def check_known(header: bytes) -> None:
+    """Refuse, by name, what this version does not speak, before looking at anything it might have moved."""
+    if len(header) < 6:
+        raise Rejected(Rejection.MALFORMED, f"a header of {len(header)} bytes")
+    version, suite, schema = struct.unpack_from(">HHH", header)
+    if version != VERSION:
+        raise Rejected(Rejection.UNKNOWN_VERSION, f"version {version}; this is version {VERSION}")
+    if suite not in {known.value for known in Suite}:
+        raise Rejected(Rejection.UNKNOWN_SUITE, f"suite {suite}")
+    if schema not in {known.value for known in Schema}:
+        raise Rejected(Rejection.UNKNOWN_SCHEMA, f"schema {schema}")
+    if len(header) < FIXED.size:
+        raise Rejected(Rejection.MALFORMED, f"a header of {len(header)} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class SealedReport:
+    """What leaves the device. Nobody can read it, and real and null reports look the same."""
+
+    header: bytes
+    body: bytes = field(repr=False)
+    payloads: tuple[bytes, bytes, bytes] = field(repr=False)
+
+    @property
+    def digest(self) -> bytes:
+        """The report's identity: what ledgers and batches key on."""
+        return header_digest(self.header)
+
+    def terms(self) -> ReportTerms:
+        """The public promise in the header."""
+        return Header.decode(self.header).terms
+
+    def encode(self) -> bytes:
+        """One report as one message."""
+        writer = Writer().blob(self.header, 2).blob(self.body, 4)
+        for payload in self.payloads:
+            writer.blob(payload, 2)
+        return writer.done()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SealedReport:
+        """The report in `data`, or `Rejected`: shape, sizes and header are checked; opening is for helpers."""
+        reader = Reader(data)
+        try:
+            header, body = reader.blob(2), reader.blob(4)
+            payloads = (reader.blob(2), reader.blob(2), reader.blob(2))
+            reader.finish()
+        except ProtocolError as error:
+            raise Rejected(Rejection.MALFORMED, str(error)) from None
+        terms = Header.decode(header).terms
+        if len(body) != ELEMENT_SIZE * terms.length:
+            raise Rejected(Rejection.MALFORMED, f"a body of {len(body)} bytes for {terms.length} numbers")
+        if any(len(payload) != PAYLOAD_SIZE for payload in payloads):
+            raise Rejected(Rejection.MALFORMED, f"a payload has {PAYLOAD_SIZE} bytes")
+        return cls(header, body, payloads)
+
+
+def seal_report(
+    histogram: Sequence[int], terms: ReportTerms, helper_set: HelperSet, *, entropy: Entropy = os.urandom
+) -> SealedReport:
+    """Run by a device, last step of a conversion: *Share · Seal*. Zeros for a null report take the same path.
+
+    `histogram` has `terms.length` numbers. `entropy` exists for test vectors; devices use the operating system's.
+    """
+    if len(histogram) != terms.length:
+        raise ProtocolError(f"the terms promise {terms.length} numbers, not {len(histogram)}")
+    shared = share(histogram, entropy=entropy)
+    keys = [helper.active_key(terms.time).key for helper in helper_set.helpers]
+    nonce = entropy(NONCE_SIZE)
+    body = prime_field.encode(shared.body)
+    commit = [seed_commitment(index, nonce, seed) for index, seed in enumerate(shared.seeds)]
+    header = Header(
+        terms=terms,
+        helper_set=helper_set.digest,
+        key_ids=(keys[0].key_id, keys[1].key_id, keys[2].key_id),
+        nonce=nonce,
+        commitments=(commit[0], commit[1], commit[2]),
+        body_hash=body_digest(body),
+    ).encode()
+    sealed = [
+        keys[party].seal(b"".join(shared.seeds[index] for index in SEEDS_OF[party]), payload_info(party, header))
+        for party in range(PARTIES)
+    ]
+    return SealedReport(header, body, (sealed[0], sealed[1], sealed[2]))
+
+
+def open_payload(party: int, header: bytes, payload: bytes, key: PrivateKey) -> tuple[bytes, bytes]:
+    """Run by helper `party`: its two seeds, checked against the commitments in `header`, which was decoded before."""
+    try:
+        seeds = key.open(payload, payload_info(party, header))
+    except ProtocolError:
+        raise Rejected(Rejection.UNOPENABLE) from None
+    if len(seeds) != 2 * SEED_SIZE:
+        raise Rejected(Rejection.UNOPENABLE, "a payload is exactly two seeds")
+    first, second = seeds[:SEED_SIZE], seeds[SEED_SIZE:]
+    for index, seed in zip(SEEDS_OF[party], (first, second), strict=True):
+        if seed_commitment(index, header[NONCE_AT : NONCE_AT + NONCE_SIZE], seed) != committed(header, index):
+            raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {index + 1}")
+    return first, second
+
+
+def open_body(header: bytes, body: bytes, length: int) -> Vector:
+    """Run by the two helpers that use the body: checked against its hash in `header`, every element below p."""
+    if body_digest(body) != header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]:
+        raise Rejected(Rejection.WRONG_BODY)
+    try:
+        return prime_field.decode(body, length)
+    except ProtocolError as error:
+        raise Rejected(Rejection.WRONG_BODY, str(error)) from None
+
+
+def open_report(party: int, report: SealedReport, keys: Mapping[bytes, PrivateKey]) -> dict[int, Vector]:
+    """Run by helper `party`: all of opening one report, to its two components. Helpers do this in bulk (admission)."""
+    header = Header.decode(report.header)
+    key = keys.get(header.key_ids[party])
+    if key is None:
+        raise Rejected(Rejection.UNKNOWN_KEY, header.key_ids[party].hex())
+    seeds = open_payload(party, report.header, report.payloads[party], key)
+    length = header.terms.length
+    body = open_body(report.header, report.body, length) if BODY_SEED in SEEDS_OF[party] else None
+    return {index: component(index, seed, length, body) for index, seed in zip(SEEDS_OF[party], seeds, strict=True)}
+
+
+def header_digest(header: bytes) -> bytes:
+    """The identity of the report with this header."""
+    return _hash(_REPORT, header)
+
+
+def body_digest(body: bytes) -> bytes:
+    """What the header says of the body."""
+    return _hash(_BODY, body)
+
+
+def seed_commitment(index: int, nonce: bytes, seed: bytes) -> bytes:
+    """What the header says of seed `index`. Every part has a fixed size, so no lengths are needed."""
+    return _hash(_COMMITMENT, bytes([index]) + nonce + seed)
+
+
+def committed(header: bytes, index: int) -> bytes:
+    """The commitment to seed `index` that `header` carries."""
+    start = COMMITMENTS_AT + index * HASH_SIZE
+    return header[start : start + HASH_SIZE]
+
+
+def payload_info(party: int, header: bytes) -> bytes:
+    """What helper `party`'s payload is bound to: the whole header, and whose payload it is."""
+    return _PAYLOAD_INFO[party] + header
+
+
+def _hash(labelled: hashlib._Hash, data: bytes) -> bytes:
+    state = labelled.copy()
+    state.update(data)
+    return state.digest()
