@@ -1,8 +1,22 @@
-"""A query: what the querier asks of three helpers, signed; and the answer she gets."""
+"""A query: what the querier asks of three helpers, in canonical bytes under her signature (SPEC.md §5)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+
+from protocol.epsilon import MAX_SENSITIVITY, validate_terms
+from protocol.errors import ProtocolError
+from protocol.hpke import PUBLIC_KEY_SIZE, PublicKey, Suite
+from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.report import HASH_SIZE, MAX_BUCKETS, MAX_SITE_LENGTH, MAX_UNIT_LENGTH, check_site, vector_length
+from protocol.wire import Reader, Writer, tagged_hash
+
+VERSION = 1
+QUERY_ID_SIZE = 16
+MAX_BATCH = 2**32 - 1
+_SIGNATURE_LABEL = "query"
 
 
 class NoiseMode(Enum):
@@ -10,3 +24,185 @@ class NoiseMode(Enum):
 
     LOCAL = "local"
     PAIRWISE = "pairwise"
+
+
+_MODE_CODES = {NoiseMode.LOCAL: 1, NoiseMode.PAIRWISE: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked, of which batch, at which noise, for whose eyes.
+
+    `query_id` is the querier's choice, scoped by site and caller: the same id asked again gets the same answer.
+    `debug` asks for an answer without noise, over reports that devices marked as debug and no others.
+    """
+
+    query_id: bytes
+    site: str
+    caller: str
+    epsilon_micros: int
+    sensitivity: int
+    buckets: int
+    kappa: int
+    unit: str
+    helper_set: bytes
+    batch_root: bytes
+    batch_size: int
+    answer_key: bytes
+    noise: NoiseMode
+    minimum_reports: int
+    tolerated_bad_permille: int
+    deadline: int
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        check_site(self.site)
+        check_site(self.caller)
+        validate_terms(self.epsilon_micros, self.sensitivity)
+        sized = ((self.query_id, QUERY_ID_SIZE), (self.helper_set, HASH_SIZE), (self.batch_root, HASH_SIZE))
+        if any(len(value) != size for value, size in sized) or len(self.answer_key) != PUBLIC_KEY_SIZE:
+            raise ProtocolError("a query id has 16 bytes; digests and the answer key have 32")
+        if not (0 <= self.kappa <= MAX_SENSITIVITY):
+            raise ProtocolError(f"κ must be 0 to 2^40, not {self.kappa}")
+        if not (0 < self.buckets <= MAX_BUCKETS):
+            raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+        if not (0 < len(self.unit) <= MAX_UNIT_LENGTH):
+            raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} characters, not {self.unit!r}")
+        if not (0 < self.batch_size <= MAX_BATCH):
+            raise ProtocolError("a batch holds at least one report", "Collect reports first; the batch is empty.")
+        if not (0 < self.minimum_reports <= self.batch_size):
+            raise ProtocolError(
+                f"the minimum of {self.minimum_reports} reports cannot be met by a batch of {self.batch_size}",
+                "Wait for more reports, or ask for a smaller minimum.",
+            )
+        if not (0 <= self.tolerated_bad_permille <= 1000):
+            raise ProtocolError("the tolerated share of bad reports is 0 to 1000 per mille")
+        if not (0 < self.deadline < 2**63):
+            raise ProtocolError("the deadline is a time in seconds since 1970")
+
+    @property
+    def gamma(self) -> Fraction:
+        """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise."""
+        return Fraction(self.epsilon_micros, 1_000_000 * self.sensitivity)
+
+    @property
+    def length(self) -> int:
+        """How many numbers the answer has, side query included."""
+        return vector_length(self.buckets, self.kappa)
+
+    @property
+    def digest(self) -> bytes:
+        """What every message about this query names."""
+        return tagged_hash("query", self.encode())
+
+    @property
+    def answer_public_key(self) -> PublicKey:
+        """Whom the answer shares are sealed to."""
+        return PublicKey(Suite.X25519_HKDF_SHA256_AES_128_GCM, self.answer_key)
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        return (
+            Writer()
+            .uint(VERSION, 2)
+            .fixed(self.query_id, QUERY_ID_SIZE)
+            .text(self.site)
+            .text(self.caller)
+            .uint(self.epsilon_micros, 4)
+            .uint(self.sensitivity, 8)
+            .uint(self.buckets, 4)
+            .uint(self.kappa, 8)
+            .text(self.unit)
+            .fixed(self.helper_set, HASH_SIZE)
+            .fixed(self.batch_root, HASH_SIZE)
+            .uint(self.batch_size, 4)
+            .fixed(self.answer_key, PUBLIC_KEY_SIZE)
+            .uint(encode_noise_mode(self.noise), 1)
+            .uint(self.minimum_reports, 4)
+            .uint(self.tolerated_bad_permille, 2)
+            .uint(self.deadline, 8)
+            .uint(int(self.debug), 1)
+            .done()
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Query:
+        """The query in `data`, or `ProtocolError`."""
+        reader = Reader(data)
+        version = reader.uint(2)
+        if version != VERSION:
+            raise ProtocolError(f"unknown query version {version}; this is version {VERSION}")
+        query = cls(
+            query_id=reader.fixed(QUERY_ID_SIZE),
+            site=reader.text(limit=MAX_SITE_LENGTH),
+            caller=reader.text(limit=MAX_SITE_LENGTH),
+            epsilon_micros=reader.uint(4),
+            sensitivity=reader.uint(8),
+            buckets=reader.uint(4),
+            kappa=reader.uint(8),
+            unit=reader.text(limit=MAX_UNIT_LENGTH),
+            helper_set=reader.fixed(HASH_SIZE),
+            batch_root=reader.fixed(HASH_SIZE),
+            batch_size=reader.uint(4),
+            answer_key=reader.fixed(PUBLIC_KEY_SIZE),
+            noise=decode_noise_mode(reader.uint(1)),
+            minimum_reports=reader.uint(4),
+            tolerated_bad_permille=reader.uint(2),
+            deadline=reader.uint(8),
+            debug=_boolean(reader.uint(1)),
+        )
+        reader.finish()
+        return query
+
+
+@dataclass(frozen=True, slots=True)
+class SignedQuery:
+    """A query under the signature of the site's key, which is how helpers know who asks."""
+
+    query: Query
+    signature: bytes
+
+    @classmethod
+    def sign(cls, query: Query, key: IdentityKey) -> SignedQuery:
+        """Run by the querier."""
+        return cls(query, key.sign(_SIGNATURE_LABEL, query.encode()))
+
+    def verify(self, site_key: bytes) -> None:
+        """Run by a helper, with the key its configuration has for the query's site."""
+        if not verify_signature(site_key, _SIGNATURE_LABEL, self.query.encode(), self.signature):
+            raise ProtocolError(
+                f"the query is not signed by the key registered for {self.query.site}",
+                "Sign with that site's key, or ask the helpers to register yours.",
+            )
+
+    def encode(self) -> bytes:
+        """Query and signature as one message."""
+        return Writer().blob(self.query.encode()).fixed(self.signature, SIGNATURE_SIZE).done()
+
+    @classmethod
+    def decode(cls, data: bytes) -> SignedQuery:
+        """The signed query in `data`; the signature is checked by `verify`."""
+        reader = Reader(data)
+        query = Query.decode(reader.blob(limit=4096))
+        signature = reader.fixed(SIGNATURE_SIZE)
+        reader.finish()
+        return cls(query, signature)
+
+
+def encode_noise_mode(mode: NoiseMode) -> int:
+    """A noise mode as its number on the wire."""
+    return _MODE_CODES[mode]
+
+
+def decode_noise_mode(code: int) -> NoiseMode:
+    """The noise mode with this number on the wire."""
+    for mode, known in _MODE_CODES.items():
+        if known == code:
+            return mode
+    raise ProtocolError(f"unknown noise mode {code}")
+
+
+def _boolean(code: int) -> bool:
+    if code not in (0, 1):
+        raise ProtocolError(f"{code} is neither 0 nor 1")
+    return code == 1

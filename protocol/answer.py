@@ -1,0 +1,146 @@
+"""The answer: one sealed share from each helper, which only the querier can open and only all three together mean anything.
+
+She believes none of it before every share says the same about everything but the numbers, and the numbers lie on a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from protocol import field as prime_field
+from protocol.epsilon import validate_terms
+from protocol.errors import ProtocolError, Rejection
+from protocol.field import ELEMENT_SIZE, Vector
+from protocol.helper_set import HelperSet
+from protocol.hpke import PrivateKey
+from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.query import NoiseMode, Query, decode_noise_mode, encode_noise_mode
+from protocol.report import HASH_SIZE, MAX_BUCKETS
+from protocol.shares import PARTIES, open_shamir
+from protocol.wire import Reader, Writer
+
+_SIGNATURE_LABEL = "answer share"
+_REASONS = tuple(Rejection)
+
+RejectionCounts = Mapping[Rejection, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShare:
+    """What one helper tells the querier. All fields but `vector` must be equal in the three shares."""
+
+    query_digest: bytes
+    attempt: int
+    accepted_root: bytes
+    submitted: int
+    counted: int
+    rejections: tuple[RejectionCounts, RejectionCounts, RejectionCounts]
+    noise: NoiseMode
+    epsilon_micros: int
+    sensitivity: int
+    vector: Vector = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.query_digest) != HASH_SIZE or len(self.accepted_root) != HASH_SIZE:
+            raise ProtocolError("a digest has 32 bytes")
+        if not (0 <= self.counted <= self.submitted):
+            raise ProtocolError(f"{self.counted} reports counted of {self.submitted}")
+        validate_terms(self.epsilon_micros, self.sensitivity)
+
+    def encode(self) -> bytes:
+        """The plaintext of a sealed answer share."""
+        writer = Writer().fixed(self.query_digest, HASH_SIZE).uint(self.attempt, 8)
+        writer.fixed(self.accepted_root, HASH_SIZE).uint(self.submitted, 4).uint(self.counted, 4)
+        for counts in self.rejections:
+            for reason in _REASONS:
+                writer.uint(counts.get(reason, 0), 4)
+        writer.uint(encode_noise_mode(self.noise), 1).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
+        return writer.blob(prime_field.encode(self.vector)).done()
+
+    @classmethod
+    def decode(cls, data: bytes) -> AnswerShare:
+        """The share in `data`, or `ProtocolError`."""
+        reader = Reader(data)
+        digest, attempt = reader.fixed(HASH_SIZE), reader.uint(8)
+        root, submitted, counted = reader.fixed(HASH_SIZE), reader.uint(4), reader.uint(4)
+        first, second, third = (_read_counts(reader) for _ in range(PARTIES))
+        noise, epsilon, sensitivity = decode_noise_mode(reader.uint(1)), reader.uint(4), reader.uint(8)
+        numbers = reader.blob(limit=ELEMENT_SIZE * (MAX_BUCKETS + 1))
+        reader.finish()
+        vector = prime_field.decode(numbers, len(numbers) // ELEMENT_SIZE)
+        counts = (first, second, third)
+        return cls(digest, attempt, root, submitted, counted, counts, noise, epsilon, sensitivity, vector)
+
+    def seal(self, party: int, query: Query, identity: IdentityKey) -> bytes:
+        """Run by helper `party`: seal to the querier, bound to the query, and sign as this helper."""
+        sealed = query.answer_public_key.seal(self.encode(), _info(party, query))
+        signature = identity.sign(_SIGNATURE_LABEL, _info(party, query) + sealed)
+        return Writer().uint(party, 1).fixed(signature, SIGNATURE_SIZE).blob(sealed).done()
+
+    @classmethod
+    def open(cls, party: int, data: bytes, query: Query, key: PrivateKey, helper_set: HelperSet) -> AnswerShare:
+        """Run by the querier: the share of helper `party`, if that helper signed it for this query."""
+        helper = helper_set.helpers[party]
+        reader = Reader(data)
+        sender, signature, sealed = reader.uint(1), reader.fixed(SIGNATURE_SIZE), reader.blob()
+        reader.finish()
+        signed = verify_signature(helper.identity_key, _SIGNATURE_LABEL, _info(party, query) + sealed, signature)
+        if sender != party or not signed:
+            raise ProtocolError(f"the answer share of helper {helper.name} is not signed by it for this query")
+        share = cls.decode(key.open(sealed, _info(party, query)))
+        if share.query_digest != query.digest or share.vector.size != query.length:
+            raise ProtocolError(f"the answer share of helper {helper.name} is for another query")
+        return share
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the querier learns: one noisy histogram, how many reports are in it, and why others are not."""
+
+    histogram: list[int]
+    side_count: int | None
+    submitted: int
+    counted: int
+    rejections: tuple[RejectionCounts, RejectionCounts, RejectionCounts]
+    noise: NoiseMode
+    epsilon_micros: int
+    sensitivity: int
+    accepted_root: bytes
+
+
+def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
+    """Run by the querier: believe three shares only if they agree on everything and their numbers lie on a line."""
+    if len(shares) != PARTIES:
+        raise ProtocolError("an answer needs the shares of all three helpers")
+    first = shares[0]
+    if any(share != first for share in shares[1:]):
+        raise ProtocolError(
+            "the helpers disagree about what they counted or how much noise they added",
+            "Do not use this answer. Ask the three operators to compare their logs for this query.",
+        )
+    asked = (query.noise, query.epsilon_micros, query.sensitivity, query.batch_size)
+    if (first.noise, first.epsilon_micros, first.sensitivity, first.submitted) != asked:
+        raise ProtocolError("the helpers answered with other noise or another batch than was asked for")
+    numbers = open_shamir([share.vector for share in shares])
+    side_count = numbers.pop() if query.kappa else None
+    return Answer(
+        histogram=numbers,
+        side_count=side_count,
+        submitted=first.submitted,
+        counted=first.counted,
+        rejections=first.rejections,
+        noise=first.noise,
+        epsilon_micros=first.epsilon_micros,
+        sensitivity=first.sensitivity,
+        accepted_root=first.accepted_root,
+    )
+
+
+def _info(party: int, query: Query) -> bytes:
+    return Writer().text("trefoil/1 answer share").uint(party, 1).fixed(query.digest, HASH_SIZE).done()
+
+
+def _read_counts(reader: Reader) -> RejectionCounts:
+    counts = {reason: reader.uint(4) for reason in _REASONS}
+    return {reason: count for reason, count in counts.items() if count}

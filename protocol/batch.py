@@ -1,0 +1,237 @@
+"""Batches of reports: a file a querier appends to, and the three columns she cuts from it, one for each helper.
+
+All reports of a batch have the same shape, so every record has the same size: record n is found by multiplication,
+columns are cut by slicing a memory map, and nothing is loaded or parsed as a whole (SPEC.md §4).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.report import HASH_SIZE, PAYLOAD_SIZE, SealedReport, header_digest
+from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF
+
+Digests = npt.NDArray[np.uint8]
+Order = npt.NDArray[np.int64]
+
+_BATCH_MAGIC = b"trefoil batch 1\n"
+_COLUMN_MAGIC = b"trefoil column1\n"
+_PREAMBLE = struct.Struct(">16sIII")
+_CHECKSUM_SIZE = 4
+MAX_HEADER = 1024
+MAX_BODY = 8 * (2**16 + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The sizes every record of a file shares."""
+
+    magic: bytes
+    header: int
+    body: int
+    payloads: int
+
+    def __post_init__(self) -> None:
+        if not (0 < self.header <= MAX_HEADER and 0 <= self.body <= MAX_BODY and self.body % 8 == 0):
+            raise ProtocolError("the file's preamble has impossible sizes")
+
+    @property
+    def checksum(self) -> int:
+        """Batches lie on disk for weeks and carry one; columns travel under TLS and a batch root, and do not."""
+        return _CHECKSUM_SIZE if self.magic == _BATCH_MAGIC else 0
+
+    @property
+    def record(self) -> int:
+        """Bytes per record."""
+        return self.header + self.body + self.payloads * PAYLOAD_SIZE + self.checksum
+
+    def encode(self) -> bytes:
+        """The preamble."""
+        return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads)
+
+    @classmethod
+    def decode(cls, data: bytes, magic: bytes, payloads: int) -> Layout:
+        """The preamble in `data`, if it is of the wanted kind."""
+        if len(data) < _PREAMBLE.size:
+            raise ProtocolError("the file ends inside its preamble")
+        found, header, body, count = _PREAMBLE.unpack(data[: _PREAMBLE.size])
+        if found != magic or count != payloads:
+            raise ProtocolError("the file does not begin as this kind of file does")
+        return cls(magic, header, body, count)
+
+
+class BatchWriter:
+    """Appends reports to a batch file. Safe against a crash: a record cut short is removed at the next opening."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] = path.open("ab+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise TrefoilError(f"{path} is being written by another process", "Wait for it to end.") from None
+        self._layout = self._existing_layout()
+
+    def add(self, report: SealedReport) -> None:
+        """Append one report; one of another shape than the first is refused and nothing is written."""
+        layout = Layout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES)
+        if self._layout is None:
+            self._file.write(layout.encode())
+            self._layout = layout
+        elif layout != self._layout:
+            raise TrefoilError(
+                f"this report has another shape than those in {self._path}",
+                "Keep one file per site, caller, unit and number of buckets.",
+            )
+        record = report.header + report.body + b"".join(report.payloads)
+        self._file.write(record + zlib.crc32(record).to_bytes(_CHECKSUM_SIZE, "big"))
+
+    def _existing_layout(self) -> Layout | None:
+        size = self._file.seek(0, os.SEEK_END)
+        if size < _PREAMBLE.size:
+            self._file.truncate(0)
+            return None
+        self._file.seek(0)
+        layout = Layout.decode(self._file.read(_PREAMBLE.size), _BATCH_MAGIC, PARTIES)
+        self._file.truncate(size - (size - _PREAMBLE.size) % layout.record)
+        self._file.seek(0, os.SEEK_END)
+        return layout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+class _RecordFile:
+    """Fixed-size records behind a preamble, mapped into memory."""
+
+    def __init__(self, path: Path, magic: bytes, payloads: int) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self.layout = Layout.decode(file.read(_PREAMBLE.size), magic, payloads)
+                size = file.seek(0, os.SEEK_END) - _PREAMBLE.size
+        except OSError as error:
+            raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+        except ProtocolError as error:
+            raise TrefoilError(f"{path} is not a file of reports: {error}") from None
+        self.count, rest = divmod(size, self.layout.record)
+        if rest:
+            raise ProtocolError(
+                f"record {self.count + 1} of {path} is cut short: {rest} of {self.layout.record} bytes",
+                "The writer was interrupted; collecting another report into the file removes the stump.",
+            )
+        shape = (self.count, self.layout.record)
+        self.records: npt.NDArray[np.uint8] = (
+            np.memmap(path, dtype=np.uint8, mode="r", offset=_PREAMBLE.size, shape=shape)
+            if self.count
+            else np.zeros(shape, dtype=np.uint8)
+        )
+
+    def __len__(self) -> int:
+        return self.count
+
+    def header(self, index: int) -> bytes:
+        """The header of one record."""
+        return self.records[index, : self.layout.header].tobytes()
+
+    def digests(self) -> Digests:
+        """The identity of every report, as rows of 32 bytes."""
+        digests = np.empty((self.count, HASH_SIZE), dtype=np.uint8)
+        for start in range(0, self.count, 4096):
+            headers = self.records[start : start + 4096, : self.layout.header].tobytes()
+            size = self.layout.header
+            hashed = b"".join(header_digest(headers[at : at + size]) for at in range(0, len(headers), size))
+            digests[start : start + 4096] = np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
+        return digests
+
+
+class BatchReader(_RecordFile):
+    """A batch file, read by its querier."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _BATCH_MAGIC, PARTIES)
+
+    def __iter__(self) -> Iterator[SealedReport]:
+        return (self[index] for index in range(self.count))
+
+    def __getitem__(self, index: int) -> SealedReport:
+        """One report; a damaged one gives an error with its number, counted from 1."""
+        record = self.records[index].tobytes()
+        content, checksum = record[:-_CHECKSUM_SIZE], record[-_CHECKSUM_SIZE:]
+        if zlib.crc32(content).to_bytes(_CHECKSUM_SIZE, "big") != checksum:
+            raise ProtocolError(f"record {index + 1} of {self.path} is damaged", "Restore the file from a copy.")
+        body_at = self.layout.header
+        payload_at = body_at + self.layout.body
+        cut = [content[payload_at + party * PAYLOAD_SIZE :][:PAYLOAD_SIZE] for party in range(PARTIES)]
+        return SealedReport(content[:body_at], content[body_at:payload_at], (cut[0], cut[1], cut[2]))
+
+    def check(self) -> None:
+        """Read every record once and stop at the first damaged one."""
+        for index in range(self.count):
+            self[index]
+
+    def order(self) -> Order:
+        """The order in which helpers take the reports: by digest, so that every querier's batch has one root."""
+        return sorted_order(self.digests())
+
+    def write_column(self, party: int, order: Order, out: IO[bytes]) -> None:
+        """What helper `party` needs of every report, in `order`, without decoding any of them."""
+        layout = column_layout(self.layout, party)
+        out.write(layout.encode())
+        payload_at = self.layout.header + self.layout.body + party * PAYLOAD_SIZE
+        kept = self.layout.header + layout.body
+        for start in range(0, len(order), 1024):
+            rows = self.records[order[start : start + 1024]]
+            out.write(np.hstack([rows[:, :kept], rows[:, payload_at : payload_at + PAYLOAD_SIZE]]).tobytes())
+
+
+class ColumnReader(_RecordFile):
+    """One helper's column of a batch, as it was uploaded."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, _COLUMN_MAGIC, 1)
+
+
+def column_layout(layout: Layout, party: int) -> Layout:
+    """Helper 1 never uses the body, so its column leaves the bodies out."""
+    return Layout(_COLUMN_MAGIC, layout.header, layout.body if BODY_SEED in SEEDS_OF[party] else 0, 1)
+
+
+def column_size(layout: Layout, party: int, count: int) -> int:
+    """How many bytes a helper's column has, so that an upload can be bounded before it begins."""
+    return _PREAMBLE.size + count * column_layout(layout, party).record
+
+
+def sorted_order(digests: Digests) -> Order:
+    """Positions in ascending order of digest, byte by byte."""
+    words = digests.view(">u8")
+    order: Order = np.lexsort([words[:, column] for column in reversed(range(words.shape[1]))])
+    return order
+
+
+def batch_root(digests: Digests) -> bytes:
+    """The hash over a batch's report digests in the order the columns carry them: what a query signs."""
+    state = hashlib.sha256(b"trefoil/1 batch root\0" + len(digests).to_bytes(8, "big"))
+    state.update(np.ascontiguousarray(digests).tobytes())
+    return state.digest()
