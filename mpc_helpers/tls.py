@@ -1,0 +1,161 @@
+"""Mutual TLS between helpers that know each other by one certificate each, pinned by its SHA-256.
+
+There is no certificate authority: a peer is whoever holds the private key of the certificate that the helper set
+names for it. Python's `ssl` can ask a connecting party for a certificate only if it is given certificates to check
+it against, so links are set up from the peers' certificates (`fetch_certificate` gets one by its pin), and the pin
+is then compared per party: trusted is not enough, it must be *that* helper's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import hmac
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.keys import read_private_file, write_private_file
+
+PIN_SIZE = 32
+VALID_DAYS = 825
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """Where this helper keeps its certificate (public) and its key (a private file)."""
+
+    certificate: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        if not self.certificate.is_absolute() or not self.key.is_absolute():
+            raise ProtocolError("a TLS identity is named by absolute paths, as the worker starts elsewhere")
+
+    @property
+    def der(self) -> bytes:
+        """The certificate itself."""
+        return load_certificate(self.certificate)
+
+    @property
+    def pin(self) -> bytes:
+        """What the helper set says about this helper."""
+        return pin_of(self.der)
+
+
+def make_identity(directory: Path, name: str, now: int) -> TlsIdentity:
+    """Run by an operator once: a P-256 key and a self-signed certificate. Refuses to overwrite either."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start = datetime.datetime.fromtimestamp(now, datetime.UTC) - datetime.timedelta(days=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    identity = TlsIdentity((directory / "tls.crt").absolute(), (directory / "tls.key").absolute())
+    write_private_file(identity.key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    identity.certificate.write_bytes(certificate.public_bytes(Encoding.PEM))
+    return identity
+
+
+def load_certificate(path: Path) -> bytes:
+    """The DER bytes of the one certificate in a PEM file."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.DER)
+    except OSError as error:
+        raise TrefoilError(f"cannot read {path}: {error.strerror}", "Make one with: trefoil keygen") from None
+    except ValueError:
+        raise TrefoilError(f"{path} holds no certificate", "Make one with: trefoil keygen") from None
+
+
+def pin_of(der: bytes) -> bytes:
+    """SHA-256 of the certificate's DER bytes: also what `aiohttp.Fingerprint` compares."""
+    return hashlib.sha256(der).digest()
+
+
+def same_pin(der: bytes | None, pin: bytes) -> bool:
+    """Whether the certificate a peer has shown is the pinned one; no certificate is never the pinned one."""
+    return der is not None and hmac.compare_digest(pin_of(der), pin)
+
+
+def server_context(identity: TlsIdentity, trusted: tuple[bytes, ...] = ()) -> ssl.SSLContext:
+    """For listening. With `trusted` certificates (DER) every connection must prove to hold the key of one of them."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    if trusted:
+        _trust(context, trusted)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(identity: TlsIdentity | None, trusted: tuple[bytes, ...]) -> ssl.SSLContext:
+    """For connecting to a peer whose certificate (DER) is known; shows our own if there is one."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+    # The pin says more than a name in a certificate the peer wrote itself.
+    context.check_hostname = False
+    _trust(context, trusted)
+    return context
+
+
+def _context(purpose: int, identity: TlsIdentity | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(purpose)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if identity is not None:
+        read_private_file(identity.key)  # refuses a key that others can read
+        try:
+            context.load_cert_chain(identity.certificate, identity.key)
+        except (OSError, ssl.SSLError) as error:
+            raise TrefoilError(f"cannot use {identity.certificate} with {identity.key}: {error}") from None
+    return context
+
+
+def _trust(context: ssl.SSLContext, trusted: tuple[bytes, ...]) -> None:
+    for der in trusted:
+        try:
+            context.load_verify_locations(cadata=der)
+        except ssl.SSLError as error:
+            raise ProtocolError(f"a peer's certificate cannot be read: {error}") from None
+
+
+async def fetch_certificate(host: str, port: int, pin: bytes, seconds: float) -> bytes:
+    """A peer's certificate (DER) from its HTTPS port, believed only if it has the pinned SHA-256.
+
+    Sends nothing. The handshake proves that whoever answered holds the certificate's key.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    where = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+    except TimeoutError:
+        raise TrefoilError(f"{where} did not answer within {seconds:g} s") from None
+    except OSError as error:
+        raise TrefoilError(f"cannot connect to {where}: {error}") from None
+    try:
+        der: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    finally:
+        writer.close()
+    if der is None or not same_pin(der, pin):
+        raise TrefoilError(
+            f"{where} shows a certificate other than the pinned one",
+            "Someone is in between, or the helper has a new certificate: ask its operator for the new helper set.",
+        )
+    return der
