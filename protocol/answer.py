@@ -1,6 +1,6 @@
-"""The answer: one sealed share from each helper, which only the querier can open and only all three together mean anything.
+"""The answer: a sealed share from each helper, opened by the querier alone, meaningless unless all three fit together.
 
-She believes none of it before every share says the same about everything but the numbers, and the numbers lie on a line.
+She believes none of it before the shares agree on everything but the numbers, and the numbers lie on a line.
 """
 
 from __future__ import annotations

@@ -151,9 +151,12 @@ class _RecordFile:
     def __len__(self) -> int:
         return self.count
 
-    def header(self, index: int) -> bytes:
-        """The header of one record."""
-        return self.records[index, : self.layout.header].tobytes()
+    def read(self, start: int, count: int) -> npt.NDArray[np.uint8]:
+        """A span of records, read rather than mapped: what has been used does not stay in memory."""
+        with self.path.open("rb") as file:
+            file.seek(_PREAMBLE.size + start * self.layout.record)
+            data = file.read(count * self.layout.record)
+        return np.frombuffer(data, dtype=np.uint8).reshape(-1, self.layout.record)
 
     def digests(self) -> Digests:
         """The identity of every report, as rows of 32 bytes."""

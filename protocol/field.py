@@ -79,31 +79,36 @@ def _sum_block(rows: Vector) -> Vector:
 
 
 def expand(seed: bytes, count: int) -> Vector:
-    """`count` field elements from a 32-byte seed, exactly uniform if the seed is.
+    """`count` field elements from a 32-byte seed, exactly uniform if the seed is."""
+    row: Vector = expand_many([seed], count)[0]
+    return row
+
+
+def expand_many(seeds: Sequence[bytes], count: int) -> Vector:
+    """One row of `count` field elements per seed.
 
     An AES-128-CTR keystream is cut into little-endian words, each word keeps its top 61 bits, and a word that
     gives p itself (once in 2^61) is skipped. GCM is used for its keystream only: its one-shot interface is what makes
     AES the fastest expander here at every size (`trefoil bench report`).
     """
-    words = _keystream(seed, count)
-    vector = words >> _DROPPED_BITS
-    if vector.size and int(vector.max()) == P:
-        vector = _expand_with_rejection(seed, count)
-    return vector
+    zeros = bytes(ELEMENT_SIZE * count)
+    # Each row ends in the 16-byte tag, which slicing the matrix drops without a copy.
+    words = np.frombuffer(b"".join([_keystream(seed, zeros) for seed in seeds]), dtype="<u8")
+    rows: Vector = words.reshape(len(seeds), count + 2)[:, :count] >> _DROPPED_BITS
+    if rows.size and int(rows.max()) == P:
+        for index in np.flatnonzero((rows == _P).any(axis=1)).tolist():
+            rows[index] = _expand_with_rejection(seeds[index], count)
+    return rows
 
 
-def keystream_bytes(seed: bytes, size: int) -> bytes:
-    """The raw keystream of a seed: AES-128-CTR with the initial counter block that AES-128-GCM uses for data."""
+def _keystream(seed: bytes, zeros: bytes) -> bytes:
+    """Keystream and tag. Key and nonce are derived under a label that is not the seed commitment's."""
     if len(seed) != SEED_SIZE:
         raise ProtocolError(f"a seed has {SEED_SIZE} bytes, not {len(seed)}")
     state = _EXPAND_PREFIX.copy()
     state.update(seed)
     derived = state.digest()
-    return AESGCM(derived[:16]).encrypt(derived[16:28], bytes(size), None)[:size]
-
-
-def _keystream(seed: bytes, count: int) -> Vector:
-    return np.frombuffer(keystream_bytes(seed, ELEMENT_SIZE * count), dtype="<u8")
+    return AESGCM(derived[:16]).encrypt(derived[16:28], zeros, None)
 
 
 def _expand_with_rejection(seed: bytes, count: int) -> Vector:
@@ -111,7 +116,7 @@ def _expand_with_rejection(seed: bytes, count: int) -> Vector:
     drawn = count
     while True:
         drawn += 8
-        words = _keystream(seed, drawn) >> _DROPPED_BITS
+        words = np.frombuffer(_keystream(seed, bytes(ELEMENT_SIZE * drawn)), dtype="<u8")[:drawn] >> _DROPPED_BITS
         kept: Vector = words[words != _P]
         if kept.size >= count:
             return kept[:count]

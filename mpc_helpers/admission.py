@@ -1,0 +1,278 @@
+"""Admit: which reports of a batch one helper will count, and why it drops each of the others.
+
+Run by a helper before it has spoken to the others. A bad report is dropped and counted under one `Rejection`; the
+query goes on. Reports of one query have headers of one layout, so headers are checked as columns of a byte matrix, and
+only what is out of the ordinary is decoded one by one. The cost that remains is one HPKE open per report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from protocol.epsilon import noise_covers
+from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol.field import ELEMENT_SIZE, P, Vector
+from protocol.helper_set import HelperSet
+from protocol.hpke import KEY_ID_SIZE, PrivateKey, Suite
+from protocol.query import Query
+from protocol.report import (
+    BODY_HASH_AT,
+    COMMITMENTS_AT,
+    FIXED,
+    HASH_SIZE,
+    NONCE_SIZE,
+    TIME_STEP,
+    Header,
+    ReportTerms,
+    body_digest,
+    open_payload,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Reasons = npt.NDArray[np.uint8]
+
+ADMITTED = 0
+# A report's fate as one byte: 0, or the position of its rejection in the closed list, counted from 1.
+CODE_OF: Mapping[Rejection, int] = {reason: code for code, reason in enumerate(Rejection, start=1)}
+REASON_OF: Mapping[int, Rejection] = {code: reason for reason, code in CODE_OF.items()}
+
+# Where the fields stand that may differ between good reports of one query; everything else must match the query's.
+_KEYS_AT = 7
+_TIME_AT = 79
+_EPSILON_AT = 87
+_KAPPA_AT = 99
+_KEY_IDS_AT = _KEYS_AT + HASH_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningKey:
+    """One of this helper's private HPKE keys, with the span in which devices may have sealed to it."""
+
+    helper_set: bytes
+    key_id: bytes
+    not_before: int
+    not_after: int
+    private: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """What a report must satisfy to count in this query at this helper. Plain data: it travels to worker processes."""
+
+    party: int
+    query: Query
+    keys: tuple[OpeningKey, ...]
+    oldest: int
+    newest: int
+
+    @classmethod
+    def for_query(
+        cls,
+        party: int,
+        query: Query,
+        helper_sets: Sequence[HelperSet],
+        private_keys: Mapping[bytes, PrivateKey],
+        *,
+        oldest: int,
+        newest: int,
+    ) -> AdmissionRules:
+        """The keys a report may name are those this helper has in any of the sets it knows and still holds."""
+        keys = [
+            OpeningKey(known.digest, config.key.key_id, config.not_before, config.not_after, private.raw)
+            for known in helper_sets
+            for config in known.helpers[party].hpke_keys
+            if (private := private_keys.get(config.key.key_id)) is not None
+        ]
+        return cls(party, query, tuple(keys), oldest, newest)
+
+    def usual_header(self) -> bytes:
+        """A header as this query expects it, with zeros wherever good reports may differ."""
+        query = self.query
+        terms = ReportTerms(
+            query.site,
+            query.caller,
+            0,
+            query.epsilon_micros,
+            query.sensitivity,
+            query.buckets,
+            query.kappa,
+            query.unit,
+            query.debug,
+        )
+        no_id, no_hash = bytes(KEY_ID_SIZE), bytes(HASH_SIZE)
+        header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(NONCE_SIZE), (no_hash, no_hash, no_hash), no_hash)
+        return header.encode()
+
+
+def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    """The fate of every header (rows of one byte matrix), before anything is opened."""
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    unusual = ~_usual_rows(rules, headers)
+    for index in np.flatnonzero(unusual):
+        reasons[index] = CODE_OF[_rejection_of(rules, headers[index].tobytes())]
+    for check in (_check_keys, _check_times, _check_noise):
+        rows = np.flatnonzero(reasons == ADMITTED)
+        if rows.size:
+            reasons[rows] = check(rules, headers[rows])
+    return reasons
+
+
+def _usual_rows(rules: AdmissionRules, headers: Bytes) -> npt.NDArray[np.bool_]:
+    usual = np.frombuffer(rules.usual_header(), dtype=np.uint8)
+    if usual.size != headers.shape[1]:
+        return np.zeros(len(headers), dtype=np.bool_)
+    same = headers == usual
+    constant = (slice(0, _KEYS_AT), slice(_KAPPA_AT, COMMITMENTS_AT), slice(FIXED.size, None))
+    columns = [same[:, part].all(axis=1) for part in constant]
+    matching: npt.NDArray[np.bool_] = np.logical_and.reduce(columns)
+    return matching
+
+
+def _rejection_of(rules: AdmissionRules, header: bytes) -> Rejection:
+    """Why a header that differs from the usual one where none may differ is refused. There is always a reason."""
+    try:
+        terms = Header.decode(header).terms
+    except Rejected as error:
+        return error.rejection
+    query = rules.query
+    if terms.site != query.site:
+        return Rejection.WRONG_SITE
+    if terms.caller != query.caller:
+        return Rejection.WRONG_CALLER
+    if terms.debug != query.debug:
+        return Rejection.WRONG_MODE
+    return Rejection.WRONG_SHAPE
+
+
+def _check_keys(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    """Helper set, key id and the key's validity at the report's time."""
+    times = _uint(headers, _TIME_AT, 8)
+    own_id = _own_key_id(rules.party)
+    named = np.hstack([headers[:, _KEYS_AT:_KEY_IDS_AT], headers[:, own_id]])
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    known_sets = {key.helper_set for key in rules.keys}
+    for rows, value in _groups(named):
+        key = next((key for key in rules.keys if key.helper_set + key.key_id == value), None)
+        if key is None:
+            wrong = Rejection.UNKNOWN_KEY if value[:HASH_SIZE] in known_sets else Rejection.WRONG_HELPER_SET
+            reasons[rows] = CODE_OF[wrong]
+        else:
+            outside = (times[rows] < key.not_before) | (times[rows] >= key.not_after)
+            reasons[rows[outside]] = CODE_OF[Rejection.EXPIRED_KEY]
+    return reasons
+
+
+def _check_times(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    times = _uint(headers, _TIME_AT, 8)
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    reasons[times <= max(rules.oldest, 0)] = CODE_OF[Rejection.EXPIRED]
+    reasons[times > max(rules.newest, 0)] = CODE_OF[Rejection.FROM_THE_FUTURE]
+    reasons[times % np.uint64(TIME_STEP) != 0] = CODE_OF[Rejection.MALFORMED]
+    return reasons
+
+
+def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    """What was paid, compared in unbounded integers, once for every distinct (ε, Δ) in the batch."""
+    query = rules.query
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    for rows, value in _groups(headers[:, _EPSILON_AT:_KAPPA_AT]):
+        epsilon, sensitivity = int.from_bytes(value[:4], "big"), int.from_bytes(value[4:], "big")
+        try:
+            if not noise_covers(epsilon, sensitivity, query.epsilon_micros, query.sensitivity):
+                reasons[rows] = CODE_OF[Rejection.NOISE_TOO_SMALL]
+        except ProtocolError:
+            reasons[rows] = CODE_OF[Rejection.MALFORMED]
+    return reasons
+
+
+def _own_key_id(party: int) -> slice:
+    start = _KEY_IDS_AT + KEY_ID_SIZE * party
+    return slice(start, start + KEY_ID_SIZE)
+
+
+def _groups(rows: Bytes) -> list[tuple[npt.NDArray[np.int64], bytes]]:
+    """Positions of each distinct row. Good reports of one query have one value or a few."""
+    keys = np.ascontiguousarray(rows).view([("", np.void, rows.shape[1])]).ravel()
+    if (rows == rows[0]).all():
+        return [(np.arange(len(rows)), rows[0].tobytes())]
+    values, positions = np.unique(keys, return_inverse=True)
+    return [(np.flatnonzero(positions == index), value.tobytes()) for index, value in enumerate(values)]
+
+
+def _uint(headers: Bytes, at: int, size: int) -> npt.NDArray[np.uint64]:
+    values: npt.NDArray[np.uint64] = np.ascontiguousarray(headers[:, at : at + size]).view(f">u{size}").ravel()
+    return values.astype(np.uint64)
+
+
+def repeated(digests: Bytes) -> npt.NDArray[np.bool_]:
+    """Which digests equal the one before them. A column that is out of order is no batch at all."""
+    words = digests.view(">u8")
+    later, earlier = words[1:], words[:-1]
+    same = np.zeros(len(digests), dtype=np.bool_)
+    same[1:] = (later == earlier).all(axis=1)
+    first_difference = np.argmax(later != earlier, axis=1)
+    rows = np.arange(len(later))
+    smaller = later[rows, first_difference] < earlier[rows, first_difference]
+    if smaller.any():
+        at = int(np.argmax(smaller)) + 2
+        raise ProtocolError(f"report {at} of the column is out of order", "Sort the batch by report digest.")
+    return same
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedReports:
+    """The reports of a chunk that opened: two seeds each, and the positions they had."""
+
+    rows: npt.NDArray[np.int64]
+    first_seeds: list[bytes] = field(repr=False)
+    second_seeds: list[bytes] = field(repr=False)
+
+
+def open_reports(
+    rules: AdmissionRules, headers: Bytes, bodies: Bytes, payloads: Bytes, reasons: Reasons
+) -> OpenedReports:
+    """Open every report that is still admitted, writing why into `reasons` where one fails.
+
+    `bodies` has no columns at the helper that does not use them.
+    """
+    _check_elements(bodies, reasons)
+    opened = OpenedReports(np.flatnonzero(reasons == ADMITTED), [], [])
+    kept = np.ones(opened.rows.size, dtype=np.bool_)
+    has_body = bodies.shape[1] > 0
+    own_id = _own_key_id(rules.party)
+    keys = {key.key_id: key.private for key in rules.keys}
+    for position, row in enumerate(opened.rows.tolist()):
+        header = headers[row].tobytes()
+        try:
+            if has_body and body_digest(bodies[row].tobytes()) != header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]:
+                raise Rejected(Rejection.WRONG_BODY)
+            seeds = open_payload(rules.party, header, payloads[row].tobytes(), _private_key(keys[header[own_id]]))
+        except Rejected as error:
+            reasons[row] = CODE_OF[error.rejection]
+            kept[position] = False
+        else:
+            opened.first_seeds.append(seeds[0])
+            opened.second_seeds.append(seeds[1])
+    return OpenedReports(opened.rows[kept], opened.first_seeds, opened.second_seeds)
+
+
+def _check_elements(bodies: Bytes, reasons: Reasons) -> None:
+    if bodies.shape[1]:
+        outside = (body_elements(bodies) >= np.uint64(P)).any(axis=1) & (reasons == ADMITTED)
+        reasons[outside] = CODE_OF[Rejection.WRONG_BODY]
+
+
+def body_elements(bodies: Bytes) -> Vector:
+    """Bodies as rows of field elements."""
+    elements = np.ascontiguousarray(bodies).view("<u8").reshape(len(bodies), bodies.shape[1] // ELEMENT_SIZE)
+    return elements.astype(np.uint64, copy=False)
+
+
+@lru_cache(maxsize=64)
+def _private_key(raw: bytes) -> PrivateKey:
+    return PrivateKey.from_raw(Suite.X25519_HKDF_SHA256_AES_128_GCM, raw)

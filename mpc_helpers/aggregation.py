@@ -1,0 +1,215 @@
+"""Sum: add the admitted reports' shares up, chunk by chunk, in flat memory and on any number of workers.
+
+Run by a helper. A chunk is opened, expanded and summed in one go wherever the executor runs it, so seeds never leave
+the worker; what comes back is one digest and one byte per report and two vectors per chunk. The helpers may then agree
+on fewer reports than this one admitted: those are opened once more and taken out of the sums, which costs only them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mpc_helpers.admission import (
+    ADMITTED,
+    CODE_OF,
+    REASON_OF,
+    AdmissionRules,
+    Bytes,
+    OpenedReports,
+    Reasons,
+    body_elements,
+    examine_headers,
+    open_reports,
+    repeated,
+)
+from protocol.batch import ColumnReader, Layout
+from protocol.errors import ProtocolError, Rejection
+from protocol.field import Vector, add, expand_many, subtract, sum_rows
+from protocol.report import HASH_SIZE, header_digest
+from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
+
+Mask = npt.NDArray[np.bool_]
+
+# Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
+CHUNK = 512
+# Expanded rows summed at a time: they should stay in the processor's cache.
+_BLOCK_BYTES = 2**18
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkJob:
+    """A span of a helper's column: by path where the worker shares the disk, by value where it does not."""
+
+    rules: AdmissionRules
+    layout: Layout
+    start: int
+    count: int
+    source: Path | bytes = field(repr=False)
+
+    def records(self) -> Bytes:
+        """The rows of this span."""
+        if isinstance(self.source, bytes):
+            return np.frombuffer(self.source, dtype=np.uint8).reshape(self.count, self.layout.record)
+        return ColumnReader(self.source).read(self.start, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What a worker makes of a chunk."""
+
+    start: int
+    digests: Bytes
+    reasons: Reasons
+    sums: tuple[Vector, Vector] = field(repr=False)
+
+
+def ingest_chunk(job: ChunkJob) -> ChunkResult:
+    """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
+    records = job.records()
+    headers, bodies, payloads = _split(job.layout, records)
+    digests = _digests(headers)
+    reasons = examine_headers(job.rules, headers)
+    reasons[repeated(digests) & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
+    opened = open_reports(job.rules, headers, bodies, payloads, reasons)
+    return ChunkResult(job.start, digests, reasons, sum_opened(job.rules, opened, bodies))
+
+
+def sum_opened(rules: AdmissionRules, opened: OpenedReports, bodies: Bytes) -> tuple[Vector, Vector]:
+    """The sums of the two components this helper knows, over the reports that opened."""
+    length = rules.query.length
+    sums = (_sum_expansions(opened.first_seeds, length), _sum_expansions(opened.second_seeds, length))
+    if not bodies.shape[1]:
+        return sums
+    body_sum = sum_rows(body_elements(bodies[opened.rows]))
+    # x₃ = body − mask in every report, so the sums obey the same and no row is unmasked on its own.
+    first, second = (
+        subtract(body_sum, total) if index == BODY_SEED else total
+        for index, total in zip(SEEDS_OF[rules.party], sums, strict=True)
+    )
+    return first, second
+
+
+def _sum_expansions(seeds: list[bytes], length: int) -> Vector:
+    block = max(7, _BLOCK_BYTES // (8 * length))
+    total = np.zeros(length, dtype=np.uint64)
+    for start in range(0, len(seeds), block):
+        total = add(total, sum_rows(expand_many(seeds[start : start + block], length)))
+    return total
+
+
+def _split(layout: Layout, records: Bytes) -> tuple[Bytes, Bytes, Bytes]:
+    body_at = layout.header
+    payload_at = body_at + layout.body
+    return records[:, :body_at], records[:, body_at:payload_at], records[:, payload_at:]
+
+
+def _digests(headers: Bytes) -> Bytes:
+    hashed = b"".join([header_digest(row.tobytes()) for row in headers])
+    return np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
+
+
+@dataclass(slots=True)
+class Ingested:
+    """A whole column after Admit: every report's digest and fate, and the sums over those this helper admitted."""
+
+    rules: AdmissionRules
+    column: ColumnReader
+    digests: Bytes
+    reasons: Reasons
+    _summed: Mask = field(repr=False)
+    _sums: tuple[Vector, Vector] = field(repr=False)
+
+    @property
+    def admitted(self) -> Mask:
+        """Which reports this helper would count."""
+        mask: Mask = self.reasons == ADMITTED
+        return mask
+
+    def rejections(self) -> dict[Rejection, int]:
+        """How many reports were dropped for each reason."""
+        codes, counts = np.unique(self.reasons[~self.admitted], return_counts=True)
+        return {REASON_OF[int(code)]: int(count) for code, count in zip(codes, counts, strict=True)}
+
+    def total(self, accepted: Mask) -> dict[int, Vector]:
+        """The component sums over exactly the accepted reports: those summed already, less the few to leave out."""
+        if (accepted & ~self._summed).any():
+            raise ProtocolError("a report was accepted that this helper never admitted")
+        sums = self._sums
+        leave_out = np.flatnonzero(self._summed & ~accepted)
+        for start in range(0, len(leave_out), CHUNK):
+            taken = self._sums_over(leave_out[start : start + CHUNK])
+            sums = (subtract(sums[0], taken[0]), subtract(sums[1], taken[1]))
+        first, second = SEEDS_OF[self.rules.party]
+        return {first: sums[0], second: sums[1]}
+
+    def shamir_share(self, accepted: Mask) -> Vector:
+        """This helper's degree-1 Shamir share of the sum over the accepted reports: what enters the MPC."""
+        return to_shamir(self.rules.party, self.total(accepted))
+
+    def _sums_over(self, rows: npt.NDArray[np.int64]) -> tuple[Vector, Vector]:
+        headers, bodies, payloads = _split(self.column.layout, np.asarray(self.column.records[rows]))
+        reasons = np.zeros(len(rows), dtype=np.uint8)
+        opened = open_reports(self.rules, headers, bodies, payloads, reasons)
+        return sum_opened(self.rules, opened, bodies)
+
+
+def ingest(
+    column: ColumnReader,
+    rules: AdmissionRules,
+    executor: Executor,
+    *,
+    parallel: int,
+    progress: Callable[[int], None] = lambda _: None,
+    shared_disk: bool = True,
+    chunk: int = CHUNK,
+) -> Ingested:
+    """Admit a column on an executor, with at most a few chunks per worker in memory at a time."""
+    count, length = len(column), rules.query.length
+    _check_layout(column, rules)
+    digests = np.zeros((count, HASH_SIZE), dtype=np.uint8)
+    reasons = np.zeros(count, dtype=np.uint8)
+    sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
+    for result in _run(executor, _jobs(column, rules, shared_disk, chunk), 2 * parallel):
+        span = slice(result.start, result.start + len(result.reasons))
+        digests[span], reasons[span] = result.digests, result.reasons
+        sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
+        progress(len(result.reasons))
+    summed: Mask = reasons == ADMITTED
+    # Within a chunk repeats are marked already; this finds one that straddles two chunks, and a column out of order.
+    reasons[repeated(digests) & summed] = CODE_OF[Rejection.DUPLICATE]
+    return Ingested(rules, column, digests, reasons, summed, sums)
+
+
+def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
+    body = 8 * rules.query.length if BODY_SEED in SEEDS_OF[rules.party] else 0
+    if column.layout.body != body or len(column) != rules.query.batch_size:
+        raise ProtocolError(
+            f"the column has {len(column)} reports with bodies of {column.layout.body} bytes; "
+            f"the query says {rules.query.batch_size} and {body}",
+            "Cut the columns from the same batch that the query was made for.",
+        )
+
+
+def _jobs(column: ColumnReader, rules: AdmissionRules, shared_disk: bool, chunk: int) -> Iterator[ChunkJob]:
+    for start in range(0, len(column), chunk):
+        count = min(chunk, len(column) - start)
+        source = column.path if shared_disk else column.read(start, count).tobytes()
+        yield ChunkJob(rules, column.layout, start, count, source)
+
+
+def _run(executor: Executor, jobs: Iterator[ChunkJob], in_flight: int) -> Iterator[ChunkResult]:
+    pending: set[Future[ChunkResult]] = set()
+    for job in jobs:
+        pending.add(executor.submit(ingest_chunk, job))
+        if len(pending) >= in_flight:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    while pending:
+        done, pending = wait(pending, return_when=FIRST_COMPLETED)
+        yield from (future.result() for future in done)
