@@ -2,6 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 app = typer.Typer(help="benchmarks")
+conformance = typer.Typer(help="Check the device against a standard's scenarios.", no_args_is_help=True)
+app.add_typer(conformance, name="conformance")
+
+
+@conformance.callback()
+def conformance_group() -> None:
+    """Check the device against a standard's scenarios."""
+
+
+@conformance.command("w3c")
+def conformance_w3c(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Scenario files, with their CONFIG.json.")],
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
+) -> None:
+    """Run every W3C Attribution scenario in DIR and show what differs; exit code 1 if anything does.
+
+    Example: trefoil conformance w3c tests/scenarios
+    """
+    from benchmarks.conformance import report_results, run_folder
+
+    if not report_results(run_folder(folder), json_file):
+        raise typer.Exit(1)

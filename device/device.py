@@ -1,0 +1,313 @@
+"""The device: one person's impressions, what each conversion is worth, and what it costs them (paper, Listing 1).
+
+`measure_conversion` is the whole of it on one page. Its public face is W3C Attribution Level 1 in Python names; the
+paper's general request runs on the same engine through `measure`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from device.attribution import Award, attribute
+from device.coins import Coins
+from device.conversion import Conversion, ConversionOptions, Request
+from device.epoch import EpochCalendar, draw_start
+from device.errors import DatabaseBusy, RangeError
+from device.impression import Impression, ImpressionOptions, SavedImpression
+from device.limits import Limits
+from device.privacy_filter import (
+    Charges,
+    FilterKey,
+    FilterKind,
+    FilterState,
+    affordable,
+    epoch_charges,
+    states,
+)
+from device.privacy_loss import EpochLoss, epoch_loss
+from device.report import Seal
+from device.site import parse_site
+from device.storage import ReportRecord, Store
+from device.tick import no_tick
+from protocol.errors import TrefoilError
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What *Match* found: the epochs asked for, those of them that may be used at all, and their impressions."""
+
+    window: Sequence[int]
+    usable: Collection[int]
+    relevant: dict[int, list[Impression]]
+    measuring: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What *Charge* settled: the epochs that paid, and the report's histogram where the charge had to know it."""
+
+    paid: Collection[int]
+    output: tuple[int, ...] | None
+
+
+class Device(Generic[R]):
+    """One person's device. `seal` decides what a report is: a SealedReport, or plain numbers in a simulation.
+
+    Safe to use from several threads; several processes may share one database.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        seal: Seal[R],
+        *,
+        clock: Callable[[], int],
+        limits: Limits | None = None,
+        coins: Coins | None = None,
+        tick: Callable[[], Callable[[], None]] = no_tick,
+    ) -> None:
+        if seal.reveals and not store.debug:
+            raise TrefoilError(
+                "only a debug device shows what is in its reports", "Debug is chosen when a database is created."
+            )
+        self._store = store
+        self._seal = seal
+        self._clock = clock
+        self._limits = limits or Limits()
+        self._coins = coins or Coins()
+        self._tick = tick
+
+    def measure_conversion(
+        self,
+        site: str,
+        options: ConversionOptions | Request,
+        *,
+        intermediary: str | None = None,
+        action: str | None = None,
+    ) -> R:
+        """Match · Charge · Attribute · Share · Seal. Always a report; errors depend on the options alone.
+
+        Run for a page of `site`, by the page itself or by an `intermediary` on it. `action` names the user's action
+        that led here, for devices that bound how many sites may measure on one action.
+        """
+        release = self._tick()
+        now = self._clock()
+        conversion = options.checked(*_parties(site, intermediary), self._limits)
+        seal = self._seal.prepare(conversion, now, debug=self._store.debug)
+        # Drawn once: the charge must be for exactly what is reported.
+        award = Award(conversion.value, conversion.buckets, [self._coins.credit() for _ in range(conversion.coins)])
+        try:
+            with self._store.transaction():
+                # Match: the relevant impressions of every epoch in the window.
+                found = self._match(conversion, now, action)
+                # Charge: each epoch pays its individual privacy loss, from all of its filters or from none.
+                settled = self._charge(conversion, found, award)
+                # Attribute: divide the value among the impressions of epochs that paid.
+                numbers = self._attribute(conversion, found, settled, award)
+                self._store.log(_record(conversion, now))
+        except DatabaseBusy:
+            numbers = _null(conversion)
+        # Share, Seal: only now, when the charge is on disk.
+        report = seal(numbers)
+        release()
+        return report
+
+    def measure(self, site: str, request: Request, *, intermediary: str | None = None) -> R:
+        """The paper's general attribution request, for the querier `site`: the same engine, the same page."""
+        return self.measure_conversion(site, request, intermediary=intermediary)
+
+    def save_impression(
+        self,
+        site: str,
+        options: ImpressionOptions,
+        *,
+        intermediary: str | None = None,
+        action: str | None = None,
+    ) -> None:
+        """Remember an impression on `site`. Options are checked also when measurement is off; then nothing is kept."""
+        now = self._clock()
+        saved = options.saved(*_parties(site, intermediary), now, self._limits)
+        try:
+            with self._store.transaction():
+                if self._store.enabled and self._admits(action, saved.impression.site, now):
+                    self._make_room(saved)
+                    self._store.save(saved)
+        except DatabaseBusy:
+            # A site must not learn what else the device is doing; the impression is lost.
+            return
+
+    def clear_impressions_for_site(self, site: str) -> None:
+        """Remove what `site` has stored on this device. Budgets stay: a site cannot wash its own spending off."""
+        cleared = parse_site(site)
+        with self._store.transaction():
+            self._store.clear_caller(cleared)
+
+    def clear_browsing_history(self, sites: Iterable[str] = (), *, forget_visits: bool) -> None:
+        """Run when the person clears their history of `sites`, or of all of them if none are named.
+
+        With `forget_visits` their state goes, and every epoch so far is closed to everyone, since what it had paid is
+        no longer known. Otherwise the sites' budgets up to now become zero and everything else stays.
+        """
+        now = self._clock()
+        cleared = frozenset(parse_site(site) for site in sites)
+        with self._store.transaction():
+            if forget_visits:
+                self._store.raise_barrier(now)
+                self._store.forget(cleared)
+            elif cleared:
+                reachable = self._calendar(now).window(now - self._limits.max_lookback, now)
+                keys = (FilterKey(FilterKind.SITE, site, epoch) for site in cleared for epoch in reachable)
+                self._store.empty_filters(keys)
+
+    def enable(self) -> None:
+        """Switch measurement on."""
+        with self._store.transaction():
+            self._store.set_enabled(True)
+
+    def disable(self) -> None:
+        """Switch measurement off: nothing is saved, and every report is null. No site can tell."""
+        with self._store.transaction():
+            self._store.set_enabled(False)
+
+    def budget(self) -> list[FilterState]:
+        """What every filter has paid, for the person's own eyes."""
+        with self._store.transaction():
+            return states(self._store.filters(), self._limits)
+
+    def reports(self) -> Sequence[ReportRecord]:
+        """Who asked for reports and when, oldest first, for the person's own eyes."""
+        with self._store.transaction():
+            return self._store.reports()
+
+    def calendar(self) -> EpochCalendar:
+        """This device's epochs. Looking fixes where they start, as a first conversion does."""
+        with self._store.transaction():
+            return self._calendar(self._clock())
+
+    def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
+        """Step 1 of Listing 1. While measurement is off the same work is done on epochs that nothing is kept of."""
+        measuring = self._store.enabled and self._admits(action, conversion.site, now)
+        calendar = self._calendar(now) if self._store.enabled else EpochCalendar(now, self._limits.epoch_length)
+        if measuring:
+            self._close_unreachable(calendar, now)
+        window = conversion.window(calendar, now)
+        impressions = self._store.matching(conversion.selection(calendar, window, now))
+        usable = self._usable(calendar, window) if measuring else frozenset[int]()
+        relevant: dict[int, list[Impression]] = {}
+        for impression in impressions:
+            epoch = calendar.index(impression.time)
+            if epoch in usable and _is_relevant(conversion, impression):
+                relevant.setdefault(epoch, []).append(impression)
+        return Found(window, usable, relevant, measuring)
+
+    def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
+        """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch."""
+        single = len(found.window) == 1
+        output = attribute(conversion.function, found.relevant, award) if single else None
+        owed = {epoch: self._owed(conversion, found, epoch, output) for epoch in found.window}
+        keys = [key for charges in owed.values() for key in charges]
+        spent = self._store.spent(keys, found.window)
+        paid = {e for e in found.window if e in found.usable and affordable(owed[e], spent, self._limits)}
+        # Filters that pay nothing are written too, so that the work says nothing about what was found.
+        self._store.consume(
+            {key: amount if epoch in paid else 0 for epoch, charges in owed.items() for key, amount in charges.items()}
+        )
+        return Settled(paid, output)
+
+    def _owed(self, conversion: Conversion, found: Found, epoch: int, output: tuple[int, ...] | None) -> Charges:
+        impression_sites = {impression.site for impression in found.relevant.get(epoch, ())}
+        loss = self._loss(conversion, found, bool(impression_sites), output)
+        return epoch_charges(epoch, conversion.site, impression_sites, loss, self._limits)
+
+    def _loss(self, conversion: Conversion, found: Found, relevant: bool, output: tuple[int, ...] | None) -> EpochLoss:
+        return epoch_loss(
+            conversion.loss_terms,
+            relevant=relevant,
+            sensitivity=conversion.sensitivity(found.window),
+            output=None if output is None else sum(output),
+        )
+
+    def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
+        """Step 4. An epoch that could not pay gives exactly the report of an absent one."""
+        if not found.measuring:
+            return _null(conversion)
+        kept = {epoch: impressions for epoch, impressions in found.relevant.items() if epoch in settled.paid}
+        if settled.output is not None:
+            histogram = settled.output if kept else (0,) * conversion.buckets
+        else:
+            histogram = attribute(conversion.function, kept, award)
+        if conversion.side_query is None:
+            return histogram
+        return (*histogram, conversion.side_query.flag(found.window, settled.paid, kept))
+
+    def _calendar(self, now: int) -> EpochCalendar:
+        """This device's epochs; the first lookup fixes where they start."""
+        if self._store.epoch_start is None:
+            start = draw_start(now, self._limits.epoch_length, self._coins.epoch_start())
+            self._store.fix_epoch_start(start)
+            return EpochCalendar(start, self._limits.epoch_length)
+        return EpochCalendar(self._store.epoch_start, self._limits.epoch_length)
+
+    def _usable(self, calendar: EpochCalendar, window: Sequence[int]) -> Collection[int]:
+        """The epochs above the barrier. What lies below has lost its record of spending and must never pay again."""
+        barrier = self._store.barrier
+        return set(window) if barrier is None else {epoch for epoch in window if epoch > calendar.index(barrier)}
+
+    def _close_unreachable(self, calendar: EpochCalendar, now: int) -> None:
+        """Once per epoch, delete what is out of reach behind a barrier, so that a clock set back finds no fresh budget."""
+        first = calendar.index(now - self._limits.max_lookback)
+        last_closed = calendar.first_second(first) - 1
+        if self._store.barrier is None or self._store.barrier < last_closed:
+            self._store.raise_barrier(last_closed)
+            self._store.prune(first, last_closed + 1)
+
+    def _make_room(self, saved: SavedImpression) -> None:
+        """Evict within the epoch of `saved` only: one epoch's events must not decide what is left of another's."""
+        now, length = saved.impression.time, self._limits.epoch_length
+        self._store.drop_impressions_before(now - self._limits.max_lookback)
+        limit = self._limits.max_impressions_per_epoch
+        if self._store.count_between(now - length + 1, now + length) < limit:
+            return
+        calendar = self._calendar(now)
+        since = calendar.first_second(calendar.index(now))
+        surplus = self._store.count_between(since, since + length) - limit + 1
+        if surplus > 0:
+            self._store.evict_oldest_between(since, since + length, surplus)
+
+    def _admits(self, action: str | None, site: str, now: int) -> bool:
+        """Whether `site` may still act on this user action. Decided by who calls, never by what is found."""
+        limit = self._limits.sites_per_action
+        if limit is None:
+            return True
+        if action is None:
+            raise RangeError("this device bounds how many sites act on one user action, and the call names no action")
+        return self._store.admit_to_action(action, site, limit, now)
+
+
+def _parties(site: str, intermediary: str | None) -> tuple[str, str]:
+    """The top-level site, which pays, and the caller: the intermediary if there is one."""
+    top_level = parse_site(site)
+    return top_level, top_level if intermediary is None else parse_site(intermediary)
+
+
+def _is_relevant(conversion: Conversion, impression: Impression) -> bool:
+    """The querier's own test. One that fails finds nothing: an error would tell the querier what it had found."""
+    if conversion.relevant is None:
+        return True
+    try:
+        return bool(conversion.relevant(impression))
+    except Exception:
+        return False
+
+
+def _null(conversion: Conversion) -> tuple[int, ...]:
+    return (0,) * (conversion.buckets + (1 if conversion.side_query else 0))
+
+
+def _record(conversion: Conversion, now: int) -> ReportRecord:
+    terms = conversion.loss_terms
+    return ReportRecord(now, terms.epsilon_micros, terms.query_sensitivity, conversion.site, conversion.caller)

@@ -1,0 +1,124 @@
+"""A device's state in memory, for simulation and tests: lean, thread-safe, and gone when the program ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from device.impression import Impression, SavedImpression, Selection
+from device.privacy_filter import EMPTIED, Charges, FilterKey
+from device.storage import ReportRecord
+
+
+class MemoryStore:
+    """Kept in the order of saving. Simulated devices are debug devices: their plain histograms may be looked at."""
+
+    def __init__(self, *, debug: bool = True) -> None:
+        self.debug = debug
+        self.enabled = True
+        self.epoch_start: int | None = None
+        self.barrier: int | None = None
+        self._impressions: list[SavedImpression] = []
+        self._spent: dict[FilterKey, int] = {}
+        self._log: list[ReportRecord] = []
+        self._actions: dict[str, tuple[int, set[str]]] = {}
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """One at a time. The engine writes only after everything that may fail, so there is nothing to undo."""
+        with self._lock:
+            yield
+
+    def set_enabled(self, enabled: bool) -> None:
+        self.enabled = enabled
+
+    def fix_epoch_start(self, start: int) -> None:
+        if self.epoch_start is None:
+            self.epoch_start = start
+
+    def raise_barrier(self, moment: int) -> None:
+        self.barrier = moment if self.barrier is None else max(self.barrier, moment)
+
+    def save(self, saved: SavedImpression) -> None:
+        self._impressions.append(saved)
+
+    def matching(self, selection: Selection) -> Sequence[Impression]:
+        return sorted((saved.impression for saved in self._impressions if selection.accepts(saved)), key=_time)
+
+    def count_between(self, since: int, until: int) -> int:
+        return sum(since <= saved.impression.time < until for saved in self._impressions)
+
+    def evict_oldest_between(self, since: int, until: int, count: int) -> None:
+        inside = [saved for saved in self._impressions if since <= saved.impression.time < until]
+        evicted = {id(saved) for saved in sorted(inside, key=lambda saved: saved.impression.time)[:count]}
+        self._impressions = [saved for saved in self._impressions if id(saved) not in evicted]
+
+    def drop_impressions_before(self, moment: int) -> None:
+        # Saving happens far more often than expiry: look at the oldest first.
+        if self._impressions and self._impressions[0].impression.time < moment:
+            self._impressions = [saved for saved in self._impressions if saved.impression.time >= moment]
+
+    def clear_caller(self, site: str) -> None:
+        others = (saved for saved in self._impressions if saved.impression.caller != site)
+        stripped = (_without(saved, site) for saved in others)
+        self._impressions = [saved for saved in stripped if saved is not None]
+
+    def spent(self, keys: Collection[FilterKey], window: Sequence[int]) -> dict[FilterKey, int]:  # noqa: ARG002 - the window helps databases
+        return {key: self._spent[key] for key in keys if key in self._spent}
+
+    def consume(self, charges: Charges) -> None:
+        for key, amount in charges.items():
+            if amount:
+                self._spent[key] = self._spent.get(key, 0) + amount
+
+    def empty_filters(self, keys: Iterable[FilterKey]) -> None:
+        self._spent.update(dict.fromkeys(keys, EMPTIED))
+
+    def filters(self) -> Sequence[tuple[FilterKey, int]]:
+        return sorted(self._spent.items())
+
+    def forget(self, sites: Collection[str]) -> None:
+        self._log.clear()
+        if not sites:
+            self._impressions.clear()
+            self._spent.clear()
+            return
+        self._impressions = [saved for saved in self._impressions if saved.impression.site not in sites]
+        self._spent = {key: amount for key, amount in self._spent.items() if key.site not in sites}
+
+    def prune(self, first_epoch: int, before: int) -> None:
+        self._spent = {key: amount for key, amount in self._spent.items() if key.epoch >= first_epoch}
+        self._impressions = [saved for saved in self._impressions if saved.impression.time >= before]
+        self._log = [record for record in self._log if record.time >= before]
+        self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}
+
+    def log(self, record: ReportRecord) -> None:
+        self._log.append(record)
+
+    def reports(self) -> Sequence[ReportRecord]:
+        return tuple(self._log)
+
+    def admit_to_action(self, action: str, site: str, limit: int, now: int) -> bool:
+        _, sites = self._actions.setdefault(action, (now, set()))
+        if site not in sites and len(sites) < limit:
+            sites.add(site)
+        return site in sites
+
+
+def _time(impression: Impression) -> int:
+    return impression.time
+
+
+def _without(saved: SavedImpression, site: str) -> SavedImpression | None:
+    """`saved` with `site` struck from its lists, or None if that empties one."""
+    stripped = replace(
+        saved,
+        conversion_sites=saved.conversion_sites - {site},
+        conversion_callers=saved.conversion_callers - {site},
+    )
+    emptied_sites = saved.conversion_sites and not stripped.conversion_sites
+    emptied_callers = saved.conversion_callers and not stripped.conversion_callers
+    return None if emptied_sites or emptied_callers else stripped

@@ -1,0 +1,86 @@
+"""From a histogram to what leaves the device. Real and null reports take the same path and have the same size.
+
+`prepare` runs before anything is spent and refuses what could not be sealed; what it returns runs after the charge is
+on disk, and cannot fail for a reason that depends on the person's data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from device.conversion import Conversion
+from protocol.helper_set import HelperSet
+from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Seal(Protocol[R_co]):
+    """Turns a conversion's numbers into a report. One that shows them `reveals`, which only debug devices may."""
+
+    @property
+    def reveals(self) -> bool: ...
+
+    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], R_co]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HelperSetSeal:
+    """*Share · Seal* to the three helpers that the device's vendor trusts."""
+
+    helper_set: HelperSet
+    reveals: bool = field(default=False, init=False)
+
+    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
+        terms = report_terms(conversion, now, debug=debug)
+        for helper in self.helper_set.helpers:
+            helper.active_key(terms.time)
+        return lambda histogram: seal_report(histogram, terms, self.helper_set)
+
+
+@dataclass(frozen=True, slots=True)
+class DebugReport:
+    """What a debug device gives: the sealed report, which only debug queries accept, and what is in it."""
+
+    sealed: SealedReport
+    histogram: tuple[int, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DebugSeal:
+    """As `HelperSetSeal`, with the plain histogram beside the report."""
+
+    helper_set: HelperSet
+    reveals: bool = field(default=True, init=False)
+
+    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], DebugReport]:
+        seal = HelperSetSeal(self.helper_set).prepare(conversion, now, debug=debug)
+        return lambda histogram: DebugReport(seal(histogram), tuple(histogram))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSeal:
+    """No sealing at all, for simulation and scenarios: the report is the histogram."""
+
+    reveals: bool = field(default=True, init=False)
+
+    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], tuple[int, ...]]:  # noqa: ARG002 - the protocol's shape
+        return tuple
+
+
+def report_terms(conversion: Conversion, now: int, *, debug: bool) -> ReportTerms:
+    """The public promise of a report: the ε and Δ that were asked for, never what was charged, and nothing found."""
+    terms = conversion.loss_terms
+    return ReportTerms(
+        site=conversion.site,
+        caller=conversion.caller,
+        time=coarse_time(now),
+        epsilon_micros=terms.epsilon_micros,
+        sensitivity=terms.query_sensitivity,
+        buckets=conversion.buckets,
+        kappa=conversion.kappa,
+        unit=conversion.unit,
+        debug=debug,
+    )

@@ -1,0 +1,49 @@
+"""The bias side query: a flag, worth κ, that says a report may be missing something (paper §3.4, App. F).
+
+It travels as one more bucket, so the querier learns only a noisy count of reports that may be biased; what that count
+bounds is the querier's business (`protocol.bias`). The flag follows from which epochs could pay, never from data alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from device.errors import RangeError
+from protocol.epsilon import MAX_SENSITIVITY
+
+
+class SideQueryForm(Enum):
+    """Which reports are flagged."""
+
+    GENERAL = "general"
+    LAST_TOUCH = "last touch"
+
+
+@dataclass(frozen=True, slots=True)
+class SideQuery:
+    """A request for the flag. A larger κ gives a sharper count and costs more budget."""
+
+    kappa: int
+    form: SideQueryForm = SideQueryForm.GENERAL
+
+    def __post_init__(self) -> None:
+        if not (0 < self.kappa <= MAX_SENSITIVITY):
+            raise RangeError(f"κ must be 1 to 2^40, not {self.kappa}")
+
+    def flag(self, epochs: Sequence[int], paid: Collection[int], relevant: Collection[int]) -> int:
+        """κ or 0. `paid` are the epochs that could pay; `relevant` those of them that have relevant impressions."""
+        unpaid = [epoch for epoch in epochs if epoch not in paid]
+        match self.form:
+            case SideQueryForm.GENERAL:
+                # Theorem 15: any epoch that was dropped may have held something.
+                biased = bool(unpaid)
+            case SideQueryForm.LAST_TOUCH:
+                # Theorem 16: a dropped epoch changes nothing if a later one that paid holds the last touch.
+                last_touch = max(relevant, default=None)
+                biased = any(last_touch is None or epoch > last_touch for epoch in unpaid)
+            case _:
+                assert_never(self.form)
+        return self.kappa if biased else 0

@@ -1,0 +1,59 @@
+"""Sites: registrable domains, the unit that the standard and the privacy filters reckon in.
+
+A host stands for its site (`shop.example.co.uk` for `example.co.uk`), by the public suffix list with its private
+section, so that two customers of one hosting provider are two sites. Unknown suffixes follow the default rule `*`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from device.errors import DOMException
+
+if TYPE_CHECKING:
+    from publicsuffixlist import PublicSuffixList
+
+MAX_HOST_LENGTH = 253
+_HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+# The URL standard reads a host whose last label is a number as an IPv4 address, and addresses belong to no site.
+_NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+
+@cache
+def _suffixes() -> PublicSuffixList:
+    # Reading the list takes 0.1 s: only when the first site is looked at.
+    from publicsuffixlist import PublicSuffixList
+
+    return PublicSuffixList(accept_unknown=True)
+
+
+@lru_cache(maxsize=4096)
+def parse_site(host: str) -> str:
+    """The site that `host` stands for, or the standard's SyntaxError."""
+    name = _ascii(host)
+    if not (0 < len(name) <= MAX_HOST_LENGTH) or not _HOST.fullmatch(name):
+        raise _refused(host, "is not a domain name")
+    labels = name.split(".")
+    if _NUMERIC.fullmatch(labels[-1]):
+        raise _refused(host, "is an address, not a domain name")
+    if labels[-1] == "localhost":
+        raise _refused(host, "is this machine, not a site")
+    site = _suffixes().privatesuffix(name)
+    if site is None:
+        raise _refused(host, "is a public suffix or a single label, which belong to no single site")
+    return site
+
+
+def _ascii(host: str) -> str:
+    """Lower-case A-labels, without the final dot that would make two names of one site."""
+    try:
+        name = host if host.isascii() else host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise _refused(host, "is not an international domain name") from None
+    return name.lower().removesuffix(".")
+
+
+def _refused(host: str, why: str) -> DOMException:
+    return DOMException("SyntaxError", f"{host[:MAX_HOST_LENGTH]!r} {why}", "Give a domain such as shop.example.")
