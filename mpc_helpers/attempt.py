@@ -1,0 +1,203 @@
+"""An attempt at a query: its name, its states, what a helper may say about it, and the points where one may crash.
+
+The vocabulary of COMMIT.md. Everything durable about an attempt is in `nonce_ledger`; who says what to whom and when is
+in `agreement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import assert_never
+
+from protocol.batch import Digests
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.query import Query
+from protocol.wire import Writer, tagged_hash
+
+DIGEST_SIZE = 32
+# COMMIT.md: a peer may pull this helper's attempt number up, but not to where the numbers run out.
+MAX_NUMBER_JUMP = 2**16
+
+
+class State(Enum):
+    """The durable state of an attempt at one helper."""
+
+    RESERVED = "reserved"
+    VOTED = "voted"
+    RELEASED = "released"
+    RENOUNCED = "renounced"
+    ABORTED = "aborted"
+
+
+class Word(Enum):
+    """What a helper answers about an attempt. WORKING and UNKNOWN have no effect; a NO is final."""
+
+    YES = "yes"
+    NO = "no"
+    WORKING = "working"
+    UNKNOWN = "unknown"
+
+
+class Vote(Enum):
+    """A signed word that can be passed on. The two NOs differ in whether the helper can ever have said YES before.
+
+    ABORTED: given up before voting, so a YES by the same helper on the same attempt proves a lie.
+    RENOUNCED: voted, then heard a NO; it is only believed together with the ABORTED it goes back to.
+    """
+
+    YES = "yes"
+    ABORTED = "aborted"
+    RENOUNCED = "renounced"
+
+    @property
+    def is_no(self) -> bool:
+        """Whether the helper promises never to release the attempt."""
+        return self is not Vote.YES
+
+
+class Outcome(Enum):
+    """How a vote ended. UNDECIDED: the attempt stays locked here, and the peers are asked for ever."""
+
+    RELEASED = "released"
+    ABORTED = "aborted"
+    UNDECIDED = "undecided"
+
+
+class Step(Enum):
+    """The crash points of COMMIT.md. Production does nothing at them; tests stop a helper there."""
+
+    PROPOSE_SENT_TO_ONE = "propose: sent to one peer only"
+    RESERVE_BEFORE_COMMIT = "reserve: before commit"
+    RESERVE_AFTER_COMMIT = "reserve: after commit"
+    RESERVED_SENT_TO_ONE = "reserve: RESERVED sent to one only"
+    COMPUTE = "compute: during the MPC"
+    VOTE_BEFORE_COMMIT = "vote: before commit"
+    VOTE_AFTER_COMMIT = "vote: after commit"
+    YES_SENT_TO_ONE = "vote: YES sent to one only"
+    RELEASE_BEFORE_COMMIT = "release: before commit"
+    RELEASE_AFTER_COMMIT = "release: after commit"
+    ANSWER_BEFORE_SEND = "answer: before send"
+    ANSWER_AFTER_SEND = "answer: after send"
+    GIVE_UP_BEFORE_COMMIT = "give up: before commit"
+    GIVE_UP_AFTER_COMMIT = "give up: after commit"
+    RENOUNCE_BEFORE_COMMIT = "renounce: before commit"
+    RENOUNCE_AFTER_COMMIT = "renounce: after commit"
+    ASK_SENT_TO_ONE = "renounce: asking peers, sent to one"
+    FREE_BEFORE_COMMIT = "free: before commit"
+    FREE_AFTER_COMMIT = "free: after commit"
+    START_BEFORE_SWEEP = "start: before the sweep"
+    SWEEP_BEFORE_COMMIT = "start: in the sweep, before commit"
+    SWEEP_AFTER_COMMIT = "start: in the sweep, after commit"
+    START_AFTER_SWEEP = "start: after the sweep"
+
+
+class AgreementError(TrefoilError):
+    """The helpers did not come to an attempt. `helper` (0, 1, 2) is the one in the way, where it is one."""
+
+    def __init__(self, message: str, hint: str = "", *, helper: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.helper = helper
+
+
+class AlreadyReleased(AgreementError):
+    """The query has its answer: serve the stored share (`Agreement.answer`), never attempt it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryName:
+    """What ledgers and messages call a query: its id under site and caller, and the digest of all of it.
+
+    Two queries with one `key` and different digests are a changed batch under an old id, and the second is refused.
+    The key also decides conflicts: the smaller one may take reports from a larger one that is merely reserved.
+    """
+
+    key: bytes
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.key) != DIGEST_SIZE or len(self.digest) != DIGEST_SIZE:
+            raise ProtocolError(f"a query's key and digest have {DIGEST_SIZE} bytes")
+
+    @classmethod
+    def of(cls, query: Query) -> QueryName:
+        """The name of `query`."""
+        scoped = Writer().text(query.site).text(query.caller).blob(query.query_id).done()
+        return cls(tagged_hash("query key", scoped), query.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """An attempt on which all three proposals are in. `digests` are the accepted reports, ascending."""
+
+    attempt_id: bytes
+    query: QueryName
+    number: int
+    digests: Digests = field(repr=False)
+    oldest: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeardVote:
+    """A vote with the signed message that proves it."""
+
+    helper: int
+    vote: Vote
+    message: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """What the ledger holds of an attempt. `voted_once` tells an abort before the vote from one after it."""
+
+    attempt_id: bytes
+    query: QueryName
+    number: int
+    state: State
+    sealed_share: bytes | None = field(repr=False)
+    reason: str
+    votes: tuple[HeardVote, ...]
+
+    @property
+    def voted_once(self) -> bool:
+        """Whether this helper may have said YES."""
+        return self.sealed_share is not None
+
+    def said(self, vote: Vote) -> set[int]:
+        """The peers that are known to have cast `vote`."""
+        return {heard.helper for heard in self.votes if heard.vote is vote}
+
+    def said_no(self) -> set[int]:
+        """The peers that will never release this attempt."""
+        return self.said(Vote.ABORTED) | self.said(Vote.RENOUNCED)
+
+    @property
+    def liars(self) -> set[int]:
+        """Helpers whose own signatures say YES and that they never voted: proof for a dispute."""
+        return self.said(Vote.YES) & self.said(Vote.ABORTED)
+
+
+def word_about(state: State | None) -> Word:
+    """COMMIT.md, "What a helper answers about an attempt". No row is UNKNOWN: never NO from ignorance."""
+    match state:
+        case None:
+            return Word.UNKNOWN
+        case State.RESERVED:
+            return Word.WORKING
+        case State.VOTED | State.RELEASED:
+            return Word.YES
+        case State.RENOUNCED | State.ABORTED:
+            return Word.NO
+        case _:
+            assert_never(state)
+
+
+def accepted_root(name: QueryName, number: int, proposals: Sequence[bytes], accepted: bytes) -> bytes:
+    """The attempt id: equal at two helpers only if they hold the same three proposals and accepted the same reports.
+
+    `proposals` are the three helpers' encoded proposals in order (parameters, batch root, bitmap, counts, salt);
+    `accepted` the accepted reports' digests, ascending.
+    """
+    return tagged_hash("accepted root", name.key, name.digest, number.to_bytes(8, "big"), *proposals, accepted)
