@@ -1,0 +1,196 @@
+"""Workers as real processes over TCP and TLS: the whole way, and what happens when one of them goes bad."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from mpc_helpers.noisy_sum import SumKind
+from mpc_helpers.session import MpcError, Peer, Stage
+from mpc_helpers.tls import TlsIdentity, make_identity
+from mpc_helpers.worker import Worker, WorkerRun, WorkerSetup
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.field import from_integers
+from protocol.shares import open_shamir, share, to_shamir
+
+DIGEST = bytes(range(32))
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> list[TlsIdentity]:
+    made = []
+    for party in range(3):
+        directory = tmp_path_factory.mktemp(f"helper{party}")
+        made.append(make_identity(directory, f"helper-{party + 1}", 1_763_000_000))
+    return made
+
+
+def shamir_shares(values: Sequence[int]) -> list[list[int]]:
+    split = share(values)
+    return [[int(v) for v in to_shamir(party, split.components(party)).tolist()] for party in range(3)]
+
+
+def setups(identities: list[TlsIdentity], kind: SumKind, buckets: int, rate: Fraction) -> list[WorkerSetup]:
+    return [WorkerSetup(party, identities[party], kind, rate, buckets) for party in range(3)]
+
+
+def peers_at(identities: list[TlsIdentity], ports: Sequence[int]) -> tuple[Peer, Peer, Peer]:
+    first, second, third = (Peer("127.0.0.1", ports[i], identities[i].der) for i in range(3))
+    return first, second, third
+
+
+async def answer(identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction) -> list[int]:
+    workers = [Worker(setup) for setup in setups(identities, kind, len(values), rate)]
+    try:
+        ports = await asyncio.gather(*(worker.start() for worker in workers))
+        peers = peers_at(identities, ports)
+        runs = [WorkerRun(DIGEST, b"terms", 20.0, peers, piece) for piece in shamir_shares(values)]
+        shares = await asyncio.gather(*(worker.run(run) for worker, run in zip(workers, runs, strict=True)))
+    finally:
+        await asyncio.gather(*(worker.stop() for worker in workers))
+    return open_shamir([from_integers(piece) for piece in shares])
+
+
+async def test_debug_sum_is_exact(identities: list[TlsIdentity]) -> None:
+    values = [0, -5, 12, 2**40]
+    assert await answer(identities, SumKind.DEBUG, values, Fraction(1)) == values
+
+
+@pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
+async def test_noisy_sum_over_tls(identities: list[TlsIdentity], kind: SumKind) -> None:
+    """With rate 40 (q = e^−40) noise is zero but for a probability below 300·6·e^−40 < 10^−14: exact all the same."""
+    values = list(range(-150, 150))
+    assert await answer(identities, kind, values, Fraction(40)) == values
+
+
+class Trio:
+    """Three started workers, ready to run, all stopped at the end."""
+
+    def __init__(self, identities: list[TlsIdentity], kind: SumKind = SumKind.LOCAL, buckets: int = 4) -> None:
+        self.identities = identities
+        self.workers = [Worker(setup) for setup in setups(identities, kind, buckets, Fraction(1))]
+        self.pieces = shamir_shares([7] * buckets)
+        self.peers = peers_at(identities, (1, 1, 1))
+
+    async def __aenter__(self) -> Trio:
+        self.peers = peers_at(self.identities, await asyncio.gather(*(worker.start() for worker in self.workers)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
+
+    async def run(self, party: int, seconds: float = 20.0, digest: bytes = DIGEST, more: bytes = b"") -> list[int]:
+        return await self.workers[party].run(WorkerRun(digest, more, seconds, self.peers, self.pieces[party]))
+
+    def process(self, party: int) -> int:
+        found = self.workers[party].process_id
+        assert found is not None
+        return found
+
+
+def failure(outcome: object) -> MpcError:
+    assert isinstance(outcome, MpcError), outcome
+    return outcome
+
+
+async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(identities: list[TlsIdentity]) -> None:
+    async with Trio(identities) as trio:
+        await trio.workers[2].stop()
+        outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(1, 1.5), return_exceptions=True)
+    assert [(failure(o).stage, failure(o).peer) for o in outcomes] == [(Stage.CONNECT, 2), (Stage.CONNECT, 2)]
+    assert "helper 3 did not answer within 1.5 s while connecting" in str(outcomes[0])
+
+
+async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(identities: list[TlsIdentity]) -> None:
+    async with Trio(identities) as trio:
+        os.kill(trio.process(1), signal.SIGSTOP)
+        outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(2, 1.5), return_exceptions=True)
+    assert [failure(outcome).peer for outcome in outcomes] == [1, 1]
+
+
+async def test_the_daemon_kills_a_worker_that_does_not_answer(identities: list[TlsIdentity]) -> None:
+    setup = setups(identities, SumKind.LOCAL, 1, Fraction(1))[0]
+    async with Worker(setup, command=("sleep", "60")) as worker:
+        with pytest.raises(MpcError, match=r"did not answer within 0\.2 s and was killed") as caught:
+            await worker.start(0.2)
+        assert caught.value.stage is Stage.START
+        assert worker.process_id is None
+
+
+async def test_a_worker_that_dies_leaves_its_last_words(identities: list[TlsIdentity]) -> None:
+    setup = setups(identities, SumKind.LOCAL, 1, Fraction(1))[0]
+    async with Worker(setup, command=("sh", "-c", "head -c1 >/dev/null; echo no such luck >&2")) as worker:
+        with pytest.raises(MpcError, match="the worker died: no such luck"):
+            await worker.start()
+
+
+async def test_different_sessions_and_parameters_are_named(identities: list[TlsIdentity]) -> None:
+    async with Trio(identities) as trio:
+        runs = (trio.run(0), trio.run(1), trio.run(2, digest=bytes(32)))
+        outcomes = await asyncio.gather(*runs, return_exceptions=True)
+    assert "another session" in str(failure(outcomes[2]))
+    assert failure(outcomes[2]).stage is Stage.HELLO
+    async with Trio(identities) as trio:
+        outcomes = await asyncio.gather(trio.run(0), trio.run(1, more=b"x"), trio.run(2), return_exceptions=True)
+    assert "other parameters" in str(failure(outcomes[1]))
+
+
+async def test_a_worker_ends_with_its_daemon(identities: list[TlsIdentity]) -> None:
+    """A daemon killed outright leaves no worker behind: the worker's input ends, and it sees that while it waits."""
+    async with Trio(identities) as trio:
+        process = trio.workers[0]._process
+        assert process is not None and process.stdin is not None
+        process.stdin.close()
+        async with asyncio.timeout(10):
+            assert await process.wait() == 1
+    async with Trio(identities) as trio:
+        running = asyncio.create_task(trio.run(0, 60.0))
+        await asyncio.sleep(0.5)
+        process = trio.workers[0]._process
+        assert process is not None and process.stdin is not None
+        process.stdin.close()
+        with pytest.raises(MpcError, match="the worker died: the daemon is gone"):
+            await asyncio.wait_for(running, 10)
+
+
+def test_nothing_secret_in_arguments_or_repr(identities: list[TlsIdentity]) -> None:
+    worker = Worker(setups(identities, SumKind.LOCAL, 1, Fraction(1))[0])
+    assert worker._command[1:] == ("-m", "mpc_helpers.worker_main")
+    run = WorkerRun(DIGEST, b"", 1.0, peers_at(identities, (1, 2, 3)), [123456789])
+    assert "123456789" not in repr(run)
+
+
+def test_messages_have_one_encoding(identities: list[TlsIdentity]) -> None:
+    setup = WorkerSetup(2, identities[2], SumKind.PAIRWISE, Fraction(3, 70), 9, "0.0.0.0", (5000, 5001))
+    assert WorkerSetup.decode(setup.encode()) == setup
+    run = WorkerRun(DIGEST, b"more", 12.5, peers_at(identities, (1, 2, 3)), [1, 2, 3])
+    assert WorkerRun.decode(run.encode()) == run
+    for message, kind in ((setup.encode(), WorkerSetup), (run.encode(), WorkerRun)):
+        with pytest.raises(ProtocolError):
+            kind.decode(message + b"\0")
+        with pytest.raises(ProtocolError):
+            kind.decode(message[:-1])
+    error = MpcError(Stage.KEYS, "lost", peer=1, hint="look")
+    back = MpcError.decode(error.encode())
+    assert (back.stage, str(back), back.peer, back.hint) == (Stage.KEYS, "lost", 1, "look")
+
+
+def test_too_much_noise_is_refused_before_anything_starts(identities: list[TlsIdentity]) -> None:
+    with pytest.raises(TrefoilError, match="too much to draw") as caught:
+        WorkerSetup(0, identities[0], SumKind.LOCAL, Fraction(1, 2**20), 1025)
+    assert "coarser unit" in caught.value.hint
+
+
+def test_an_unusable_port_is_an_error_for_a_person(identities: list[TlsIdentity], tmp_path: Path) -> None:
+    async def start() -> None:
+        async with Worker(WorkerSetup(0, identities[0], SumKind.LOCAL, Fraction(1), 1, "203.0.113.1", (9,))) as worker:
+            await worker.start()
+
+    with pytest.raises(MpcError, match=r"cannot listen on 203\.0\.113\.1"):
+        asyncio.run(start())
