@@ -9,6 +9,7 @@ is then compared per party: trusted is not enough, it must be *that* helper's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import hashlib
 import hmac
@@ -144,7 +145,7 @@ async def fetch_certificate(host: str, port: int, pin: bytes, seconds: float) ->
     where = f"{host}:{port}"
     try:
         async with asyncio.timeout(seconds):
-            _, writer = await asyncio.open_connection(host, port, ssl=context)
+            _, writer = await asyncio.open_connection(host, port, ssl=context, ssl_shutdown_timeout=1.0)
     except TimeoutError:
         raise TrefoilError(f"{where} did not answer within {seconds:g} s") from None
     except OSError as error:
@@ -153,6 +154,8 @@ async def fetch_certificate(host: str, port: int, pin: bytes, seconds: float) ->
         der: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
         writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            await writer.wait_closed()
     if der is None or not same_pin(der, pin):
         raise TrefoilError(
             f"{where} shows a certificate other than the pinned one",
