@@ -14,19 +14,20 @@ from device.attribution import Award, attribute
 from device.coins import Coins
 from device.conversion import Conversion, ConversionOptions, Request
 from device.epoch import EpochCalendar, draw_start
-from device.errors import DatabaseBusy, RangeError
+from device.errors import DatabaseUnavailable, RangeError
 from device.impression import Impression, ImpressionOptions, SavedImpression
 from device.limits import Limits
 from device.privacy_filter import (
     Charges,
-    FilterKey,
     FilterKind,
     FilterState,
-    affordable,
-    epoch_charges,
+    Owner,
+    capacities,
+    charges_of,
+    check_and_consume,
     states,
 )
-from device.privacy_loss import EpochLoss, epoch_loss
+from device.privacy_loss import epoch_loss
 from device.report import Seal
 from device.site import parse_site
 from device.storage import ReportRecord, Store
@@ -78,6 +79,7 @@ class Device(Generic[R]):
         self._seal = seal
         self._clock = clock
         self._limits = limits or Limits()
+        self._capacities = capacities(self._limits)
         self._coins = coins or Coins()
         self._tick = tick
 
@@ -109,7 +111,7 @@ class Device(Generic[R]):
                 # Attribute: divide the value among the impressions of epochs that paid.
                 numbers = self._attribute(conversion, found, settled, award)
                 self._store.log(_record(conversion, now))
-        except DatabaseBusy:
+        except DatabaseUnavailable:
             numbers = _null(conversion)
         # Share, Seal: only now, when the charge is on disk.
         report = seal(numbers)
@@ -136,7 +138,7 @@ class Device(Generic[R]):
                 if self._store.enabled and self._admits(action, saved.impression.site, now):
                     self._make_room(saved)
                     self._store.save(saved)
-        except DatabaseBusy:
+        except DatabaseUnavailable:
             # A site must not learn what else the device is doing; the impression is lost.
             return
 
@@ -160,8 +162,11 @@ class Device(Generic[R]):
                 self._store.forget(cleared)
             elif cleared:
                 reachable = self._calendar(now).window(now - self._limits.max_lookback, now)
-                keys = (FilterKey(FilterKind.SITE, site, epoch) for site in cleared for epoch in reachable)
-                self._store.empty_filters(keys)
+                filters = self._store.filters_of([Owner(FilterKind.SITE, site) for site in cleared])
+                for epoch in reachable:
+                    for ledger in filters.values():
+                        ledger.empty(epoch)
+                self._store.keep(filters)
 
     def enable(self) -> None:
         """Switch measurement on."""
@@ -208,28 +213,28 @@ class Device(Generic[R]):
         """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch."""
         single = len(found.window) == 1
         output = attribute(conversion.function, found.relevant, award) if single else None
-        owed = {epoch: self._owed(conversion, found, epoch, output) for epoch in found.window}
-        keys = [key for charges in owed.values() for key in charges]
-        spent = self._store.spent(keys, found.window)
-        paid = {e for e in found.window if e in found.usable and affordable(owed[e], spent, self._limits)}
-        # Filters that pay nothing are written too, so that the work says nothing about what was found.
-        self._store.consume(
-            {key: amount if epoch in paid else 0 for epoch, charges in owed.items() for key, amount in charges.items()}
-        )
+        owed = self._owed(conversion, found, None if output is None else sum(output))
+        filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
+        paid = {
+            epoch
+            for epoch, charges in owed.items()
+            if epoch in found.usable and check_and_consume(epoch, charges, filters, self._capacities)
+        }
+        # Written back also where nothing was paid, so that the work says little about what was found.
+        self._store.keep(filters)
         return Settled(paid, output)
 
-    def _owed(self, conversion: Conversion, found: Found, epoch: int, output: tuple[int, ...] | None) -> Charges:
-        impression_sites = {impression.site for impression in found.relevant.get(epoch, ())}
-        loss = self._loss(conversion, found, bool(impression_sites), output)
-        return epoch_charges(epoch, conversion.site, impression_sites, loss, self._limits)
-
-    def _loss(self, conversion: Conversion, found: Found, relevant: bool, output: tuple[int, ...] | None) -> EpochLoss:
-        return epoch_loss(
-            conversion.loss_terms,
-            relevant=relevant,
-            sensitivity=conversion.sensitivity(found.window),
-            output=None if output is None else sum(output),
-        )
+    def _owed(self, conversion: Conversion, found: Found, output: int | None) -> dict[int, Charges]:
+        """What every epoch of the window owes to each of its filters (Theorem 4; two cases at most in one window)."""
+        sensitivity = conversion.sensitivity(found.window)
+        terms = conversion.loss_terms
+        nothing = epoch_loss(terms, relevant=False, sensitivity=sensitivity, output=output)
+        something = epoch_loss(terms, relevant=True, sensitivity=sensitivity, output=output)
+        owed = {}
+        for epoch in found.window:
+            sites = {impression.site for impression in found.relevant.get(epoch, ())}
+            owed[epoch] = charges_of(conversion.site, sites, something if sites else nothing, self._limits)
+        return owed
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         """Step 4. An epoch that could not pay gives exactly the report of an absent one."""
@@ -258,7 +263,7 @@ class Device(Generic[R]):
         return set(window) if barrier is None else {epoch for epoch in window if epoch > calendar.index(barrier)}
 
     def _close_unreachable(self, calendar: EpochCalendar, now: int) -> None:
-        """Once per epoch, delete what is out of reach behind a barrier, so that a clock set back finds no fresh budget."""
+        """Once per epoch, delete what is out of reach, behind a barrier: a clock set back must find no fresh budget."""
         first = calendar.index(now - self._limits.max_lookback)
         last_closed = calendar.first_second(first) - 1
         if self._store.barrier is None or self._store.barrier < last_closed:

@@ -39,5 +39,5 @@ class DatabaseError(TrefoilError):
     """A device database that is damaged, foreign or too new. It is left as it was found."""
 
 
-class DatabaseBusy(TrefoilError):
+class DatabaseUnavailable(TrefoilError):
     """Another process kept the device database locked for longer than a call may wait."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from device.impression import Impression, SavedImpression, Selection
-from device.privacy_filter import EMPTIED, Charges, FilterKey
+from device.privacy_filter import Owner, PrivacyFilter
 from device.storage import ReportRecord
 
 
@@ -21,7 +21,7 @@ class MemoryStore:
         self.epoch_start: int | None = None
         self.barrier: int | None = None
         self._impressions: list[SavedImpression] = []
-        self._spent: dict[FilterKey, int] = {}
+        self._filters: dict[Owner, PrivacyFilter] = {}
         self._log: list[ReportRecord] = []
         self._actions: dict[str, tuple[int, set[str]]] = {}
         self._lock = threading.RLock()
@@ -66,31 +66,28 @@ class MemoryStore:
         stripped = (_without(saved, site) for saved in others)
         self._impressions = [saved for saved in stripped if saved is not None]
 
-    def spent(self, keys: Collection[FilterKey], window: Sequence[int]) -> dict[FilterKey, int]:  # noqa: ARG002 - the window helps databases
-        return {key: self._spent[key] for key in keys if key in self._spent}
+    def filters_of(self, owners: Collection[Owner]) -> dict[Owner, PrivacyFilter]:
+        return {owner: self._filters.get(owner) or PrivacyFilter() for owner in owners}
 
-    def consume(self, charges: Charges) -> None:
-        for key, amount in charges.items():
-            if amount:
-                self._spent[key] = self._spent.get(key, 0) + amount
+    def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
+        self._filters.update(filters)
 
-    def empty_filters(self, keys: Iterable[FilterKey]) -> None:
-        self._spent.update(dict.fromkeys(keys, EMPTIED))
-
-    def filters(self) -> Sequence[tuple[FilterKey, int]]:
-        return sorted(self._spent.items())
+    def filters(self) -> Mapping[Owner, PrivacyFilter]:
+        return self._filters
 
     def forget(self, sites: Collection[str]) -> None:
         self._log.clear()
         if not sites:
             self._impressions.clear()
-            self._spent.clear()
+            self._filters.clear()
             return
         self._impressions = [saved for saved in self._impressions if saved.impression.site not in sites]
-        self._spent = {key: amount for key, amount in self._spent.items() if key.site not in sites}
+        self._filters = {owner: ledger for owner, ledger in self._filters.items() if owner.site not in sites}
 
     def prune(self, first_epoch: int, before: int) -> None:
-        self._spent = {key: amount for key, amount in self._spent.items() if key.epoch >= first_epoch}
+        for ledger in self._filters.values():
+            ledger.forget_before(first_epoch)
+        self._filters = {owner: ledger for owner, ledger in self._filters.items() if ledger.paid}
         self._impressions = [saved for saved in self._impressions if saved.impression.time >= before]
         self._log = [record for record in self._log if record.time >= before]
         self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}

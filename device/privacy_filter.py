@@ -6,7 +6,8 @@ pay is dropped, silently, and the others still count (paper, Listing 1, step 3; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from array import array
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -26,66 +27,116 @@ class FilterKind(IntEnum):
     IMPRESSION_SITE = 3
     CONVERSION_SITE = 4
 
-    def capacity(self, limits: Limits) -> int:
-        """What a fresh filter of this kind holds, in micro-epsilons. An optional one that is off bounds nothing."""
-        match self:
-            case FilterKind.SITE:
-                return limits.site_budget
-            case FilterKind.GLOBAL:
-                return limits.global_budget
-            case FilterKind.IMPRESSION_SITE:
-                return limits.impression_site_quota
-            case FilterKind.CONVERSION_SITE:
-                return EMPTIED if limits.conversion_site_quota is None else limits.conversion_site_quota
 
-
-class FilterKey(NamedTuple):
-    """One filter: its kind, the site it belongs to ("" for the global one), and its epoch."""
+class Owner(NamedTuple):
+    """Whose filter it is: a site in one of its roles, or everyone together (site "")."""
 
     kind: FilterKind
     site: str
-    epoch: int
 
 
-Charges = dict[FilterKey, int]
+Charges = Mapping[Owner, int]
+Capacities = Mapping[FilterKind, int]
+
+
+class PrivacyFilter:
+    """One owner's filters: what every epoch has paid, in micro-epsilons. A ledger, so it is mutable."""
+
+    __slots__ = ("first", "paid")
+
+    def __init__(self, first: int = 0, paid: bytes = b"") -> None:
+        self.first = first
+        self.paid = array("q", paid)
+
+    def spent(self, epoch: int) -> int:
+        """What `epoch` has paid so far; nothing, if it was never charged."""
+        place = epoch - self.first
+        return self.paid[place] if 0 <= place < len(self.paid) else 0
+
+    def consume(self, epoch: int, amount: int) -> None:
+        """Add to what `epoch` has paid. Whoever calls has checked that it can."""
+        self._reach(epoch)
+        self.paid[epoch - self.first] += amount
+
+    def empty(self, epoch: int) -> None:
+        """Make `epoch` unable to pay, for ever."""
+        self._reach(epoch)
+        self.paid[epoch - self.first] = EMPTIED
+
+    def forget_before(self, epoch: int) -> None:
+        """Drop what no barrier lets anyone ask about any more."""
+        dropped = max(0, min(epoch - self.first, len(self.paid)))
+        del self.paid[:dropped]
+        self.first += dropped
+
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Epochs that have paid something, and how much."""
+        return ((self.first + place, amount) for place, amount in enumerate(self.paid) if amount)
+
+    def _reach(self, epoch: int) -> None:
+        if not self.paid:
+            self.first = epoch
+        if epoch < self.first:
+            self.paid = array("q", bytes(8 * (self.first - epoch))) + self.paid
+            self.first = epoch
+        missing = epoch - self.first + 1 - len(self.paid)
+        if missing > 0:
+            self.paid.frombytes(bytes(8 * missing))
 
 
 @dataclass(frozen=True, slots=True)
 class FilterState:
-    """A filter as its person may see it. Never leaves the device."""
+    """One filter of one epoch as its person may see it. Never leaves the device."""
 
-    key: FilterKey
+    kind: FilterKind
+    site: str
+    epoch: int
     spent: int
     capacity: int
 
     @property
     def remaining(self) -> int:
-        """What is left, never below nothing."""
-        return max(0, self.capacity - self.spent)
+        """What is left."""
+        return self.capacity - self.spent
 
 
-def epoch_charges(epoch: int, site: str, impression_sites: Collection[str], loss: EpochLoss, limits: Limits) -> Charges:
-    """What `epoch` owes to each of its filters for a report to `site`. A filter is charged once, however many match."""
-    charges = {
-        FilterKey(FilterKind.SITE, site, epoch): loss.site,
-        FilterKey(FilterKind.GLOBAL, "", epoch): loss.everyone,
+def capacities(limits: Limits) -> Capacities:
+    """What a fresh filter of each kind holds. An optional one that is off is never charged."""
+    return {
+        FilterKind.SITE: limits.site_budget,
+        FilterKind.GLOBAL: limits.global_budget,
+        FilterKind.IMPRESSION_SITE: limits.impression_site_quota,
+        FilterKind.CONVERSION_SITE: limits.conversion_site_quota or 0,
     }
+
+
+def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss, limits: Limits) -> Charges:
+    """What an epoch owes to each of its filters for a report to `site`: each is charged once, however many match."""
+    charges = {Owner(FilterKind.SITE, site): loss.site, Owner(FilterKind.GLOBAL, ""): loss.everyone}
     if limits.conversion_site_quota is not None:
-        charges[FilterKey(FilterKind.CONVERSION_SITE, site, epoch)] = loss.everyone
+        charges[Owner(FilterKind.CONVERSION_SITE, site)] = loss.everyone
     for impression_site in impression_sites:
-        charges[FilterKey(FilterKind.IMPRESSION_SITE, impression_site, epoch)] = loss.quota
+        charges[Owner(FilterKind.IMPRESSION_SITE, impression_site)] = loss.quota
     return charges
 
 
-def affordable(charges: Charges, spent: Mapping[FilterKey, int], limits: Limits) -> bool:
-    """Whether every filter can pay its part, in unbounded integers."""
-    return all(spent.get(key, 0) + amount <= key.kind.capacity(limits) for key, amount in charges.items())
+def check_and_consume(
+    epoch: int, charges: Charges, filters: Mapping[Owner, PrivacyFilter], capacity: Capacities
+) -> bool:
+    """Whether `epoch` could pay. If one of its filters cannot, none of them does; in unbounded integers."""
+    for owner, amount in charges.items():
+        if filters[owner].spent(epoch) + amount > capacity[owner.kind]:
+            return False
+    for owner, amount in charges.items():
+        filters[owner].consume(epoch, amount)
+    return True
 
 
-def states(spent: Iterable[tuple[FilterKey, int]], limits: Limits) -> list[FilterState]:
-    """Filters with their capacity, an emptied one as spent to the last micro-epsilon."""
-    shown = []
-    for key, amount in spent:
-        capacity = key.kind.capacity(limits)
-        shown.append(FilterState(key, min(amount, capacity), capacity))
-    return shown
+def states(filters: Mapping[Owner, PrivacyFilter], limits: Limits) -> list[FilterState]:
+    """Every filter that has paid, with its capacity; an emptied one as spent to the last micro-epsilon."""
+    capacity = capacities(limits)
+    return [
+        FilterState(owner.kind, owner.site, epoch, min(spent, capacity[owner.kind]), capacity[owner.kind])
+        for owner, ledger in sorted(filters.items())
+        for epoch, spent in ledger.entries()
+    ]

@@ -7,13 +7,13 @@ processes follow one another. Nothing here decides anything; that is the engine'
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from device.impression import Impression, SavedImpression, Selection
-from device.privacy_filter import Charges, FilterKey
+from device.privacy_filter import Owner, PrivacyFilter
 
 _RECORD = struct.Struct(">qqqB253sB253s")
 
@@ -54,7 +54,7 @@ class Store(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Everything inside happens at once, durably, or not at all. Raises DatabaseBusy after a deadline."""
+        """Everything inside happens at once, durably, or not at all. Raises DatabaseUnavailable after a deadline."""
         ...
 
     @property
@@ -97,23 +97,19 @@ class Store(Protocol):
     def drop_impressions_before(self, moment: int) -> None: ...
 
     def clear_caller(self, site: str) -> None:
-        """Remove what `site` saved as caller; strike it from all lists, and delete impressions whose list that empties."""
+        """Remove what `site` saved as caller; strike it from all lists, deleting whose list that empties."""
         ...
 
-    def spent(self, keys: Collection[FilterKey], window: Sequence[int]) -> dict[FilterKey, int]:
-        """What these filters, all of epochs in `window`, have paid; those never charged may be missing."""
+    def filters_of(self, owners: Collection[Owner]) -> dict[Owner, PrivacyFilter]:
+        """The filters of these owners, new ones for those who never paid. What is changed must be handed to `keep`."""
         ...
 
-    def consume(self, charges: Charges) -> None:
-        """Add to what filters have paid. Whoever calls has checked that they can."""
+    def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
+        """Write these filters back."""
         ...
 
-    def empty_filters(self, keys: Iterable[FilterKey]) -> None:
-        """Make filters unable to pay, for ever."""
-        ...
-
-    def filters(self) -> Sequence[tuple[FilterKey, int]]:
-        """All filters and what they have paid, for the person to see."""
+    def filters(self) -> Mapping[Owner, PrivacyFilter]:
+        """All filters, for the person to see."""
         ...
 
     def forget(self, sites: Collection[str]) -> None:

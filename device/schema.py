@@ -1,0 +1,171 @@
+"""The device database on disk: how one is made, and how a file is known to be a good one before it is touched."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+from pathlib import Path
+
+from device.errors import DatabaseError
+from device.instance import InstanceToken, fresh_token
+from protocol.errors import TrefoilError
+
+APPLICATION_ID = 0x54464C31  # "TFL1"
+VERSION = 1
+_HEADER_SIZE = 100
+_SQLITE_MAGIC = b"SQLite format 3\0"
+
+_TABLES = """
+CREATE TABLE device (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    token BLOB NOT NULL,
+    counter INTEGER NOT NULL,
+    debug INTEGER NOT NULL,
+    epoch_length INTEGER NOT NULL,
+    enabled INTEGER NOT NULL,
+    epoch_start INTEGER,
+    barrier INTEGER
+);
+CREATE TABLE impression (
+    id INTEGER PRIMARY KEY,
+    time INTEGER NOT NULL,
+    expires INTEGER NOT NULL,
+    site TEXT NOT NULL,
+    caller TEXT NOT NULL,
+    histogram_index INTEGER NOT NULL,
+    match_value INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    conversion_sites TEXT NOT NULL,
+    conversion_callers TEXT NOT NULL
+);
+CREATE INDEX impression_time ON impression (time);
+-- One row for all epochs of a filter, so that a call touches as many rows for one epoch as for twenty:
+-- what epochs first_epoch, first_epoch + 1, ... have paid, eight bytes each.
+CREATE TABLE filter (
+    kind INTEGER NOT NULL,
+    site TEXT NOT NULL,
+    first_epoch INTEGER NOT NULL,
+    paid BLOB NOT NULL,
+    PRIMARY KEY (kind, site)
+) WITHOUT ROWID;
+CREATE TABLE log (id INTEGER PRIMARY KEY, time INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE TABLE action (
+    action TEXT NOT NULL,
+    site TEXT NOT NULL,
+    time INTEGER NOT NULL,
+    PRIMARY KEY (action, site)
+) WITHOUT ROWID;
+"""
+
+
+def create_database(path: Path, *, epoch_length: int, debug: bool) -> None:
+    """A new database at `path`, complete or not at all: it is made under another name and linked into place."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise TrefoilError(f"cannot create {path}: {error.strerror}") from None
+    try:
+        token = fresh_token()
+        _fill(unfinished, token, epoch_length, debug)
+        _link(unfinished, path)
+        instance = InstanceToken(path)
+        instance.replace(token, 0)
+        instance.close()
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _fill(path: Path, token: bytes, epoch_length: int, debug: bool) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.executescript(
+            f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {_TABLES}"
+        )
+        connection.execute(
+            "INSERT INTO device (one, token, counter, debug, epoch_length, enabled) VALUES (1, ?, 0, ?, ?, 1)",
+            (token, debug, epoch_length),
+        )
+        # Only now, so that version and tables are in the file itself and not in a log beside it.
+        connection.execute("PRAGMA journal_mode = WAL")
+    finally:
+        connection.close()
+
+
+def check_header(path: Path) -> None:
+    """Look at the first bytes without opening the database: SQLite, ours, and of a version we know."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_SIZE)
+    except FileNotFoundError:
+        raise DatabaseError(
+            f"there is no device database at {path}", "Make one: trefoil device create --db FILE"
+        ) from None
+    except OSError as error:
+        raise DatabaseError(f"cannot read {path}: {error.strerror}") from None
+    if len(header) < _HEADER_SIZE or not header.startswith(_SQLITE_MAGIC):
+        raise damaged(path, "it is not a database")
+    (version,) = struct.unpack_from(">I", header, 60)
+    (application,) = struct.unpack_from(">I", header, 68)
+    if application != APPLICATION_ID:
+        raise DatabaseError(
+            f"{path} is a database of another program", "Choose another file; this one was not touched."
+        )
+    if version != VERSION:
+        raise DatabaseError(
+            f"{path} has format {version}; this program knows format {VERSION}",
+            "Use the program that wrote it, or a newer one. The file was not touched.",
+        )
+
+
+def connect(path: Path, wait: float) -> sqlite3.Connection:
+    """A connection that waits for locks at most `wait` seconds and loses nothing it has committed."""
+    try:
+        connection = sqlite3.connect(path, timeout=wait, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")
+    except sqlite3.Error as error:
+        raise damaged(path, error) from None
+    return connection
+
+
+def check_whole(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a damaged file before anything is written to it."""
+    try:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        raise damaged(path, error) from None
+    if verdict != "ok":
+        raise damaged(path, verdict)
+
+
+def check_settings(connection: sqlite3.Connection, path: Path, epoch_length: int) -> bool:
+    """Whether this is a debug device. Refuses other epochs than its own: their filters would start again from zero."""
+    try:
+        row = connection.execute("SELECT epoch_length, debug FROM device").fetchone()
+    except sqlite3.Error as error:
+        raise damaged(path, error) from None
+    if row is None:
+        raise damaged(path, "its settings are missing")
+    if row[0] != epoch_length:
+        raise DatabaseError(f"{path} counts in epochs of {row[0]} seconds, not {epoch_length}", "Use its own limits.")
+    return bool(row[1])
+
+
+def damaged(path: Path, why: object) -> DatabaseError:
+    """The error for a file that cannot be trusted."""
+    return DatabaseError(
+        f"{path} is damaged: {why}", "It was left as it is. Move it away to start afresh; do not restore a backup."
+    )
+
+
+def _link(unfinished: Path, path: Path) -> None:
+    """Give the finished file its name, unless the name is taken: unlike renaming, this never replaces a file."""
+    try:
+        path.hardlink_to(unfinished)
+    except FileExistsError:
+        raise TrefoilError(f"{path} exists already", "Choose another file, or use this one.") from None
+    except OSError as error:
+        raise TrefoilError(f"cannot create {path}: {error.strerror}") from None

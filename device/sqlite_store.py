@@ -1,0 +1,278 @@
+"""A person's device database: one SQLite file, one durable transaction per call.
+
+Write-ahead logging with `synchronous=FULL`: when a transaction has ended its charges are on disk, and a process killed
+at any moment leaves either all of a call or nothing. `BEGIN IMMEDIATE` makes calls of threads and processes follow one
+another. The file is for its owner alone (mode 0600).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from device.errors import DatabaseUnavailable
+from device.impression import Impression, SavedImpression, Selection
+from device.instance import InstanceToken, fresh_token
+from device.privacy_filter import FilterKind, Owner, PrivacyFilter
+from device.schema import check_header, check_settings, check_whole, connect, create_database, damaged
+from device.storage import ReportRecord
+
+_UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+}
+_STATE = "SELECT token, counter, enabled, epoch_start, barrier FROM device"
+_MATCH = """
+SELECT time, site, caller, histogram_index, match_value, priority FROM impression
+WHERE time >= ? AND time < ? AND expires >= ? AND site <> ?
+AND (conversion_sites = '' OR instr(conversion_sites, ?) > 0)
+AND (conversion_callers = '' OR instr(conversion_callers, ?) > 0)"""
+_FILTER = "SELECT first_epoch, paid FROM filter WHERE kind = ? AND site = ?"
+_LISTED = """
+SELECT id, conversion_sites, conversion_callers FROM impression
+WHERE instr(conversion_sites, ?) > 0 OR instr(conversion_callers, ?) > 0"""
+_EVICT = """
+DELETE FROM impression WHERE id IN (
+    SELECT id FROM impression WHERE time >= ? AND time < ? ORDER BY time, id LIMIT ?)"""
+
+
+class _State(NamedTuple):
+    """The device's own row, as read at the start of a transaction."""
+
+    token: bytes
+    counter: int
+    enabled: int
+    epoch_start: int | None
+    barrier: int | None
+
+
+class SqliteStore:
+    """Open with `SqliteStore.open`. One connection, used by one thread at a time; every wait has a deadline."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, instance: InstanceToken, *, wait: float, debug: bool
+    ) -> None:
+        self.debug = debug
+        self._connection = connection
+        self._path = path
+        self._instance = instance
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._state: _State | None = None
+
+    @classmethod
+    def create(cls, path: Path, *, epoch_length: int, debug: bool = False) -> None:
+        """Make a new database at `path`. Debug and the length of epochs are fixed from here on."""
+        create_database(path, epoch_length=epoch_length, debug=debug)
+
+    @classmethod
+    def open(cls, path: Path, *, epoch_length: int, clock: Callable[[], int], wait: float = 2.0) -> SqliteStore:
+        """Open the database at `path`, or DatabaseError with the file left as it was.
+
+        One that was restored or copied since this device last used it gets its barrier moved to now.
+        """
+        check_header(path)
+        connection = connect(path, wait)
+        try:
+            check_whole(connection, path)
+            debug = check_settings(connection, path, epoch_length)
+            path.chmod(0o600)
+            store = cls(connection, path, InstanceToken(path), wait=wait, debug=debug)
+            with store.transaction():
+                store._recognise(clock())
+        except BaseException:
+            connection.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Let go of the files. What was committed stays."""
+        with self._lock:
+            self._connection.close()
+            self._instance.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """BEGIN IMMEDIATE to COMMIT. Raises DatabaseUnavailable if the disk or another process does not let us."""
+        if not self._lock.acquire(timeout=self._wait):
+            raise DatabaseUnavailable(f"{self._path} is busy")
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._read_state()
+            yield
+            self._commit()
+        except sqlite3.Error as error:
+            raise self._refusal(error) from None
+        finally:
+            self._state = None
+            if self._connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    self._connection.rollback()
+            self._lock.release()
+
+    def _commit(self) -> None:
+        state = self._now()
+        self._connection.execute("UPDATE device SET counter = ?", (state.counter + 1,))
+        self._connection.execute("COMMIT")
+        self._instance.follow(state.token, state.counter + 1)
+
+    def _refusal(self, error: sqlite3.Error) -> Exception:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNAVAILABLE:
+            return DatabaseUnavailable(f"{self._path} cannot be used now: {error}", "Check the disk, and try again.")
+        return damaged(self._path, error)
+
+    def _recognise(self, now: int) -> None:
+        """Tell a copy or an older state from the database that this device last wrote, and give it a token of its own.
+
+        The barrier is on disk before the new token is vouched for (`_commit` writes that last).
+        """
+        state = self._now()
+        if not self._instance.vouches_for(state.token, state.counter):
+            self.raise_barrier(now)
+            self._set("token", fresh_token())
+
+    def _now(self) -> _State:
+        if self._state is None:
+            raise RuntimeError("a store is used inside its transaction only")
+        return self._state
+
+    def _read_state(self) -> None:
+        self._state = _State(*self._connection.execute(_STATE).fetchone())
+
+    def _set(self, column: str, value: int | bytes) -> None:
+        self._connection.execute(f"UPDATE device SET {column} = ?", (value,))  # noqa: S608 - columns named in this file
+        self._read_state()
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._now().enabled)
+
+    def set_enabled(self, enabled: bool) -> None:
+        self._set("enabled", enabled)
+
+    @property
+    def epoch_start(self) -> int | None:
+        return self._now().epoch_start
+
+    def fix_epoch_start(self, start: int) -> None:
+        if self._now().epoch_start is None:
+            self._set("epoch_start", start)
+
+    @property
+    def barrier(self) -> int | None:
+        return self._now().barrier
+
+    def raise_barrier(self, moment: int) -> None:
+        barrier = self._now().barrier
+        if barrier is None or barrier < moment:
+            self._set("barrier", moment)
+
+    def save(self, saved: SavedImpression) -> None:
+        seen = saved.impression
+        row = (seen.time, saved.expires, seen.site, seen.caller, seen.histogram_index, seen.match_value, seen.priority)
+        lists = (_listing(saved.conversion_sites), _listing(saved.conversion_callers))
+        self._connection.execute("INSERT INTO impression VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row + lists)
+
+    def matching(self, selection: Selection) -> Sequence[Impression]:
+        query, values = _where(selection)
+        return [Impression._make(row) for row in self._connection.execute(query, values)]
+
+    def count_between(self, since: int, until: int) -> int:
+        rows = self._connection.execute("SELECT count(*) FROM impression WHERE time >= ? AND time < ?", (since, until))
+        return int(rows.fetchone()[0])
+
+    def evict_oldest_between(self, since: int, until: int, count: int) -> None:
+        self._connection.execute(_EVICT, (since, until, count))
+
+    def drop_impressions_before(self, moment: int) -> None:
+        self._connection.execute("DELETE FROM impression WHERE time < ?", (moment,))
+
+    def clear_caller(self, site: str) -> None:
+        self._connection.execute("DELETE FROM impression WHERE caller = ?", (site,))
+        entry = f" {site} "
+        for number, *lists in self._connection.execute(_LISTED, (entry, entry)).fetchall():
+            sites, callers = (_listing(set(text.split()) - {site}) for text in lists)
+            if [sites == "", callers == ""] != [text == "" for text in lists]:
+                self._connection.execute("DELETE FROM impression WHERE id = ?", (number,))
+            else:
+                self._connection.execute(
+                    "UPDATE impression SET conversion_sites = ?, conversion_callers = ? WHERE id = ?",
+                    (sites, callers, number),
+                )
+
+    def filters_of(self, owners: Collection[Owner]) -> dict[Owner, PrivacyFilter]:
+        found = {}
+        for owner in owners:
+            row = self._connection.execute(_FILTER, owner).fetchone()
+            found[owner] = PrivacyFilter(*row) if row else PrivacyFilter()
+        return found
+
+    def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
+        rows = [(*owner, ledger.first, ledger.paid.tobytes()) for owner, ledger in filters.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO filter VALUES (?, ?, ?, ?)", rows)
+
+    def filters(self) -> Mapping[Owner, PrivacyFilter]:
+        rows = self._connection.execute("SELECT kind, site, first_epoch, paid FROM filter").fetchall()
+        return {Owner(FilterKind(kind), site): PrivacyFilter(first, paid) for kind, site, first, paid in rows}
+
+    def forget(self, sites: Collection[str]) -> None:
+        self._connection.execute("DELETE FROM log")
+        if not sites:
+            self._connection.execute("DELETE FROM impression")
+            self._connection.execute("DELETE FROM filter")
+        for site in sites:
+            self._connection.execute("DELETE FROM impression WHERE site = ?", (site,))
+            self._connection.execute("DELETE FROM filter WHERE site = ?", (site,))
+
+    def prune(self, first_epoch: int, before: int) -> None:
+        kept = dict(self.filters())
+        for ledger in kept.values():
+            ledger.forget_before(first_epoch)
+        self._connection.execute("DELETE FROM filter")
+        self.keep({owner: ledger for owner, ledger in kept.items() if ledger.paid})
+        for table in ("impression", "log", "action"):
+            self._connection.execute(f"DELETE FROM {table} WHERE time < ?", (before,))  # noqa: S608 - tables of ours
+
+    def log(self, record: ReportRecord) -> None:
+        self._connection.execute("INSERT INTO log VALUES (NULL, ?, ?)", (record.time, record.encode()))
+
+    def reports(self) -> Sequence[ReportRecord]:
+        return [ReportRecord.decode(data) for (data,) in self._connection.execute("SELECT record FROM log ORDER BY id")]
+
+    def admit_to_action(self, action: str, site: str, limit: int, now: int) -> bool:
+        rows = self._connection.execute("SELECT site FROM action WHERE action = ?", (action,)).fetchall()
+        sites = {known for (known,) in rows}
+        if site not in sites and len(sites) < limit:
+            self._connection.execute("INSERT INTO action VALUES (?, ?, ?)", (action, site, now))
+            return True
+        return site in sites
+
+
+def _where(selection: Selection) -> tuple[str, list[int | str]]:
+    """`Selection.accepts` as SQL. Only question marks are added to the text, never a value."""
+    values: list[int | str] = [selection.since, selection.until, selection.now, selection.hidden_site]
+    values += [f" {selection.conversion_site} ", f" {selection.conversion_caller} "]
+    query = _MATCH
+    wanted: list[tuple[str, Collection[int | str]]] = [
+        ("match_value", selection.match_values),
+        ("site", selection.impression_sites),
+        ("caller", selection.impression_callers),
+    ]
+    for column, allowed in wanted:
+        if allowed:
+            query += f" AND {column} IN ({', '.join('?' * len(allowed))})"
+            values += allowed
+    return f"{query} ORDER BY time, id", values
+
+
+def _listing(sites: Collection[str]) -> str:
+    """Sites with a space on both sides of each, so that one is found as a whole; no site contains a space."""
+    return f" {' '.join(sorted(sites))} " if sites else ""
