@@ -14,9 +14,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from protocol.batch import ColumnChunk
 from protocol.epsilon import noise_covers
 from protocol.errors import ProtocolError, Rejected, Rejection
-from protocol.field import ELEMENT_SIZE, P, Vector
+from protocol.field import P, Vector
 from protocol.helper_set import HelperSet
 from protocol.hpke import KEY_ID_SIZE, PrivateKey, Suite
 from protocol.query import Query
@@ -228,49 +229,37 @@ def repeated(digests: Bytes) -> npt.NDArray[np.bool_]:
 class OpenedReports:
     """The reports of a chunk that opened: two seeds each, and the positions they had."""
 
-    rows: npt.NDArray[np.int64]
+    rows: list[int]
     first_seeds: list[bytes] = field(repr=False)
     second_seeds: list[bytes] = field(repr=False)
 
 
-def open_reports(
-    rules: AdmissionRules, headers: Bytes, bodies: Bytes, payloads: Bytes, reasons: Reasons
-) -> OpenedReports:
+def open_reports(rules: AdmissionRules, chunk: ColumnChunk, elements: Vector, reasons: Reasons) -> OpenedReports:
     """Open every report that is still admitted, writing why into `reasons` where one fails.
 
-    `bodies` has no columns at the helper that does not use them.
+    `elements` are the chunk's bodies, without columns at the helper that does not use them.
     """
-    _check_elements(bodies, reasons)
-    opened = OpenedReports(np.flatnonzero(reasons == ADMITTED), [], [])
-    kept = np.ones(opened.rows.size, dtype=np.bool_)
-    has_body = bodies.shape[1] > 0
+    uses_body = chunk.layout.body > 0
+    if uses_body:
+        reasons[(elements.max(axis=1) >= np.uint64(P)) & (reasons == ADMITTED)] = CODE_OF[Rejection.WRONG_BODY]
     own_id = _own_key_id(rules.party)
-    keys = {key.key_id: key.private for key in rules.keys}
-    for position, row in enumerate(opened.rows.tolist()):
-        header = headers[row].tobytes()
+    keys = {key.key_id: _private_key(key.private) for key in rules.keys}
+    records = zip(chunk.headers(), chunk.bodies(), chunk.payloads(), reasons.tolist(), strict=True)
+    opened = OpenedReports([], [], [])
+    for row, (header, body, payload, reason) in enumerate(records):
+        if reason != ADMITTED:
+            continue
         try:
-            if has_body and body_digest(bodies[row].tobytes()) != header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]:
+            if uses_body and body_digest(body) != header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]:
                 raise Rejected(Rejection.WRONG_BODY)
-            seeds = open_payload(rules.party, header, payloads[row].tobytes(), _private_key(keys[header[own_id]]))
+            first, second = open_payload(rules.party, header, payload, keys[header[own_id]])
         except Rejected as error:
             reasons[row] = CODE_OF[error.rejection]
-            kept[position] = False
         else:
-            opened.first_seeds.append(seeds[0])
-            opened.second_seeds.append(seeds[1])
-    return OpenedReports(opened.rows[kept], opened.first_seeds, opened.second_seeds)
-
-
-def _check_elements(bodies: Bytes, reasons: Reasons) -> None:
-    if bodies.shape[1]:
-        outside = (body_elements(bodies) >= np.uint64(P)).any(axis=1) & (reasons == ADMITTED)
-        reasons[outside] = CODE_OF[Rejection.WRONG_BODY]
-
-
-def body_elements(bodies: Bytes) -> Vector:
-    """Bodies as rows of field elements."""
-    elements = np.ascontiguousarray(bodies).view("<u8").reshape(len(bodies), bodies.shape[1] // ELEMENT_SIZE)
-    return elements.astype(np.uint64, copy=False)
+            opened.rows.append(row)
+            opened.first_seeds.append(first)
+            opened.second_seeds.append(second)
+    return opened
 
 
 @lru_cache(maxsize=64)

@@ -23,12 +23,11 @@ from mpc_helpers.admission import (
     Bytes,
     OpenedReports,
     Reasons,
-    body_elements,
     examine_headers,
     open_reports,
     repeated,
 )
-from protocol.batch import ColumnReader, Layout
+from protocol.batch import ColumnChunk, ColumnReader, Layout
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import Vector, add, expand_many, subtract, sum_rows
 from protocol.report import HASH_SIZE, header_digest
@@ -37,9 +36,9 @@ from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 Mask = npt.NDArray[np.bool_]
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
-CHUNK = 512
-# Expanded rows summed at a time: they should stay in the processor's cache.
-_BLOCK_BYTES = 2**18
+CHUNK_BYTES = 2**21
+# Expanded rows summed at a time: they should stay in the processor's cache and in memory that malloc keeps.
+_BLOCK_BYTES = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,11 @@ class ChunkJob:
     count: int
     source: Path | bytes = field(repr=False)
 
-    def records(self) -> Bytes:
-        """The rows of this span."""
+    def chunk(self) -> ColumnChunk:
+        """The records of this span."""
         if isinstance(self.source, bytes):
-            return np.frombuffer(self.source, dtype=np.uint8).reshape(self.count, self.layout.record)
-        return ColumnReader(self.source).read(self.start, self.count)
+            return ColumnChunk(self.layout, self.source)
+        return ColumnReader(self.source).chunk(self.start, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +70,22 @@ class ChunkResult:
 
 def ingest_chunk(job: ChunkJob) -> ChunkResult:
     """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
-    records = job.records()
-    headers, bodies, payloads = _split(job.layout, records)
-    digests = _digests(headers)
-    reasons = examine_headers(job.rules, headers)
+    chunk = job.chunk()
+    digests = _digests(chunk)
+    reasons = examine_headers(job.rules, chunk.header_matrix())
     reasons[repeated(digests) & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
-    opened = open_reports(job.rules, headers, bodies, payloads, reasons)
-    return ChunkResult(job.start, digests, reasons, sum_opened(job.rules, opened, bodies))
+    elements = chunk.elements()
+    opened = open_reports(job.rules, chunk, elements, reasons)
+    return ChunkResult(job.start, digests, reasons, sum_opened(job.rules, opened, elements))
 
 
-def sum_opened(rules: AdmissionRules, opened: OpenedReports, bodies: Bytes) -> tuple[Vector, Vector]:
+def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -> tuple[Vector, Vector]:
     """The sums of the two components this helper knows, over the reports that opened."""
     length = rules.query.length
     sums = (_sum_expansions(opened.first_seeds, length), _sum_expansions(opened.second_seeds, length))
-    if not bodies.shape[1]:
+    if not elements.shape[1]:
         return sums
-    body_sum = sum_rows(body_elements(bodies[opened.rows]))
+    body_sum = sum_rows(elements if len(opened.rows) == len(elements) else elements[opened.rows])
     # x₃ = body − mask in every report, so the sums obey the same and no row is unmasked on its own.
     first, second = (
         subtract(body_sum, total) if index == BODY_SEED else total
@@ -103,14 +102,8 @@ def _sum_expansions(seeds: list[bytes], length: int) -> Vector:
     return total
 
 
-def _split(layout: Layout, records: Bytes) -> tuple[Bytes, Bytes, Bytes]:
-    body_at = layout.header
-    payload_at = body_at + layout.body
-    return records[:, :body_at], records[:, body_at:payload_at], records[:, payload_at:]
-
-
-def _digests(headers: Bytes) -> Bytes:
-    hashed = b"".join([header_digest(row.tobytes()) for row in headers])
+def _digests(chunk: ColumnChunk) -> Bytes:
+    hashed = b"".join([header_digest(header) for header in chunk.headers()])
     return np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
 
 
@@ -142,8 +135,9 @@ class Ingested:
             raise ProtocolError("a report was accepted that this helper never admitted")
         sums = self._sums
         leave_out = np.flatnonzero(self._summed & ~accepted)
-        for start in range(0, len(leave_out), CHUNK):
-            taken = self._sums_over(leave_out[start : start + CHUNK])
+        chunk = chunk_length(self.column.layout)
+        for start in range(0, len(leave_out), chunk):
+            taken = self._sums_over(leave_out[start : start + chunk])
             sums = (subtract(sums[0], taken[0]), subtract(sums[1], taken[1]))
         first, second = SEEDS_OF[self.rules.party]
         return {first: sums[0], second: sums[1]}
@@ -153,10 +147,10 @@ class Ingested:
         return to_shamir(self.rules.party, self.total(accepted))
 
     def _sums_over(self, rows: npt.NDArray[np.int64]) -> tuple[Vector, Vector]:
-        headers, bodies, payloads = _split(self.column.layout, np.asarray(self.column.records[rows]))
-        reasons = np.zeros(len(rows), dtype=np.uint8)
-        opened = open_reports(self.rules, headers, bodies, payloads, reasons)
-        return sum_opened(self.rules, opened, bodies)
+        chunk = self.column.pick(rows)
+        elements = chunk.elements()
+        opened = open_reports(self.rules, chunk, elements, np.zeros(len(rows), dtype=np.uint8))
+        return sum_opened(self.rules, opened, elements)
 
 
 def ingest(
@@ -167,7 +161,6 @@ def ingest(
     parallel: int,
     progress: Callable[[int], None] = lambda _: None,
     shared_disk: bool = True,
-    chunk: int = CHUNK,
 ) -> Ingested:
     """Admit a column on an executor, with at most a few chunks per worker in memory at a time."""
     count, length = len(column), rules.query.length
@@ -175,7 +168,7 @@ def ingest(
     digests = np.zeros((count, HASH_SIZE), dtype=np.uint8)
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
-    for result in _run(executor, _jobs(column, rules, shared_disk, chunk), 2 * parallel):
+    for result in _run(executor, _jobs(column, rules, shared_disk), 2 * parallel):
         span = slice(result.start, result.start + len(result.reasons))
         digests[span], reasons[span] = result.digests, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
@@ -184,6 +177,11 @@ def ingest(
     # Within a chunk repeats are marked already; this finds one that straddles two chunks, and a column out of order.
     reasons[repeated(digests) & summed] = CODE_OF[Rejection.DUPLICATE]
     return Ingested(rules, column, digests, reasons, summed, sums)
+
+
+def chunk_length(layout: Layout) -> int:
+    """How many records make a chunk."""
+    return max(64, CHUNK_BYTES // layout.record)
 
 
 def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
@@ -196,10 +194,11 @@ def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
         )
 
 
-def _jobs(column: ColumnReader, rules: AdmissionRules, shared_disk: bool, chunk: int) -> Iterator[ChunkJob]:
+def _jobs(column: ColumnReader, rules: AdmissionRules, shared_disk: bool) -> Iterator[ChunkJob]:
+    chunk = chunk_length(column.layout)
     for start in range(0, len(column), chunk):
         count = min(chunk, len(column) - start)
-        source = column.path if shared_disk else column.read(start, count).tobytes()
+        source = column.path if shared_disk else column.chunk(start, count).data
         yield ChunkJob(rules, column.layout, start, count, source)
 
 

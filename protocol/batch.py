@@ -12,7 +12,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.field import ELEMENT_SIZE, Vector
 from protocol.report import HASH_SIZE, PAYLOAD_SIZE, SealedReport, header_digest
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF
 
@@ -151,13 +152,6 @@ class _RecordFile:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, start: int, count: int) -> npt.NDArray[np.uint8]:
-        """A span of records, read rather than mapped: what has been used does not stay in memory."""
-        with self.path.open("rb") as file:
-            file.seek(_PREAMBLE.size + start * self.layout.record)
-            data = file.read(count * self.layout.record)
-        return np.frombuffer(data, dtype=np.uint8).reshape(-1, self.layout.record)
-
     def digests(self) -> Digests:
         """The identity of every report, as rows of 32 bytes."""
         digests = np.empty((self.count, HASH_SIZE), dtype=np.uint8)
@@ -214,6 +208,58 @@ class ColumnReader(_RecordFile):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, _COLUMN_MAGIC, 1)
+
+    def chunk(self, start: int, count: int) -> ColumnChunk:
+        """A span of records, read rather than mapped: what has been used does not stay in memory."""
+        with self.path.open("rb") as file:
+            file.seek(_PREAMBLE.size + start * self.layout.record)
+            return ColumnChunk(self.layout, file.read(count * self.layout.record))
+
+    def pick(self, rows: npt.NDArray[np.int64]) -> ColumnChunk:
+        """Any few records."""
+        return ColumnChunk(self.layout, self.records[rows].tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChunk:
+    """Some records of a column in memory, taken apart without copying the bodies."""
+
+    layout: Layout
+    data: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.data) % self.layout.record:
+            raise ProtocolError("a chunk holds whole records")
+
+    def __len__(self) -> int:
+        return len(self.data) // self.layout.record
+
+    def headers(self) -> list[bytes]:
+        """Every header."""
+        size = self.layout.header
+        return [self.data[at : at + size] for at in range(0, len(self.data), self.layout.record)]
+
+    def payloads(self) -> list[bytes]:
+        """Every payload."""
+        end = self.layout.record
+        return [self.data[at + end - PAYLOAD_SIZE : at + end] for at in range(0, len(self.data), end)]
+
+    def bodies(self) -> list[memoryview]:
+        """Every body; empty ones at the helper that does not use them."""
+        view, start, size = memoryview(self.data), self.layout.header, self.layout.body
+        return [view[at + start : at + start + size] for at in range(0, len(self.data), self.layout.record)]
+
+    def header_matrix(self) -> npt.NDArray[np.uint8]:
+        """The headers as rows of bytes."""
+        return self._records()[:, : self.layout.header]
+
+    def elements(self) -> Vector:
+        """The bodies as rows of field elements, not yet known to be below p."""
+        bodies = self._records()[:, self.layout.header : self.layout.header + self.layout.body]
+        return np.ascontiguousarray(bodies).view("<u8").reshape(len(self), self.layout.body // ELEMENT_SIZE)
+
+    def _records(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self.data, dtype=np.uint8).reshape(len(self), self.layout.record)
 
 
 def column_layout(layout: Layout, party: int) -> Layout:

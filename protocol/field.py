@@ -1,12 +1,11 @@
 """Vectors over the prime field of p = 2^61 − 1, in numpy `uint64`.
 
-The prime leaves three bits of headroom in a word, so seven reduced rows add up before one reduction; a Mersenne
-prime reduces with a shift and an addition. Sums of a million reports therefore cost about what the plaintext sum does.
+A Mersenne prime reduces with a shift and an addition, and it leaves three bits of headroom in a word. Sums of a million
+reports take two plain sums and one reduction, so they cost about what the plaintext sum does.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,15 +17,16 @@ from protocol.errors import ProtocolError
 P = 2**61 - 1
 SEED_SIZE = 32
 ELEMENT_SIZE = 8
-# Seven reduced rows stay below 2^64 - 1; an eighth could pass it.
-ROWS_PER_REDUCTION = 7
 
 Vector = npt.NDArray[np.uint64]
 
 _P = np.uint64(P)
 _SHIFT = np.uint64(61)
 _DROPPED_BITS = np.uint64(64 - 61)
-_EXPAND_PREFIX = hashlib.sha256(b"trefoil/1 expand")
+_HALF = np.uint64(32)
+_TOP = np.uint64(61 - 32)
+_TOP_MASK = np.uint64(2 ** (61 - 32) - 1)
+_BLOCK_WORDS = 2**15
 
 
 def from_integers(values: Sequence[int]) -> Vector:
@@ -58,24 +58,22 @@ def subtract(left: Vector, right: Vector) -> Vector:
 
 
 def sum_rows(rows: Vector) -> Vector:
-    """The column sums of a matrix of reduced rows, with one reduction for every seven rows."""
-    # Blocks that stay in the processor's cache: the plaintext sum reads each word once, and so should this.
-    block = ROWS_PER_REDUCTION * max(ROWS_PER_REDUCTION, 2**13 // max(rows.shape[1], 1))
-    total = np.zeros(rows.shape[1], dtype=np.uint64)
+    """The column sums of a matrix of up to 2^32 reduced rows, with a single reduction at the end.
+
+    Σx mod 2^64 and Σ⌊x/2^32⌋ are two plain sums that determine Σx: what the upper halves leave over is below
+    2^32 times the number of rows, so the wrapped sum still shows it exactly.
+    """
+    high = np.zeros(rows.shape[1], dtype=np.uint64)
+    wrapped = np.zeros(rows.shape[1], dtype=np.uint64)
+    # Blocks that stay in the processor's cache: the plaintext sum reads each word once from memory, and so does this.
+    block = max(1, _BLOCK_WORDS // max(rows.shape[1], 1))
     for start in range(0, rows.shape[0], block):
-        total = add(total, _sum_block(rows[start : start + block]))
-    return total
-
-
-def _sum_block(rows: Vector) -> Vector:
-    width = rows.shape[1]
-    while rows.shape[0] > ROWS_PER_REDUCTION:
-        groups = rows.shape[0] // ROWS_PER_REDUCTION
-        taken = groups * ROWS_PER_REDUCTION
-        summed = reduce(np.add.reduce(rows[:taken].reshape(ROWS_PER_REDUCTION, groups * width), axis=0))
-        rows = np.concatenate([summed.reshape(groups, width), rows[taken:]])
-    total: Vector = np.add.reduce(rows, axis=0)
-    return reduce(total)
+        part = rows[start : start + block]
+        high += np.add.reduce(part >> _HALF, axis=0)
+        wrapped += np.add.reduce(part, axis=0)
+    low = wrapped - (high << _HALF)
+    # 2^32·high ≡ ⌊high/2^29⌋ + 2^32·(high mod 2^29), because 2^61 ≡ 1.
+    return reduce(reduce(low) + (high >> _TOP) + ((high & _TOP_MASK) << _HALF))
 
 
 def expand(seed: bytes, count: int) -> Vector:
@@ -102,13 +100,10 @@ def expand_many(seeds: Sequence[bytes], count: int) -> Vector:
 
 
 def _keystream(seed: bytes, zeros: bytes) -> bytes:
-    """Keystream and tag. Key and nonce are derived under a label that is not the seed commitment's."""
+    """Keystream and tag. A seed is used for one expansion only: 16 bytes are its key and 12 its nonce."""
     if len(seed) != SEED_SIZE:
         raise ProtocolError(f"a seed has {SEED_SIZE} bytes, not {len(seed)}")
-    state = _EXPAND_PREFIX.copy()
-    state.update(seed)
-    derived = state.digest()
-    return AESGCM(derived[:16]).encrypt(derived[16:28], zeros, None)
+    return AESGCM(seed[:16]).encrypt(seed[16:28], zeros, None)
 
 
 def _expand_with_rejection(seed: bytes, count: int) -> Vector:

@@ -40,7 +40,7 @@ NONCE_AT = 63
 COMMITMENTS_AT = 111
 BODY_HASH_AT = 207
 
-_COMMITMENT = hashlib.sha256(b"trefoil/1 seed commitment\0")
+_COMMITMENTS = tuple(hashlib.sha256(b"trefoil/1 seed commitment\0" + bytes([index])) for index in range(PARTIES))
 _BODY = hashlib.sha256(b"trefoil/1 body\0")
 _REPORT = hashlib.sha256(b"trefoil/1 report\0")
 _PAYLOAD_INFO = tuple(b"trefoil/1 payload for helper " + bytes([party + 1]) for party in range(PARTIES))
@@ -275,9 +275,12 @@ def open_payload(party: int, header: bytes, payload: bytes, key: PrivateKey) -> 
     if len(seeds) != 2 * SEED_SIZE:
         raise Rejected(Rejection.UNOPENABLE, "a payload is exactly two seeds")
     first, second = seeds[:SEED_SIZE], seeds[SEED_SIZE:]
-    for index, seed in zip(SEEDS_OF[party], (first, second), strict=True):
-        if seed_commitment(index, header[NONCE_AT : NONCE_AT + NONCE_SIZE], seed) != committed(header, index):
-            raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {index + 1}")
+    nonce = header[NONCE_AT : NONCE_AT + NONCE_SIZE]
+    first_index, second_index = SEEDS_OF[party]
+    if seed_commitment(first_index, nonce, first) != committed(header, first_index):
+        raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {first_index + 1}")
+    if seed_commitment(second_index, nonce, second) != committed(header, second_index):
+        raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {second_index + 1}")
     return first, second
 
 
@@ -308,14 +311,14 @@ def header_digest(header: bytes) -> bytes:
     return _hash(_REPORT, header)
 
 
-def body_digest(body: bytes) -> bytes:
+def body_digest(body: bytes | memoryview) -> bytes:
     """What the header says of the body."""
     return _hash(_BODY, body)
 
 
 def seed_commitment(index: int, nonce: bytes, seed: bytes) -> bytes:
     """What the header says of seed `index`. Every part has a fixed size, so no lengths are needed."""
-    return _hash(_COMMITMENT, bytes([index]) + nonce + seed)
+    return _hash(_COMMITMENTS[index], nonce + seed)
 
 
 def committed(header: bytes, index: int) -> bytes:
@@ -329,7 +332,7 @@ def payload_info(party: int, header: bytes) -> bytes:
     return _PAYLOAD_INFO[party] + header
 
 
-def _hash(labelled: hashlib._Hash, data: bytes) -> bytes:
+def _hash(labelled: hashlib._Hash, data: bytes | memoryview) -> bytes:
     state = labelled.copy()
     state.update(data)
     return state.digest()
