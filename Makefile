@@ -1,0 +1,62 @@
+# Trefoil needs only Python 3.11, make and a C compiler: each target makes the virtual environment itself.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
+
+.PHONY: help demo live test lint bench chaos load fuzz clean
+
+help:
+	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
+	@echo "make live    the same in your browser: an advertisement, a shop, the answer, the budget"
+	@echo "make test    lint, types and all tests, in under ten minutes"
+	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
+	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries over 20 sites"
+	@echo "make fuzz    ten minutes of hostile bytes                    make clean remove what the others made"
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Trefoil needs Python 3.11 or newer; this is $$($(PYTHON) -V)."; \
+		  echo "hint:  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "== making the virtual environment in $(VENV) (once; about a minute)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments,cluster,dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/trefoil demo
+
+live: $(READY)
+	$(BIN)/trefoil live
+
+lint: $(READY)
+	@echo "== lint"
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	@echo "== types"
+	$(BIN)/mypy
+
+test: lint
+	@echo "== tests"
+	$(BIN)/python -m pytest
+
+bench: $(READY)
+	$(BIN)/trefoil bench report
+	$(BIN)/trefoil bench device
+	$(BIN)/trefoil bench noise
+	$(BIN)/trefoil bench throughput
+
+chaos: $(READY)
+	TREFOIL_CHAOS=all $(BIN)/python -m pytest -s tests/test_chaos.py
+
+load: $(READY)
+	TREFOIL_LOAD=all $(BIN)/python -m pytest -s tests/test_load.py
+
+fuzz: $(READY)
+	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s tests/test_fuzz.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis artefacts
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
