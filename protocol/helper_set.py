@@ -123,6 +123,13 @@ class HelperSet:
             raise TrefoilError("this identity key belongs to none of the three helpers in the set")
         return key.sign(_SIGNATURE_LABEL, self.signed_bytes())
 
+    def signed_by(self, key: IdentityKey) -> HelperSet:
+        """The same set with one more signature, in the place of the helper whose key it is."""
+        signature = self.sign(key)
+        signatures = list(self.signatures) + [b""] * (PARTIES - len(self.signatures))
+        signatures[[helper.identity_key for helper in self.helpers].index(key.public)] = signature
+        return HelperSet(self.number, self.helpers, tuple(signatures))
+
     def verify(self) -> None:
         """Refuse a set that not all three helpers have signed."""
         for position, helper in enumerate(self.helpers):

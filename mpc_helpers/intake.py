@@ -1,0 +1,416 @@
+"""Intake: who may ask what, the column streamed to disk, and one task for every query until it has ended.
+
+A query is authenticated by its signature, against the keys this helper's operator registered for sites. What is on
+disk decides everything, so that a restart goes on where it was: the signed query, its column, the book of queries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from mpc_helpers import noise
+from mpc_helpers.attempt import QueryName
+from mpc_helpers.config import Limits, Membership, Site
+from mpc_helpers.metrics import Labels, Metrics
+from mpc_helpers.query_book import QueryBook, QueryChanged, QueryRecord, QueryState
+from protocol.batch import ColumnReader, Layout, batch_root, column_size
+from protocol.console import write_atomically
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.field import ELEMENT_SIZE
+from protocol.query import Query, SignedQuery
+from protocol.report import FIXED
+from protocol.shares import PARTIES
+
+_LOG = logging.getLogger("trefoil.intake")
+_ENDS = (QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED)
+AWAITING = "awaiting"
+
+
+class Trouble(Enum):
+    """Why a request is refused, whatever the query."""
+
+    STRANGER = "stranger"
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    NOT_YET = "not yet"
+    TOO_LARGE = "too large"
+    UNWILLING = "unwilling"
+    BUSY = "busy"
+    ENDED = "ended"
+    DISK = "disk"
+
+
+class Refusal(TrefoilError):
+    """A request this helper does not serve."""
+
+    def __init__(self, trouble: Trouble, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.trouble = trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What anyone who holds a query may know of it."""
+
+    state: str
+    done: int = 0
+    total: int = 0
+    failure: Mapping[str, object] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """For the querier."""
+        return {
+            "state": self.state,
+            "done": self.done,
+            "total": self.total,
+            "failure": dict(self.failure),
+            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+        }
+
+
+class Job:
+    """One query at this helper: what is on disk for it, and where its task stands."""
+
+    def __init__(self, query: Query, folder: Path, book: QueryBook, clock: Callable[[], int]) -> None:
+        self.query = query
+        self.name = QueryName.of(query)
+        self.folder = folder
+        self.record = QueryRecord(self.name, QueryState.QUEUED, clock())
+        self.done = 0
+        self.hint = ""
+        self.seconds: dict[str, float] = {}
+        self.uploading = asyncio.Lock()
+        self.task: asyncio.Task[None] | None = None
+        self._book = book
+        self._clock = clock
+        self._entered = 0.0
+
+    @property
+    def column(self) -> Path:
+        """Where the uploaded column is, once it is whole and has the root that was signed."""
+        return self.folder / "column"
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will happen any more unless it is asked again."""
+        return self.record.state in _ENDS
+
+    async def enter(self, state: QueryState, *, stage: str = "", helper: int | None = None, reason: str = "") -> None:
+        """Move to a state, durably, and note how long the last one took."""
+        now = asyncio.get_running_loop().time()
+        if self._entered:
+            spent = self.seconds.get(self.record.state.value, 0.0) + now - self._entered
+            self.seconds[self.record.state.value] = spent
+        self._entered = now
+        self.done = 0
+        record = QueryRecord(self.name, state, self._clock(), stage, helper, reason)
+        await asyncio.to_thread(self._book.record, record)
+        self.record = record
+
+    def advance(self, amount: int) -> None:
+        """More reports are done in this stage. Called from any thread."""
+        self.done += amount
+
+    def status(self) -> Status:
+        """For whoever asks."""
+        record = self.record
+        state = record.state.value
+        if record.state is QueryState.QUEUED and self.task is None and not self.column.exists():
+            state = AWAITING
+        failure: dict[str, object] = {}
+        if record.state in (QueryState.FAILED, QueryState.DISPUTED):
+            failure = {"stage": record.stage, "helper": record.helper, "reason": record.reason, "hint": self.hint}
+        total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
+        return Status(state, self.done, total, failure, dict(self.seconds))
+
+
+class Answerer(Protocol):
+    """What intake needs of a helper: to answer a query, and to hand out what was released."""
+
+    async def answer(self, query: Query, column: Path, job: Job) -> QueryState: ...
+
+    async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None: ...
+
+
+class Intake:
+    """Every query of one helper, by digest."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        sites: Mapping[str, Site],
+        limits: Limits,
+        books: Mapping[bool, QueryBook],
+        folder: Path,
+        helper: Answerer,
+        clock: Callable[[], int],
+        metrics: Metrics,
+        *,
+        answer_sent: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._membership = membership
+        self._sites = sites
+        self._limits = limits
+        self._books = books
+        self._folder = folder / "queries"
+        self._helper = helper
+        self._clock = clock
+        self._jobs: dict[bytes, Job] = {}
+        self._slots = asyncio.Semaphore(limits.running)
+        self._answer_sent = answer_sent
+        self._ended = metrics.counter("trefoil_queries_total", "queries that ended, by how")
+        self._spent = metrics.counter("trefoil_stage_seconds_total", "seconds spent in each stage of queries")
+        metrics.gauge("trefoil_queries", "queries known to this helper, by state", self._count_states)
+
+    # What queriers ask for.
+
+    async def submit(self, digest: bytes, body: bytes) -> Status:
+        """A signed query. New: kept, and its column awaited. Known: joined, or tried again if it had failed."""
+        signed = SignedQuery.decode(body)
+        query = signed.query
+        self._authenticate(signed)
+        if query.digest != digest:
+            raise ProtocolError("the query is not the one that the address names")
+        job = self._jobs.get(digest)
+        if job is None:
+            self._check_willing(query)
+            job = await self._keep(signed)
+        elif job.record.state is QueryState.FAILED and self._clock() < query.deadline:
+            await job.enter(QueryState.QUEUED)
+            self._start(job)
+        return job.status()
+
+    async def take_column(self, digest: bytes, size: int, pieces: AsyncIterator[bytes]) -> Status:
+        """The column of a query that awaits one: on disk whole and with the signed root, or not at all."""
+        job = self._job(digest)
+        expected = self._column_size(job.query)
+        if size != expected:
+            raise Refusal(
+                Trouble.TOO_LARGE,
+                f"the column has {size} bytes; this query's takes {expected}",
+                "Cut the column from the batch that the query was made for, for this helper.",
+            )
+        async with job.uploading:
+            if job.status().state != AWAITING:
+                async for _ in pieces:
+                    pass
+                return job.status()
+            await self._store(job, expected, pieces)
+            self._start(job)
+        return job.status()
+
+    def status(self, digest: bytes) -> Status:
+        """Where a query stands."""
+        return self._job(digest).status()
+
+    async def answer(self, digest: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+        """The stored sealed share and the signed YES: the same bytes however often it is asked."""
+        job = self._job(digest)
+        stored = await self._helper.stored_answer(job.query)
+        if stored is not None:
+            return stored
+        if job.ended:
+            raise Refusal(Trouble.ENDED, f"the query has ended without an answer: {job.record.reason}")
+        raise Refusal(Trouble.NOT_YET, f"there is no answer yet; the query is {job.record.state.value}")
+
+    def answer_sent(self, digest: bytes) -> None:
+        """The last byte of a share has left."""
+        _LOG.info("query %s: share handed out", digest.hex()[:16])
+        self._answer_sent()
+
+    def summary(self) -> dict[str, object]:
+        """For the health page: how many queries are in which state."""
+        return {"queries": dict(Counter(job.status().state for job in self._jobs.values()))}
+
+    # Starting and stopping.
+
+    async def resume(self) -> None:
+        """Run once at start, after the ledgers have been swept: every query that had not ended goes on."""
+        for book in self._books.values():
+            for record in await asyncio.to_thread(book.all):
+                job = self._restore(record, book)
+                if job is not None and not job.ended and job.column.exists():
+                    self._start(job)
+
+    async def close(self) -> None:
+        """Stop every task. What was reserved is given up as it ends, or at the next start."""
+        tasks = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _restore(self, record: QueryRecord, book: QueryBook) -> Job | None:
+        folder = self._folder / record.name.digest.hex()
+        try:
+            query = SignedQuery.decode((folder / "query").read_bytes()).query
+        except (OSError, ProtocolError) as error:
+            _LOG.warning("query %s cannot be read back: %s", record.name.digest.hex()[:16], error)
+            return None
+        job = Job(query, folder, book, self._clock)
+        job.record = record
+        self._jobs[record.name.digest] = job
+        return job
+
+    # Deciding.
+
+    def _authenticate(self, signed: SignedQuery) -> None:
+        query = signed.query
+        site = self._sites.get(query.site)
+        if site is None:
+            raise Refusal(
+                Trouble.STRANGER,
+                f"this helper answers no queries of {query.site}",
+                "Ask its operator to register the site's key.",
+            )
+        try:
+            signed.verify(site.key)
+        except ProtocolError as error:
+            raise Refusal(Trouble.STRANGER, str(error), error.hint) from None
+        if query.caller not in site.callers:
+            raise Refusal(
+                Trouble.STRANGER,
+                f"{query.caller} may not ask for {query.site}",
+                "Ask the helper's operator to register the caller for the site.",
+            )
+
+    def _check_willing(self, query: Query) -> None:
+        """What this helper will not do, said before anything is uploaded or spent."""
+        limits, now = self._limits, self._clock()
+        if query.helper_set not in {known.digest for known in self._membership.known_sets}:
+            raise Refusal(Trouble.UNWILLING, "the query names another helper set", "Use the current helpers.json.")
+        if not (limits.minimum_reports <= query.batch_size <= limits.maximum_reports):
+            accepted = f"{limits.minimum_reports} to {limits.maximum_reports}"
+            raise Refusal(Trouble.UNWILLING, f"a batch of {query.batch_size}; this helper takes {accepted} reports")
+        if not (now < query.deadline <= now + limits.seconds):
+            raise Refusal(
+                Trouble.UNWILLING,
+                f"the deadline is {query.deadline - now} s away; this helper accepts 1 to {limits.seconds}",
+                "Ask with another deadline; if it looks right, compare the clocks.",
+            )
+        noise.check_cost(query.length, query.gamma)
+        running = [job for job in self._jobs.values() if not job.ended]
+        if len(running) >= limits.waiting:
+            raise Refusal(Trouble.BUSY, f"this helper has {len(running)} queries waiting", "Try again later.")
+        if sum(job.query.site == query.site for job in running) >= limits.queries_per_site:
+            raise Refusal(Trouble.BUSY, f"{query.site} has too many queries waiting", "Wait for one of them to end.")
+
+    async def _keep(self, signed: SignedQuery) -> Job:
+        query = signed.query
+        book = self._books[query.debug]
+        job = Job(query, self._folder / query.digest.hex(), book, self._clock)
+        for other in self._books.values():
+            known = await asyncio.to_thread(other.find, job.name.key)
+            if known is not None and known.name.digest != job.name.digest:
+                raise _changed()
+        write_atomically(job.folder / "query", signed.encode(), 0o600)
+        try:
+            await job.enter(QueryState.QUEUED)
+        except QueryChanged:
+            raise _changed() from None
+        self._jobs[query.digest] = job
+        return job
+
+    def _job(self, digest: bytes) -> Job:
+        job = self._jobs.get(digest)
+        if job is None:
+            raise Refusal(Trouble.UNKNOWN, "this helper does not know the query", "Submit it first.")
+        return job
+
+    # The column.
+
+    def _column_size(self, query: Query) -> int:
+        header = FIXED.size + 6 + len(query.unit) + len(query.site) + len(query.caller)
+        layout = Layout(b"", header, ELEMENT_SIZE * query.length, PARTIES)
+        return column_size(layout, self._membership.party, query.batch_size)
+
+    async def _store(self, job: Job, expected: int, pieces: AsyncIterator[bytes]) -> None:
+        draft = job.folder / "column.part"
+        try:
+            with draft.open("wb") as file:
+                received = 0
+                async for piece in pieces:
+                    received += len(piece)
+                    await asyncio.to_thread(file.write, piece)
+                file.flush()
+                await asyncio.to_thread(os.fsync, file.fileno())
+            if received != expected:
+                raise ProtocolError(f"the column ended after {received} of {expected} bytes", "Upload it again.")
+            await asyncio.to_thread(_check_root, draft, job.query)
+            draft.rename(job.column)
+        except OSError as error:
+            raise Refusal(Trouble.DISK, f"this helper cannot store the column: {error.strerror}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+    # The task of a query.
+
+    def _start(self, job: Job) -> None:
+        if (job.task is None or job.task.done()) and job.column.exists():
+            job.task = asyncio.create_task(self._run(job), name=f"query {job.name.digest.hex()[:16]}")
+
+    async def _run(self, job: Job) -> None:
+        """Answer one query. However it ends, the book says so and the daemon lives on."""
+        try:
+            async with self._slots:
+                state = await self._helper.answer(job.query, job.column, job)
+            if state in _ENDS:
+                await job.enter(state)
+        except TrefoilError as error:
+            await self._fail(job, error)
+        except Exception as error:
+            _LOG.exception("query %s: a defect", job.name.digest.hex()[:16])
+            await self._fail(job, TrefoilError(f"internal error: {type(error).__name__}"))
+        self._finish(job)
+
+    async def _fail(self, job: Job, error: TrefoilError) -> None:
+        stage = job.record.state.value
+        helper = getattr(error, "helper", None)
+        state = QueryState.DISPUTED if getattr(error, "disputed", False) else QueryState.FAILED
+        job.hint = error.hint
+        _LOG.warning("query %s: %s while %s: %s", job.name.digest.hex()[:16], state.value, stage, error)
+        with contextlib.suppress(TrefoilError):
+            # A ledger that cannot be written is the reason often enough; the query is failed all the same.
+            await job.enter(state, stage=stage, helper=helper, reason=str(error))
+            return
+        job.record = QueryRecord(job.name, state, self._clock(), stage, helper, str(error))
+
+    def _finish(self, job: Job) -> None:
+        if job.record.state is QueryState.RELEASED:
+            job.column.unlink(missing_ok=True)
+        if job.ended:
+            self._ended(state=job.record.state.value)
+        for stage, seconds in job.seconds.items():
+            self._spent(seconds, stage=stage)
+
+    def _count_states(self) -> Mapping[Labels, float]:
+        counts = Counter(job.status().state for job in self._jobs.values())
+        return {(("state", state),): float(count) for state, count in counts.items()}
+
+
+def _changed() -> Refusal:
+    return Refusal(
+        Trouble.CHANGED,
+        "this query id was used before, for another batch or other parameters",
+        "Choose a new query id, or submit exactly what was submitted first.",
+    )
+
+
+def _check_root(column: Path, query: Query) -> None:
+    reader = ColumnReader(column)
+    if len(reader) != query.batch_size or batch_root(reader.digests()) != query.batch_root:
+        raise Refusal(
+            Trouble.CHANGED,
+            "the column is not of the batch that the query was signed for",
+            "Upload the column cut from that batch.",
+        )

@@ -1,0 +1,66 @@
+"""The processes in which a helper opens reports. They end with their daemon, and are replaced when one is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def _end_with_parent() -> None:
+    """Run first in every process of the pool: a daemon that is killed leaves nothing behind."""
+    # Ctrl-C goes to the whole group; the daemon decides when its pool ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+class Pool(Executor):
+    """A process pool that survives the death of a process: the work at hand fails, the next finds a new pool.
+
+    With `processes` = 0 everything runs in one thread, which is what small helpers and tests want.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.processes = processes
+        self._lock = threading.Lock()
+        self._pool: Executor | None = None
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See `Executor.submit`."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = self._start()
+            try:
+                return self._pool.submit(fn, *args, **kwargs)
+            except BrokenProcessPool:
+                self._pool.shutdown(wait=False)
+                self._pool = self._start()
+                return self._pool.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `Executor.shutdown`."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
+                self._pool = None
+
+    def _start(self) -> Executor:
+        if not self.processes:
+            return ThreadPoolExecutor(1, thread_name_prefix="admit")
+        # Not fork: the daemon has threads, and a forked child could inherit a lock that nobody will ever release.
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.processes, mp_context=context, initializer=_end_with_parent)
