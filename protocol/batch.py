@@ -155,12 +155,20 @@ class _RecordFile:
     def digests(self) -> Digests:
         """The identity of every report, as rows of 32 bytes."""
         digests = np.empty((self.count, HASH_SIZE), dtype=np.uint8)
-        for start in range(0, self.count, 4096):
-            headers = self.records[start : start + 4096, : self.layout.header].tobytes()
-            size = self.layout.header
-            hashed = b"".join(header_digest(headers[at : at + size]) for at in range(0, len(headers), size))
-            digests[start : start + 4096] = np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
+        start = 0
+        for data in self._spans(4096):
+            starts = range(0, len(data), self.layout.record)
+            hashed = b"".join([header_digest(data[at : at + self.layout.header]) for at in starts])
+            digests[start : start + len(starts)] = np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
+            start += len(starts)
         return digests
+
+    def _spans(self, count: int) -> Iterator[bytes]:
+        """The records, some at a time, read rather than mapped: what has been used does not stay in memory."""
+        with self.path.open("rb") as file:
+            file.seek(_PREAMBLE.size)
+            while data := file.read(count * self.layout.record):
+                yield data
 
 
 class BatchReader(_RecordFile):
