@@ -6,7 +6,7 @@ paper's general request runs on the same engine through `measure`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,6 +17,7 @@ from device.epoch import EpochCalendar, draw_start
 from device.errors import DatabaseUnavailable, RangeError
 from device.impression import Impression, ImpressionOptions, SavedImpression
 from device.limits import Limits
+from device.overview import Overview
 from device.privacy_filter import (
     Charges,
     FilterKind,
@@ -30,7 +31,7 @@ from device.privacy_filter import (
 from device.privacy_loss import epoch_loss
 from device.report import Seal
 from device.site import parse_site
-from device.storage import ReportRecord, Store
+from device.storage import LOGGED_EPOCHS, EpochEntry, EpochOutcome, ReportRecord, Store
 from device.tick import no_tick
 from protocol.errors import TrefoilError
 
@@ -49,9 +50,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What *Charge* settled: the epochs that paid, and the report's histogram where the charge had to know it."""
+    """What *Charge* settled: what each epoch that could pay has paid to the querier's own filter, and the report's
+    histogram where the charge had to know it.
+    """
 
-    paid: Collection[int]
+    paid: Mapping[int, int]
     output: tuple[int, ...] | None
 
 
@@ -110,7 +113,7 @@ class Device(Generic[R]):
                 settled = self._charge(conversion, found, award)
                 # Attribute: divide the value among the impressions of epochs that paid.
                 numbers = self._attribute(conversion, found, settled, award)
-                self._store.log(_record(conversion, now))
+                self._store.log(_record(conversion, now, found, settled))
         except DatabaseUnavailable:
             numbers = _null(conversion)
         # Share, Seal: only now, when the charge is on disk.
@@ -188,6 +191,23 @@ class Device(Generic[R]):
         with self._store.transaction():
             return self._store.reports()
 
+    def overview(self) -> Overview:
+        """All of it at one moment, for the person's dashboard. Looking changes nothing, not even where epochs start."""
+        now, limits = self._clock(), self._limits
+        with self._store.transaction():
+            start = self._store.epoch_start
+            return Overview(
+                now=now,
+                enabled=self._store.enabled,
+                debug=self._store.debug,
+                limits=limits,
+                calendar=None if start is None else EpochCalendar(start, limits.epoch_length),
+                barrier=self._store.barrier,
+                filters=states(self._store.filters(), limits),
+                reports=self._store.reports(),
+                impressions=self._store.impressions(),
+            )
+
     def calendar(self) -> EpochCalendar:
         """This device's epochs. Looking fixes where they start, as a first conversion does."""
         with self._store.transaction():
@@ -215,8 +235,9 @@ class Device(Generic[R]):
         output = attribute(conversion.function, found.relevant, award) if single else None
         owed = self._owed(conversion, found, None if output is None else sum(output))
         filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
+        own = Owner(FilterKind.SITE, conversion.site)
         paid = {
-            epoch
+            epoch: charges[own]
             for epoch, charges in owed.items()
             if epoch in found.usable and check_and_consume(epoch, charges, filters, self._capacities)
         }
@@ -313,6 +334,23 @@ def _null(conversion: Conversion) -> tuple[int, ...]:
     return (0,) * (conversion.buckets + (1 if conversion.side_query else 0))
 
 
-def _record(conversion: Conversion, now: int) -> ReportRecord:
+def _record(conversion: Conversion, now: int, found: Found, settled: Settled) -> ReportRecord:
+    """The line in the log: as long for a null report as for any other."""
     terms = conversion.loss_terms
-    return ReportRecord(now, terms.epsilon_micros, terms.query_sensitivity, conversion.site, conversion.caller)
+    epochs = tuple(
+        EpochEntry(epoch, _outcome(conversion, epoch, found, settled), settled.paid.get(epoch, 0))
+        for epoch in found.window[-LOGGED_EPOCHS:]
+    )
+    return ReportRecord(now, terms.epsilon_micros, terms.query_sensitivity, conversion.site, conversion.caller, epochs)
+
+
+def _outcome(conversion: Conversion, epoch: int, found: Found, settled: Settled) -> EpochOutcome:
+    """What the person is told about one epoch of a request."""
+    if not found.measuring:
+        return EpochOutcome.NOT_MEASURED
+    if epoch not in found.usable:
+        return EpochOutcome.CLOSED
+    owes = epoch in found.relevant or conversion.side_query is not None
+    if owes and epoch not in settled.paid:
+        return EpochOutcome.OUT_OF_BUDGET
+    return EpochOutcome.PAID if owes else EpochOutcome.NOTHING_FOUND

@@ -48,6 +48,9 @@ class MemoryStore:
     def matching(self, selection: Selection) -> Sequence[Impression]:
         return sorted((saved.impression for saved in self._impressions if selection.accepts(saved)), key=_time)
 
+    def impressions(self) -> Sequence[SavedImpression]:
+        return sorted(self._impressions, key=lambda saved: saved.impression.time)
+
     def count_between(self, since: int, until: int) -> int:
         return sum(since <= saved.impression.time < until for saved in self._impressions)
 

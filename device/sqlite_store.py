@@ -35,6 +35,9 @@ SELECT time, site, caller, histogram_index, match_value, priority FROM impressio
 WHERE time >= ? AND time < ? AND expires >= ? AND site <> ?
 AND (conversion_sites = '' OR instr(conversion_sites, ?) > 0)
 AND (conversion_callers = '' OR instr(conversion_callers, ?) > 0)"""
+_ALL = """
+SELECT time, site, caller, histogram_index, match_value, priority, expires, conversion_sites, conversion_callers
+FROM impression ORDER BY time, id"""
 _FILTER = "SELECT first_epoch, paid FROM filter WHERE kind = ? AND site = ?"
 _LISTED = """
 SELECT id, conversion_sites, conversion_callers FROM impression
@@ -184,6 +187,12 @@ class SqliteStore:
     def matching(self, selection: Selection) -> Sequence[Impression]:
         query, values = _where(selection)
         return [Impression._make(row) for row in self._connection.execute(query, values)]
+
+    def impressions(self) -> Sequence[SavedImpression]:
+        return [
+            SavedImpression(Impression._make(seen), expires, frozenset(sites.split()), frozenset(callers.split()))
+            for *seen, expires, sites, callers in self._connection.execute(_ALL)
+        ]
 
     def count_between(self, since: int, until: int) -> int:
         rows = self._connection.execute("SELECT count(*) FROM impression WHERE time >= ? AND time < ?", (since, until))

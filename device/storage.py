@@ -10,19 +10,41 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import NamedTuple, Protocol
 
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import Owner, PrivacyFilter
 
-_RECORD = struct.Struct(">qqqB253sB253s")
+# More epochs than a window of the standard has; of a longer one the log keeps the latest.
+LOGGED_EPOCHS = 16
+_RECORD = struct.Struct(">qqqB253sB253sB")
+_EPOCH = struct.Struct(">qBq")
+
+
+class EpochOutcome(IntEnum):
+    """What became of one epoch in one request. Numbers are stored; add at the end."""
+
+    PAID = 1
+    NOTHING_FOUND = 2
+    OUT_OF_BUDGET = 3
+    CLOSED = 4
+    NOT_MEASURED = 5
+
+
+class EpochEntry(NamedTuple):
+    """One epoch of a logged request: what became of it, and what the querier's own filter paid, in micros."""
+
+    epoch: int
+    outcome: EpochOutcome
+    paid: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRecord:
-    """One line in the log of reports: who asked, when, and what the request allowed. The same size whatever happened.
+    """One line in the log of reports: who asked, when, what the request allowed, and what it cost each epoch.
 
-    It says nothing about what was found: only the person's own filters know what a report cost.
+    The same size whatever happened, and for the person's own eyes: it never leaves the device.
     """
 
     time: int
@@ -30,19 +52,22 @@ class ReportRecord:
     query_sensitivity: int
     site: str
     caller: str
+    epochs: tuple[EpochEntry, ...] = ()
 
     def encode(self) -> bytes:
-        """Always `_RECORD.size` bytes, so that the database grows alike for real and null reports."""
-        site, caller = self.site.encode(), self.caller.encode()
-        return _RECORD.pack(
-            self.time, self.epsilon_micros, self.query_sensitivity, len(site), site, len(caller), caller
-        )
+        """Always of one size, so that the database grows alike for real and null reports."""
+        site, caller, epochs = self.site.encode(), self.caller.encode(), self.epochs[-LOGGED_EPOCHS:]
+        head = (self.time, self.epsilon_micros, self.query_sensitivity, len(site), site, len(caller), caller)
+        entries = b"".join(_EPOCH.pack(*entry) for entry in epochs)
+        return _RECORD.pack(*head, len(epochs)) + entries.ljust(LOGGED_EPOCHS * _EPOCH.size, b"\0")
 
     @classmethod
     def decode(cls, data: bytes) -> ReportRecord:
         """The record in `data`."""
-        time, epsilon, sensitivity, site_length, site, caller_length, caller = _RECORD.unpack(data)
-        return cls(time, epsilon, sensitivity, site[:site_length].decode(), caller[:caller_length].decode())
+        time, epsilon, sensitivity, site_length, site, caller_length, caller, count = _RECORD.unpack_from(data)
+        entries = list(_EPOCH.iter_unpack(data[_RECORD.size :]))[:count]
+        epochs = tuple(EpochEntry(epoch, EpochOutcome(outcome), paid) for epoch, outcome, paid in entries)
+        return cls(time, epsilon, sensitivity, site[:site_length].decode(), caller[:caller_length].decode(), epochs)
 
 
 class Store(Protocol):
@@ -86,6 +111,10 @@ class Store(Protocol):
 
     def matching(self, selection: Selection) -> Sequence[Impression]:
         """Impressions that `selection` accepts, in the order they were saved within one second, by time."""
+        ...
+
+    def impressions(self) -> Sequence[SavedImpression]:
+        """All impressions, by time, for the person to see."""
         ...
 
     def count_between(self, since: int, until: int) -> int:
