@@ -20,8 +20,8 @@ MAX_SENSITIVITY = 2**40
 
 def entitlement(epsilon: float | Fraction) -> int:
     """⌊ε·10⁶⌋: what a report may claim to have paid for. Refuses NaN, infinities, zero, and what rounds to zero."""
-    # Written so that NaN, for which every comparison is false, fails.
-    if not (0 < epsilon <= MAX_EPSILON):
+    # Written so that NaN, for which every comparison is false, fails; True counts as 1 in Python, and is no ε.
+    if isinstance(epsilon, bool) or not (0 < epsilon <= MAX_EPSILON):
         raise ProtocolError(f"epsilon must be above 0 and at most {MAX_EPSILON}, not {epsilon}")
     micros = math.floor(Fraction(epsilon) * MICROS)
     if micros == 0:
