@@ -42,7 +42,10 @@ class Writer:
 
     def text(self, value: str) -> Self:
         """UTF-8 behind a two-byte length."""
-        return self.blob(value.encode(), 2)
+        try:
+            return self.blob(value.encode(), 2)
+        except UnicodeEncodeError:
+            raise ProtocolError("text holds half a character, which UTF-8 cannot express") from None
 
     def done(self) -> bytes:
         """The message."""
