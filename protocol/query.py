@@ -10,7 +10,15 @@ from protocol.epsilon import MAX_SENSITIVITY, validate_terms
 from protocol.errors import ProtocolError
 from protocol.hpke import PUBLIC_KEY_SIZE, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
-from protocol.report import HASH_SIZE, MAX_BUCKETS, MAX_SITE_LENGTH, MAX_UNIT_LENGTH, check_site, vector_length
+from protocol.report import (
+    HASH_SIZE,
+    MAX_BUCKETS,
+    MAX_SITE_LENGTH,
+    MAX_UNIT_LENGTH,
+    check_site,
+    check_unit,
+    vector_length,
+)
 from protocol.wire import Reader, Writer, tagged_hash
 
 VERSION = 1
@@ -58,6 +66,7 @@ class Query:
     def __post_init__(self) -> None:
         check_site(self.site)
         check_site(self.caller)
+        check_unit(self.unit)
         validate_terms(self.epsilon_micros, self.sensitivity)
         sized = ((self.query_id, QUERY_ID_SIZE), (self.helper_set, HASH_SIZE), (self.batch_root, HASH_SIZE))
         if any(len(value) != size for value, size in sized) or len(self.answer_key) != PUBLIC_KEY_SIZE:
@@ -66,8 +75,6 @@ class Query:
             raise ProtocolError(f"κ must be 0 to 2^40, not {self.kappa}")
         if not (0 < self.buckets <= MAX_BUCKETS):
             raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
-        if not (0 < len(self.unit) <= MAX_UNIT_LENGTH):
-            raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} characters, not {self.unit!r}")
         if not (0 < self.batch_size <= MAX_BATCH):
             raise ProtocolError("a batch holds at least one report", "Collect reports first; the batch is empty.")
         if not (0 < self.minimum_reports <= self.batch_size):

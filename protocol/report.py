@@ -80,8 +80,7 @@ class ReportTerms:
         validate_terms(self.epsilon_micros, self.sensitivity)
         check_site(self.site)
         check_site(self.caller)
-        if not (0 < len(self.unit) <= MAX_UNIT_LENGTH) or not self.unit.isascii() or not self.unit.isprintable():
-            raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {self.unit!r}")
+        check_unit(self.unit)
         if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
             raise ProtocolError(f"a report's time is a whole number of hours since 1970, not {self.time}")
         if not (0 <= self.kappa <= MAX_SENSITIVITY):
@@ -106,6 +105,12 @@ def check_site(site: str) -> None:
         raise ProtocolError(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
     if site != site.lower():
         raise ProtocolError(f"a site is written in lower case, not {site!r}")
+
+
+def check_unit(unit: str) -> None:
+    """What a histogram counts in, as it travels."""
+    if not (0 < len(unit) <= MAX_UNIT_LENGTH) or not unit.isascii() or not unit.isprintable():
+        raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {unit!r}")
 
 
 def coarse_time(now: int) -> int:
