@@ -68,8 +68,8 @@ class HelperEntry:
             raise ProtocolError(f"helper {self.name}: an identity key and a TLS pin have 32 bytes each")
         if not self.hpke_keys:
             raise ProtocolError(f"helper {self.name} has no HPKE key")
-        if not self.address.startswith("https://"):
-            raise ProtocolError(f"helper {self.name}: the address must begin with https://, not {self.address!r}")
+        if not self.address.startswith("https://") or not self.address.isascii() or not self.address.isprintable():
+            raise ProtocolError(f"helper {self.name}: the address must be an ASCII https:// URL, not {self.address!r}")
 
     def active_key(self, now: int) -> HpkeKeyConfig:
         """The key to seal to now; with several, the one that lasts longest."""
@@ -145,7 +145,7 @@ class HelperSet:
         return {
             "trefoil_helper_set": FORMAT,
             "number": self.number,
-            "helpers": [_entry_to_json(helper) for helper in self.helpers],
+            "helpers": [entry_to_json(helper) for helper in self.helpers],
             "signatures": [signature.hex() for signature in self.signatures],
         }
 
@@ -155,15 +155,15 @@ class HelperSet:
         if not isinstance(stored, dict) or stored.get("trefoil_helper_set") != FORMAT:
             raise ProtocolError("this is not a helper set of format 1")
         try:
-            first, second, third = (_entry_from_json(entry) for entry in stored["helpers"])
+            first, second, third = (entry_from_json(entry) for entry in stored["helpers"])
             signatures = tuple(bytes.fromhex(text) for text in stored["signatures"])
-            number = stored["number"]
+            number = _whole(stored, "number")
         except ProtocolError:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the helper set is malformed: {error}") from None
-        if not isinstance(number, int) or any(len(signature) not in (0, SIGNATURE_SIZE) for signature in signatures):
-            raise ProtocolError("the helper set is malformed: number or signatures")
+        if any(len(signature) not in (0, SIGNATURE_SIZE) for signature in signatures):
+            raise ProtocolError("the helper set is malformed: a signature has 64 bytes")
         return cls(number, (first, second, third), signatures)
 
     @classmethod
@@ -180,11 +180,14 @@ class HelperSet:
             return cls.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             raise TrefoilError(f"there is no helper set {path}", "Make one with: trefoil launch") from None
-        except (OSError, ValueError) as error:
-            raise TrefoilError(f"{path} is not a helper set: {error}") from None
+        except OSError as error:
+            raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"{path} is not a helper set: {error}") from None
 
 
-def _entry_to_json(helper: HelperEntry) -> dict[str, object]:
+def entry_to_json(helper: HelperEntry) -> dict[str, object]:
+    """One helper as it stands in the file; also what an operator hands to whoever puts a set together."""
     return {
         "name": helper.name,
         "identity_key": helper.identity_key.hex(),
@@ -203,12 +206,13 @@ def _entry_to_json(helper: HelperEntry) -> dict[str, object]:
     }
 
 
-def _entry_from_json(stored: dict[str, Any]) -> HelperEntry:
+def entry_from_json(stored: dict[str, Any]) -> HelperEntry:
+    """The reverse of `entry_to_json`."""
     return HelperEntry(
-        name=stored["name"],
+        name=_text(stored, "name"),
         identity_key=bytes.fromhex(stored["identity_key"]),
         hpke_keys=tuple(_key_from_json(config) for config in stored["hpke_keys"]),
-        address=stored["address"],
+        address=_text(stored, "address"),
         tls_pin=bytes.fromhex(stored["tls_pin"]),
     )
 
@@ -217,4 +221,17 @@ def _key_from_json(stored: dict[str, Any]) -> HpkeKeyConfig:
     key = PublicKey(Suite(stored["suite"]), bytes.fromhex(stored["public_key"]))
     if stored["key_id"] != key.key_id.hex():
         raise ProtocolError(f"key id {stored['key_id']} does not belong to its public key")
-    return HpkeKeyConfig(key, stored["not_before"], stored["not_after"])
+    return HpkeKeyConfig(key, _whole(stored, "not_before"), _whole(stored, "not_after"))
+
+
+def _text(stored: dict[str, Any], name: str) -> str:
+    if not isinstance(value := stored[name], str):
+        raise ProtocolError(f"the helper set is malformed: {name} is not text")
+    return value
+
+
+def _whole(stored: dict[str, Any], name: str) -> int:
+    """A JSON integer. JSON's true is an integer to Python, and a float would pass every comparison."""
+    if not isinstance(value := stored[name], int) or isinstance(value, bool):
+        raise ProtocolError(f"the helper set is malformed: {name} is not a whole number")
+    return value
