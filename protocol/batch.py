@@ -79,17 +79,25 @@ class BatchWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[bytes] = path.open("ab+")
+        try:
+            self._file: IO[bytes] = path.open("ab+")
+        except OSError as error:
+            raise TrefoilError(f"cannot write {path}: {error.strerror}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._layout = self._existing_layout()
+        except BlockingIOError:
             self._file.close()
             raise TrefoilError(f"{path} is being written by another process", "Wait for it to end.") from None
-        self._layout = self._existing_layout()
+        except ProtocolError as error:
+            self._file.close()
+            raise ProtocolError(f"{path} is not a file of reports: {error}", "Name a new file.") from None
 
     def add(self, report: SealedReport) -> None:
         """Append one report; one of another shape than the first is refused and nothing is written."""
         layout = Layout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES)
+        if any(len(payload) != PAYLOAD_SIZE for payload in report.payloads):
+            raise ProtocolError(f"a payload has {PAYLOAD_SIZE} bytes; another would move all that follow it")
         if self._layout is None:
             self._file.write(layout.encode())
             self._layout = layout
@@ -103,11 +111,13 @@ class BatchWriter:
 
     def _existing_layout(self) -> Layout | None:
         size = self._file.seek(0, os.SEEK_END)
-        if size < _PREAMBLE.size:
+        self._file.seek(0)
+        preamble = self._file.read(_PREAMBLE.size)
+        # A stump of our own preamble is removed; a short file that is anything else is someone's, and stays.
+        if size < _PREAMBLE.size and preamble[: len(_BATCH_MAGIC)] == _BATCH_MAGIC[:size]:
             self._file.truncate(0)
             return None
-        self._file.seek(0)
-        layout = Layout.decode(self._file.read(_PREAMBLE.size), _BATCH_MAGIC, PARTIES)
+        layout = Layout.decode(preamble, _BATCH_MAGIC, PARTIES)
         self._file.truncate(size - (size - _PREAMBLE.size) % layout.record)
         self._file.seek(0, os.SEEK_END)
         return layout
@@ -135,7 +145,7 @@ class _RecordFile:
         except OSError as error:
             raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
         except ProtocolError as error:
-            raise TrefoilError(f"{path} is not a file of reports: {error}") from None
+            raise ProtocolError(f"{path} is not a file of reports: {error}") from None
         self.count, rest = divmod(size, self.layout.record)
         if rest:
             raise ProtocolError(
