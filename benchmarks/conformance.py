@@ -135,7 +135,7 @@ def run_file(path: Path, config: Config, make_device: MakeDevice | None = None) 
         mismatches = tuple(run_scenario(scenario, config, make_device or plain_device))
     except TrefoilError as error:
         return Result(path.stem, error=str(error))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         return Result(path.stem, error=f"not a scenario: {type(error).__name__}: {error}")
     return Result(path.stem, mismatches)
 
