@@ -1,0 +1,1 @@
+"""The paper's evaluation: many devices simulated in columns, three accounting policies, every figure."""

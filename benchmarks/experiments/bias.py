@@ -1,0 +1,138 @@
+"""What a querier learns from the side query (Fig. 7): a noisy bound on the error, and which answers to discard.
+
+Whatever is concluded depends on the noise drawn, so everything here is given over many draws, never one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+import numpy as np
+
+from benchmarks.experiments.columns import Floats
+from benchmarks.experiments.simulation import Run, noise_scale
+from benchmarks.experiments.world import World
+from benchmarks.seeded import generator
+from protocol.errors import TrefoilError
+
+BETA = 0.05
+CUTOFFS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
+
+
+class Margin(Enum):
+    """How far above the noisy count the bound lies: Theorem 15 takes σ = √2·b, the artifact puts b in σ's place."""
+
+    THEOREM = "theorem"
+    ARTIFACT = "artifact"
+
+
+class Bound(Enum):
+    """The side query alone, or (as the artifact does) also that no sum exceeds B·Δ, to which no margin is added."""
+
+    SIDE_QUERY = "side query"
+    BEST_OF_BOTH = "side query, batch cap"
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Noisy answers of one run, one row per draw: the side query's count (in κ), and the main answer."""
+
+    flags: Floats
+    answers: Floats
+    scale: Floats
+
+    @classmethod
+    def of(cls, world: World, run: Run, count: int, seed: int) -> Draws:
+        """Draw the noise of every query `count` times. Seeded: this is a study of noise, not noise that protects."""
+        if count < 1:
+            raise TrefoilError(f"the bias study needs at least one draw of the noise, not {count}")
+        if run.kappa <= 0:
+            raise TrefoilError("the bias study needs a side query", "Give --kappa a value above 0.")
+        rng = generator(seed)
+        scale = noise_scale(world)
+        shape = (count, world.submitted)
+        return cls(
+            flags=run.kappa * run.flagged + rng.laplace(0.0, scale, shape),
+            answers=run.answer + rng.laplace(0.0, scale, shape),
+            scale=scale,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One way to bound the bias, over all draws. Shares are of queries; lists have one number per draw."""
+
+    margin: Margin
+    bound: Bound
+    covers_flags: float
+    covers_bias: float
+    estimates: Floats
+    errors: Floats
+
+    def accepted(self, cutoff: float) -> Floats:
+        """Share of queries whose estimated error is within the cutoff, in each draw."""
+        share: Floats = (self.estimates <= cutoff).mean(axis=1)
+        return share
+
+    def worst(self, cutoff: float) -> Floats:
+        """The largest true error among accepted queries, in each draw; zero where none was accepted."""
+        worst: Floats = np.where(self.estimates <= cutoff, self.errors, 0.0).max(axis=1)
+        return worst
+
+    def as_json(self) -> dict[str, object]:
+        """The study as it is written out."""
+        return {
+            "margin": self.margin.value,
+            "bound": self.bound.value,
+            "beta": BETA,
+            "draws": len(self.estimates),
+            "covers_flags": self.covers_flags,
+            "covers_bias": self.covers_bias,
+            "cutoffs": [self._at(cutoff) for cutoff in CUTOFFS],
+        }
+
+    def _at(self, cutoff: float) -> dict[str, object]:
+        worst = self.worst(cutoff)
+        return {
+            "cutoff": cutoff,
+            "accepted_mean": float(self.accepted(cutoff).mean()),
+            "draws_with_worst_within_cutoff": float((worst <= cutoff).mean()),
+            "worst_quartiles": [float(x) for x in np.quantile(worst, [0, 0.25, 0.5, 0.75, 1])],
+        }
+
+
+def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound, batch: int) -> Study:
+    """Bound the bias of every answer in every draw, and estimate its RMSRE as the querier would, from noisy numbers."""
+    side = (draws.flags + _margin(margin, draws.scale)) / run.kappa * world.cap
+    match bound:
+        case Bound.SIDE_QUERY:
+            # A negative bound says no more than zero does.
+            used = np.maximum(side, 0.0)
+        case Bound.BEST_OF_BOTH:
+            used = np.minimum(side, batch * world.cap - draws.answers)
+        case _:
+            assert_never(bound)
+    estimates = np.sqrt(used**2 + 2 * draws.scale**2) / np.abs(draws.answers)
+    return Study(
+        margin=margin,
+        bound=bound,
+        covers_flags=float((side >= run.flagged * world.cap).mean()),
+        covers_bias=float((used >= run.truth - run.answer).mean()),
+        estimates=estimates,
+        errors=run.rmsre,
+    )
+
+
+def _margin(margin: Margin, scale: Floats) -> Floats:
+    """σ·ln(1/β)/√2, with σ the noise's standard deviation √2·b, or b itself."""
+    match margin:
+        case Margin.THEOREM:
+            sigma = math.sqrt(2) * scale
+        case Margin.ARTIFACT:
+            sigma = scale
+        case _:
+            assert_never(margin)
+    return sigma * math.log(1 / BETA) / math.sqrt(2)

@@ -1,0 +1,203 @@
+"""The experiments of the paper's Section 6 as functions from options to a result. No printing, no files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.experiments import criteo as criteo_log
+from benchmarks.experiments import patcg as patcg_set
+from benchmarks.experiments.bias import Bound, Draws, Margin, Study, study
+from benchmarks.experiments.columns import DAY
+from benchmarks.experiments.microbenchmark import Microbenchmark, generate
+from benchmarks.experiments.policies import AraLike, CookieMonster, DevicePolicy, IpaLike, System
+from benchmarks.experiments.results import Options, Point, Result
+from benchmarks.experiments.simulation import Simulation, simulate
+from benchmarks.experiments.world import Epochs, World
+from protocol.errors import TrefoilError
+
+PARTICIPATIONS = (0.001, 0.01, 0.1, 0.5, 1.0)
+RATES = (0.001, 0.01, 0.1, 1.0)
+DEFAULT_KNOB = 0.1
+EPOCH_LENGTHS = (1, 7, 14, 21, 30, 60)
+EXTRA_IMPRESSIONS = (3, 6, 9)
+# "10 % of Δ": the paper's side query.
+BIAS_KAPPA = 0.5
+# PATCG has 30 days of conversions, and Figure 5c looks at epochs of up to 60.
+LONGEST_PATCG_EPOCH = 60
+
+Advance = Callable[[int], None]
+
+
+def nobody(_: int) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One world under one grid of epochs, and what to call it in the results."""
+
+    world: World
+    options: Options
+    kappas: Sequence[float]
+    workload_seconds: float
+    participation: float | None = None
+    rate: float | None = None
+    extra_impressions: int | None = None
+    systems: Sequence[System] = tuple(System)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Runs settings and gathers their points into a result."""
+
+    result: Result
+    advance: Advance = nobody
+
+    def run(self, setting: Setting) -> Simulation:
+        """All systems over one setting, and where the time went."""
+        options, world = setting.options, setting.world
+        started = time.perf_counter()
+        central = IpaLike(options.accounting) if System.IPA_LIKE in setting.systems else None
+        epochs = Epochs(options.epoch_days * DAY)
+        simulation = simulate(world, epochs, _policies(setting), central, advance=self.advance)
+        seconds = time.perf_counter() - started
+        self._profile(simulation, setting.workload_seconds, seconds)
+        self.result.points += [
+            Point(
+                run=run,
+                kappa=run.kappa / world.unit,
+                epoch_days=options.epoch_days,
+                conversions=len(world.conversions.owner),
+                total_seconds=setting.workload_seconds + seconds,
+                participation=setting.participation,
+                rate=setting.rate,
+                extra_impressions=setting.extra_impressions,
+            )
+            for run in simulation.runs
+        ]
+        return simulation
+
+    def _profile(self, simulation: Simulation, workload: float, seconds: float) -> None:
+        spent = self.result.spent
+        spent("workload", workload)
+        spent("matching", simulation.matching_seconds)
+        for run in simulation.runs:
+            spent(run.system.value, run.seconds)
+        spent("measuring", seconds - simulation.matching_seconds - sum(run.seconds for run in simulation.runs))
+
+
+def figure_4_settings() -> list[tuple[float, float]]:
+    """Every (participation, rate) that Figure 4 shows: one knob moves, the other stays at 0.1."""
+    along = [(participation, DEFAULT_KNOB) for participation in PARTICIPATIONS]
+    return along + [(DEFAULT_KNOB, rate) for rate in RATES if rate != DEFAULT_KNOB]
+
+
+def microbenchmark(options: Options, settings: Sequence[tuple[float, float]], advance: Advance = nobody) -> Result:
+    """Figure 4: all three systems at each (participation, rate)."""
+    specs = [Microbenchmark(knob1, knob2, options.seed, options.scale) for knob1, knob2 in settings]
+    for spec in specs:
+        _check_epoch(options.epoch_days, spec.days)
+    _warm_up(options)
+    recorder = Recorder(Result("microbenchmark", options), advance)
+    for spec in specs:
+        started = time.perf_counter()
+        world = generate(spec)
+        seconds = time.perf_counter() - started
+        recorder.run(Setting(world, options, [options.kappa], seconds, spec.participation, spec.rate))
+    return recorder.result
+
+
+def bias(options: Options, draws: int = 500, advance: Advance = nobody) -> tuple[Result, list[Study]]:
+    """Figure 7: the microbenchmark under heavy load, without the side query and with it."""
+    options = options if options.kappa else replace(options, kappa=BIAS_KAPPA)
+    spec = Microbenchmark(seed=options.seed, scale=options.scale, days=60, repeats=40)
+    _check_epoch(options.epoch_days, spec.days)
+    recorder = Recorder(Result("bias", options), advance)
+    started = time.perf_counter()
+    world = generate(spec)
+    seconds = time.perf_counter() - started
+    simulation = recorder.run(Setting(world, options, [0.0, options.kappa], seconds, spec.participation, spec.rate))
+    started = time.perf_counter()
+    run = simulation.of(System.COOKIE_MONSTER)[-1]
+    drawn = Draws.of(world, run, draws, options.seed)
+    studies = [study(world, run, drawn, margin, bound, spec.batch) for bound in Bound for margin in Margin]
+    recorder.result.spent("bias study", time.perf_counter() - started)
+    recorder.result.findings["bias_studies"] = [one.as_json() for one in studies]
+    return recorder.result, studies
+
+
+def patcg(
+    options: Options, epoch_lengths: Sequence[int], events: patcg_set.Events | None = None, advance: Advance = nobody
+) -> Result:
+    """Figure 5: one large advertiser, at each length of an epoch. Without events, a synthetic set is drawn."""
+    for days in epoch_lengths:
+        _check_epoch(days, LONGEST_PATCG_EPOCH)
+    recorder = Recorder(Result("patcg", options), advance)
+    started = time.perf_counter()
+    drawn = events if events is not None else patcg_set.synthesize(options.seed, options.scale)
+    world = patcg_set.world_of(drawn, options.scale)
+    seconds = time.perf_counter() - started
+    for days in epoch_lengths:
+        recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
+        seconds = 0.0
+    return recorder.result
+
+
+def criteo(
+    options: Options,
+    epoch_lengths: Sequence[int],
+    extras: Sequence[int] = (),
+    log: criteo_log.Log | None = None,
+    advance: Advance = nobody,
+) -> Result:
+    """Figure 6: many advertisers, at each length of an epoch; then with extra impressions (Criteo++)."""
+    for days in epoch_lengths:
+        _check_epoch(days, criteo_log.DAYS)
+    recorder = Recorder(Result("criteo", options), advance)
+    started = time.perf_counter()
+    drawn = log if log is not None else criteo_log.synthesize(options.seed, options.scale)
+    world = criteo_log.world_of(drawn, options.scale)
+    seconds = time.perf_counter() - started
+    recorder.result.findings["advertisers"] = len(set(world.queries.advertiser.tolist()))
+    for days in epoch_lengths:
+        recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
+        seconds = 0.0
+    for extra in extras:
+        started = time.perf_counter()
+        more = criteo_log.world_of(criteo_log.augment(drawn, extra, options.seed + extra), options.scale)
+        seconds = time.perf_counter() - started
+        recorder.run(
+            Setting(
+                more,
+                options,
+                [options.kappa],
+                seconds,
+                extra_impressions=extra,
+                # More impressions change nothing for the other two.
+                systems=[System.COOKIE_MONSTER],
+            )
+        )
+    return recorder.result
+
+
+def _policies(setting: Setting) -> list[DevicePolicy]:
+    """The policies of a setting that run on devices, Cookie Monster once for each κ."""
+    accounting, unit = setting.options.accounting, setting.world.unit
+    ara: list[DevicePolicy] = [AraLike(accounting)] if System.ARA_LIKE in setting.systems else []
+    kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
+    return ara + [CookieMonster(accounting, kappa) for kappa in kappas]
+
+
+def _check_epoch(epoch_days: int, data_days: int) -> None:
+    if epoch_days > data_days:
+        raise TrefoilError(
+            f"an epoch of {epoch_days} days is longer than the data, {data_days} days", "Give a smaller --epoch-days."
+        )
+
+
+def _warm_up(options: Options) -> None:
+    """Run once very small, so that the first point's time is not that of loading code."""
+    world = generate(Microbenchmark(scale=0.005))
+    simulate(world, Epochs(), [AraLike(options.accounting), CookieMonster(options.accounting)], IpaLike())

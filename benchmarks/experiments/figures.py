@@ -1,0 +1,280 @@
+"""Every subfigure of the paper's evaluation, drawn from results into PNG bytes, recorded numbers beside ours."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.experiments import references
+from benchmarks.experiments.bias import CUTOFFS, Bound, Margin, Study
+from benchmarks.experiments.columns import Floats
+from benchmarks.experiments.policies import System
+from benchmarks.experiments.results import Point, Result
+from protocol.epsilon import MICROS
+
+# Told apart by colour and by shape: the same in every figure.
+STYLE = {
+    System.IPA_LIKE: ("#4c72b0", "s", "IPA-like"),
+    System.ARA_LIKE: ("#dd8452", "^", "ARA-like"),
+    System.COOKIE_MONSTER: ("#8b1a8b", "o", "Cookie Monster"),
+}
+MAIN_EPOCH = 7
+KAPPA_COLOUR = "#c77dd6"
+RECORDED = "recorded (artifact)"
+
+
+def draw_figure_4(result: Result) -> dict[str, bytes]:
+    """4a to 4d: average and maximum budget along both knobs. A single point needs no figure, but gets one."""
+    rate, participation = _common(result.points)
+    plots = {}
+    for letter, knob, largest in (("a", 1, False), ("b", 1, True), ("c", 2, False), ("d", 2, True)):
+
+        def body(axes: Any, knob: int = knob, largest: bool = largest) -> None:
+            _knob(axes, result.points, knob, rate if knob == 1 else participation, largest)
+
+        plots[f"figure-4{letter}.png"] = _plot(body)
+    return plots
+
+
+def draw_figure_5(result: Result) -> dict[str, bytes]:
+    """5a: budget as queries come in; 5b: CDF of the error; 5c: error by length of the epoch."""
+    main = _at_epoch(result.points)
+    return {
+        "figure-5a.png": _plot(lambda axes: _budget_by_query(axes, main)),
+        "figure-5b.png": _plot(lambda axes: _error_cdf(axes, main)),
+        "figure-5c.png": _plot(lambda axes: _error_by_epoch(axes, result.points)),
+    }
+
+
+def draw_figure_6(result: Result) -> dict[str, bytes]:
+    """6a and 6d: CDF of budget over devices and advertisers; 6b: CDF of the error; 6c: error by length of the epoch."""
+    plain = [point for point in result.points if point.extra_impressions is None]
+    augmented = [point for point in result.points if point.extra_impressions is not None]
+    main = _at_epoch(plain)
+    return {
+        "figure-6a.png": _plot(lambda axes: _budget_cdf(axes, main)),
+        "figure-6b.png": _plot(lambda axes: _error_cdf(axes, main, references.CRITEO)),
+        "figure-6c.png": _plot(lambda axes: _error_by_epoch(axes, plain)),
+        "figure-6d.png": _plot(lambda axes: _budget_cdf(axes, [*main, *augmented])),
+    }
+
+
+def draw_figure_7(result: Result, studies: Sequence[Study]) -> dict[str, bytes]:
+    """7a: average budget; 7b: CDF of the error, with one draw's estimates; 7c: error by cutoff, over all draws."""
+    artifact = next(s for s in studies if s.margin is Margin.ARTIFACT and s.bound is Bound.BEST_OF_BOTH)
+    theorem = next(s for s in studies if s.margin is Margin.THEOREM and s.bound is Bound.BEST_OF_BOTH)
+    return {
+        "figure-7a.png": _plot(lambda axes: _average_bars(axes, result.points)),
+        "figure-7b.png": _plot(lambda axes: _bias_cdf(axes, result.points, artifact)),
+        "figure-7c.png": _plot(lambda axes: _cutoffs(axes, [artifact, theorem])),
+    }
+
+
+def _plot(body: Callable[[Any], None]) -> bytes:
+    """One plot, drawn without a display."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(visible=True, which="major", alpha=0.3)
+    body(axes)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=130)
+    return drawn.getvalue()
+
+
+def _common(points: Sequence[Point]) -> tuple[float | None, float | None]:
+    """The rate that stays while participation moves, and the participation that stays while the rate moves."""
+    rates = [point.rate for point in points]
+    participations = [point.participation for point in points]
+    return max(rates, key=rates.count), max(participations, key=participations.count)
+
+
+def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, largest: bool) -> None:
+    """Budget of each system along one knob."""
+    for system, (colour, marker, label) in STYLE.items():
+        along = [p for p in points if p.run.system is system and (p.rate if knob == 1 else p.participation) == fixed]
+        along.sort(key=lambda p: (p.participation or 0) if knob == 1 else (p.rate or 0))
+        x = [p.participation if knob == 1 else p.rate for p in along]
+        y = [p.run.maximum if largest else p.run.average for p in along]
+        axes.plot(x, y, color=colour, marker=marker, label=label)
+    _recorded_knob(axes, knob, largest)
+    axes.set_xscale("log")
+    if largest:
+        axes.set_ylim(0, 1)
+    else:
+        axes.set_yscale("log")
+    what = "user participation rate per query" if knob == 1 else "impressions per user and day"
+    axes.set_xlabel(f"{what} (knob {knob})")
+    axes.set_ylabel(f"{'max.' if largest else 'avg.'} budget across device-epochs (ε)")
+    axes.legend(fontsize=8)
+
+
+def _recorded_knob(axes: Any, knob: int, largest: bool) -> None:
+    label: str | None = RECORDED
+    for row in references.MICROBENCHMARK:
+        if (row.rate if knob == 1 else row.participation) != 0.1:
+            continue
+        low, high = row.maximum_range if largest else row.average_range
+        x = row.participation if knob == 1 else row.rate
+        middle, reach = (low + high) / 2, (high - low) / 2
+        axes.errorbar([x], [middle], yerr=[reach], fmt="x", color="black", markersize=8, capsize=4, label=label)
+        label = None
+
+
+def _at_epoch(points: Sequence[Point]) -> list[Point]:
+    """The points at 7-day epochs, or at the only length there is."""
+    main = [point for point in points if point.epoch_days == MAIN_EPOCH]
+    return main or [point for point in points if point.epoch_days == points[0].epoch_days]
+
+
+def _budget_by_query(axes: Any, points: Sequence[Point]) -> None:
+    """Average budget after each query: what its reports cost, over all filters there are in the end."""
+    for point in points:
+        colour, marker, label = STYLE[point.run.system]
+        spent = np.cumsum(point.run.paid) / MICROS / max(1, point.run.filters)
+        axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, label=label, marker=marker, markersize=3)
+    submitted = len(points[0].run.paid)
+    for number, row in enumerate(references.PATCG):
+        axes.plot([submitted], [row.average], "x", color="black", markersize=9, label=None if number else RECORDED)
+    axes.set_yscale("log")
+    axes.set_xlabel("queries submitted")
+    axes.set_ylabel("avg. budget across device-epochs (ε)")
+    axes.legend(fontsize=8)
+
+
+def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[references.CriteoReference] = ()) -> None:
+    """Share of submitted queries with an error up to x; a line that stops early ran fewer."""
+    for point in points:
+        colour, _, label = STYLE[point.run.system]
+        _step(axes, point.run.errors, len(point.run.executed), colour, label)
+    for number, row in enumerate(recorded):
+        colour = STYLE[row.system][0]
+        recorded_label = None if number else f"{RECORDED}: median, max"
+        marks = [] if row.median is None else [(row.median, 0.5)]
+        executed = 146 / 898 if row.system is System.IPA_LIKE else 1.0
+        x, y = zip(*marks, (row.maximum, executed), strict=True)
+        axes.plot(x, y, "x", color=colour, markeredgecolor="black", markersize=8, label=recorded_label)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("RMSRE")
+    axes.set_ylabel("share of submitted queries")
+    axes.legend(fontsize=8)
+
+
+def _step(axes: Any, values: Floats, total: int, colour: str, label: str) -> None:
+    ordered = np.sort(values)
+    axes.step(ordered, np.arange(1, len(ordered) + 1) / total, where="post", color=colour, label=label)
+
+
+def _error_by_epoch(axes: Any, points: Sequence[Point]) -> None:
+    """Boxes: median, quartiles, minimum and maximum of the error at each length of an epoch."""
+    lengths = sorted({point.epoch_days for point in points})
+    for offset, (system, (colour, _, label)) in enumerate(STYLE.items()):
+        here = {point.epoch_days: point.run.errors for point in points if point.run.system is system}
+        places = [index + (offset - 1) * 0.25 for index, days in enumerate(lengths) if days in here and len(here[days])]
+        boxes = [here[days] for days in lengths if days in here and len(here[days])]
+        if boxes:
+            _boxes(axes, boxes, places, colour)
+        axes.plot([], [], color=colour, label=label)
+    axes.set_xticks(range(len(lengths)), [str(days) for days in lengths])
+    axes.set_yscale("log")
+    axes.set_xlabel("length of an epoch (days)")
+    axes.set_ylabel("RMSRE of queries that ran")
+    axes.legend(fontsize=8)
+
+
+def _boxes(axes: Any, boxes: Sequence[Floats], places: Sequence[float], colour: str) -> None:
+    line = {"color": colour}
+    axes.boxplot(
+        boxes,
+        positions=places,
+        widths=0.2,
+        whis=(0, 100),
+        boxprops=line,
+        whiskerprops=line,
+        capprops=line,
+        medianprops={"color": colour, "linewidth": 2},
+        manage_ticks=False,
+    )
+
+
+def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
+    """One number per device and advertiser: the average over epochs of what its filters spent."""
+    shades = {3: "-.", 6: "--", 9: ":"}
+    for point in points:
+        colour, _, label = STYLE[point.run.system]
+        extra = point.extra_impressions
+        ordered = np.sort(point.run.owner_average) / MICROS
+        # Thousands of points are enough for the eye.
+        picked = np.linspace(0, len(ordered) - 1, min(len(ordered), 4000)).astype(np.int64)
+        axes.plot(
+            ordered[picked],
+            (picked + 1) / len(ordered),
+            color=colour,
+            linestyle=shades.get(extra or 0, "-"),
+            label=label if extra is None else f"{label}, +{extra} impressions",
+        )
+    axes.set_xlabel("avg. budget across epochs, per device and advertiser (ε)")
+    axes.set_ylabel("share of (device, advertiser) pairs")
+    axes.set_ylim(0, 1.03)
+    axes.legend(fontsize=8)
+
+
+def _label(point: Point) -> tuple[str, str]:
+    colour, _, label = STYLE[point.run.system]
+    return (KAPPA_COLOUR, f"{label}, κ = {point.kappa:g}") if point.kappa else (colour, label)
+
+
+def _average_bars(axes: Any, points: Sequence[Point]) -> None:
+    """Average budget of each system, with and without the side query."""
+    for place, point in enumerate(points):
+        colour, _ = _label(point)
+        axes.bar([place], [point.run.average], color=colour, width=0.6)
+        axes.annotate(f"{point.run.average:.3f}", (place, point.run.average + 0.02), ha="center", fontsize=8)
+    for place, row in enumerate(references.BIAS):
+        axes.plot([place], [row.average], "x", color="black", markersize=9, label=None if place else RECORDED)
+    axes.set_xticks(range(len(points)), [_label(point)[1].replace(", ", "\n") for point in points], fontsize=8)
+    axes.set_ylabel("avg. budget across device-epochs (ε)")
+    axes.set_ylim(0, 1.1)
+    axes.legend(fontsize=8)
+
+
+def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
+    """Share of queries up to an error, true and as estimated from the side query in the first draw."""
+    for point in points:
+        colour, label = _label(point)
+        ordered = np.sort(point.run.errors)
+        axes.plot(np.arange(1, len(ordered) + 1) / len(point.run.executed), ordered, color=colour, label=label)
+    estimates = np.sort(study.estimates[0])
+    share = np.arange(1, len(estimates) + 1) / len(estimates)
+    axes.plot(share, estimates, color=KAPPA_COLOUR, linestyle=":", label="its estimate, one draw")
+    for row in references.BIAS:
+        if row.quartiles and row.executed == 400:
+            axes.plot([0.25, 0.5, 0.75], row.quartiles[1:4], "x", color="black", markersize=6)
+    axes.plot([], [], "x", color="black", label=f"{RECORDED}: quartiles")
+    axes.set_yscale("log")
+    axes.set_xlabel("share of submitted queries")
+    axes.set_ylabel("RMSRE")
+    axes.legend(fontsize=7)
+
+
+def _cutoffs(axes: Any, studies: Sequence[Study]) -> None:
+    """For each cutoff, the worst true error among accepted queries: how it is spread over the draws of the noise."""
+    for offset, study in enumerate(studies):
+        colour = (KAPPA_COLOUR, "#555555")[offset]
+        places = [index + (offset - 0.5) * 0.3 for index in range(len(CUTOFFS))]
+        _boxes(axes, [study.worst(cutoff) for cutoff in CUTOFFS], places, colour)
+        accepted = ", ".join(f"{study.accepted(cutoff).mean():.0%}" for cutoff in (0.05,))
+        axes.plot([], [], color=colour, label=f"{study.margin.value}'s margin ({accepted} accepted at 0.05)")
+    axes.plot(range(len(CUTOFFS)), CUTOFFS, "_", color="black", markersize=22, label="the cutoff itself")
+    axes.set_xticks(range(len(CUTOFFS)), [f"{cutoff:g}" for cutoff in CUTOFFS])
+    axes.set_xlabel("cutoff on the estimated RMSRE")
+    axes.set_ylabel("largest true RMSRE accepted, by draw")
+    axes.legend(fontsize=7)

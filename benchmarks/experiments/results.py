@@ -1,0 +1,190 @@
+"""Results as they are printed and written: one point per setting and system."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from rich.table import Table
+
+from benchmarks.experiments.bias import Study
+from benchmarks.experiments.columns import Floats
+from benchmarks.experiments.policies import Accounting
+from benchmarks.experiments.simulation import Run
+from protocol.errors import TrefoilError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What every experiment can be told."""
+
+    accounting: Accounting = Accounting.PAPER
+    kappa: float = 0.0
+    epoch_days: int = 7
+    seed: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.epoch_days < 1:
+            raise TrefoilError(f"an epoch must last at least one day, not {self.epoch_days}")
+        if not (0 < self.scale <= 1):
+            raise TrefoilError(f"scale must be above 0 and at most 1, not {self.scale}")
+        if not (0 <= self.kappa <= 1000):
+            raise TrefoilError(f"κ must be 0 or more, in the value's own unit, not {self.kappa}")
+        if not (0 <= self.seed < 2**32):
+            raise TrefoilError(f"the seed must be between 0 and 2^32 - 1, not {self.seed}")
+
+    def kappa_units(self, unit: int) -> int:
+        """κ in a world's whole units."""
+        units = round(self.kappa * unit)
+        if abs(units - self.kappa * unit) > 1e-9:
+            raise TrefoilError(f"κ = {self.kappa} is finer than this workload's unit, 1/{unit}")
+        return units
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One system at one setting. `total_seconds` covers workload and all systems of the setting."""
+
+    run: Run
+    kappa: float
+    epoch_days: int
+    conversions: int
+    total_seconds: float
+    participation: float | None = None
+    rate: float | None = None
+    extra_impressions: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """The point in the form the issue fixes; further fields beside."""
+        run = self.run
+        return {
+            "participation": self.participation,
+            "rate": self.rate,
+            "system": run.system.value,
+            "kappa": self.kappa,
+            "epoch_days": self.epoch_days,
+            **({} if self.extra_impressions is None else {"extra_impressions": self.extra_impressions}),
+            "avg": run.average,
+            "max": run.maximum,
+            "executed": int(run.executed.sum()),
+            "submitted": len(run.executed),
+            "rmsre_mean": mean(run.errors),
+            "rmsre_quartiles": quartiles(run.errors),
+            "zero_truth_queries": int((run.truth == 0).sum()),
+            "seconds": run.seconds,
+            "total_seconds": self.total_seconds,
+            "conversions": self.conversions,
+            "conversions_per_second": self.conversions / self.total_seconds,
+        }
+
+
+@dataclass(slots=True)
+class Result:
+    """A whole experiment. `profile` says where the time went, in seconds; `findings` is whatever else it shows."""
+
+    experiment: str
+    options: Options
+    points: list[Point] = field(default_factory=list)
+    profile: dict[str, float] = field(default_factory=dict)
+    findings: dict[str, object] = field(default_factory=dict)
+
+    def spent(self, what: str, seconds: float) -> None:
+        """Add to the profile."""
+        self.profile[what] = self.profile.get(what, 0.0) + seconds
+
+    @property
+    def conversions(self) -> int:
+        """Conversions simulated, counting each setting once however many systems it was run through."""
+        settings = {(p.participation, p.rate, p.epoch_days, p.extra_impressions): p.conversions for p in self.points}
+        return sum(settings.values())
+
+    def as_json(self) -> dict[str, object]:
+        """The result as `--json` writes it."""
+        total = sum(self.profile.values())
+        return {
+            "experiment": self.experiment,
+            "accounting": self.options.accounting.value,
+            "seed": self.options.seed,
+            "scale": self.options.scale,
+            "conversions": self.conversions,
+            "seconds": total,
+            "conversions_per_second": self.conversions / total if total else None,
+            "peak_memory_bytes": peak_memory(),
+            "profile": self.profile,
+            **self.findings,
+            "points": [point.as_json() for point in self.points],
+        }
+
+    def as_points(self) -> list[dict[str, object]]:
+        """The points alone, each naming its experiment."""
+        return [{"experiment": self.experiment, **point.as_json()} for point in self.points]
+
+    def table(self) -> Table:
+        """The points as a person reads them, leaving out columns that nothing is known for."""
+        title = f"{self.experiment} ({self.options.accounting.value} accounting, seed {self.options.seed})"
+        table = Table(title=title, box=None, pad_edge=False, header_style="bold underline")
+        rows = [_row(point) for point in self.points]
+        shown = [name for name in rows[0] if any(row[name] for row in rows)]
+        for name in shown:
+            table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(row[name] for name in shown))
+        return table
+
+
+def _row(point: Point) -> dict[str, str]:
+    run, spread = point.run, quartiles(point.run.errors)
+    return {
+        "knob 1": "" if point.participation is None else f"{point.participation:g}",
+        "knob 2": "" if point.rate is None else f"{point.rate:g}",
+        "days": "" if point.participation else f"{point.epoch_days}",
+        "system": run.system.value,
+        "extra": "" if point.extra_impressions is None else f"+{point.extra_impressions}",
+        "κ": f"{point.kappa:g}" if point.kappa else "",
+        "avg ε": f"{run.average:.6f}",
+        "max ε": f"{run.maximum:.4f}",
+        "run": f"{int(run.executed.sum())}/{len(run.executed)}",
+        "RMSRE": "" if spread is None else f"{float(run.errors.mean()):.5f}",
+        "median": "" if spread is None else f"{spread[2]:.4f}",
+        "max": "" if spread is None else f"{spread[4]:.4f}",
+    }
+
+
+def study_table(studies: Sequence[Study], cutoff: float = 0.05) -> Table:
+    """What each way to bound the bias is worth, over all draws of the noise."""
+    title = f"bias bounds over {len(studies[0].estimates)} draws of the noise, cutoff {cutoff:g}"
+    table = Table(title=title, box=None, pad_edge=False, header_style="bold underline")
+    for name in ("bound", "margin", "covers count", "covers bias", "accepted", "draws within", "median worst"):
+        table.add_column(name, justify="left" if name in ("bound", "margin") else "right")
+    for one in studies:
+        worst = one.worst(cutoff)
+        table.add_row(
+            one.bound.value,
+            one.margin.value,
+            f"{one.covers_flags:.1%}",
+            f"{one.covers_bias:.1%}",
+            f"{float(one.accepted(cutoff).mean()):.1%}",
+            f"{float((worst <= cutoff).mean()):.1%}",
+            f"{float(np.median(worst)):.3f}",
+        )
+    return table
+
+
+def mean(values: Floats) -> float | None:
+    """The mean, or nothing where no query ran."""
+    return float(values.mean()) if len(values) else None
+
+
+def quartiles(values: Floats) -> list[float] | None:
+    """Minimum, first quartile, median, third quartile, maximum; or nothing where no query ran."""
+    return [float(x) for x in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])] if len(values) else None
+
+
+def peak_memory() -> int:
+    """The most memory this process has held, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,220 @@
+"""Run the three systems over a world, part by part, and measure what they spent and what they answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.experiments.columns import Flags, Floats, Ints
+from benchmarks.experiments.matching import Matches, match
+from benchmarks.experiments.policies import DevicePolicy, IpaLike, Outcome, System
+from benchmarks.experiments.world import Epochs, World
+from protocol.epsilon import MICROS
+
+BLOCK = 1_000_000
+# Times are compared only with each other; far below and above any.
+NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One system over one world. Sums by query are in units; budgets in micros."""
+
+    system: System
+    kappa: int
+    consumed: int
+    largest: int
+    filters: int
+    executed: Flags
+    truth: Ints
+    answer: Ints
+    flagged: Ints
+    paid: Ints
+    # One number per owner: the average budget spent over the epochs its advertiser ever asked for, in micros.
+    owner_average: Floats = field(repr=False)
+    rmsre: Floats = field(repr=False)
+    seconds: float
+
+    @property
+    def average(self) -> float:
+        """Budget consumed over all filters, divided by their number: ε per device and epoch."""
+        return self.consumed / MICROS / self.filters if self.filters else 0.0
+
+    @property
+    def maximum(self) -> float:
+        """The most any one filter has consumed, in ε."""
+        return self.largest / MICROS
+
+    @property
+    def errors(self) -> Floats:
+        """RMSRE of the queries that ran and whose true answer is not zero."""
+        return self.rmsre[self.executed & (self.truth > 0)]
+
+
+@dataclass(slots=True)
+class _Batches:
+    """What is known of each query's batch: true sum, epochs spanned, and when it is full."""
+
+    truth: Ints
+    first_epoch: Ints
+    last_epoch: Ints
+    full: Ints
+
+    @classmethod
+    def empty(cls, count: int) -> _Batches:
+        zeros = np.zeros(count, dtype=np.int64)
+        return cls(zeros, np.full(count, NEVER), np.full(count, -NEVER), np.full(count, -NEVER))
+
+    def add(self, part: World, matches: Matches) -> None:
+        query = part.conversions.query
+        np.add.at(self.truth, query, np.where(matches.attributed, part.conversions.value, 0))
+        np.minimum.at(self.first_epoch, query, matches.first_epoch)
+        np.maximum.at(self.last_epoch, query, matches.last_epoch)
+        np.maximum.at(self.full, query, part.conversions.time)
+
+    def spans(self, advertiser: Ints) -> Ints:
+        """How many epochs each advertiser's queries span, from the first ever requested to the last."""
+        advertisers = int(advertiser.max()) + 1
+        first = np.full(advertisers, NEVER)
+        last = np.full(advertisers, -NEVER)
+        np.minimum.at(first, advertiser, self.first_epoch)
+        np.maximum.at(last, advertiser, self.last_epoch)
+        return np.where(last >= first, last - first + 1, 0)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A device policy's sums, gathered part by part."""
+
+    policy: DevicePolicy
+    answer: Ints
+    flagged: Ints
+    paid: Ints
+    owner_spent: list[Ints] = field(default_factory=list)
+    largest: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def empty(cls, policy: DevicePolicy, count: int) -> _Tally:
+        answer, flagged, paid = np.zeros((3, count), dtype=np.int64)
+        return cls(policy, answer, flagged, paid)
+
+    def add(self, part: World, outcome: Outcome) -> None:
+        query = part.conversions.query
+        np.add.at(self.answer, query, outcome.report)
+        np.add.at(self.flagged, query, outcome.flagged.astype(np.int64))
+        np.add.at(self.paid, query, outcome.paid)
+        self.owner_spent.append(outcome.consumed.sum(axis=1))
+        self.largest = max(self.largest, int(outcome.consumed.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Every system's run over one world, and the time spent finding windows, epochs and impressions for all of them."""
+
+    runs: list[Run]
+    matching_seconds: float
+
+    def of(self, system: System) -> list[Run]:
+        """The runs of one system: with and without a side query, where both were asked for."""
+        return [run for run in self.runs if run.system is system]
+
+
+def simulate(
+    world: World,
+    epochs: Epochs,
+    policies: Sequence[DevicePolicy],
+    central: IpaLike | None = None,
+    *,
+    block: int = BLOCK,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Simulation:
+    """Run every policy over the same world. `advance` is told how many conversions are behind us."""
+    count = world.submitted
+    batches = _Batches.empty(count)
+    tallies = [_Tally.empty(policy, count) for policy in policies]
+    matching = 0.0
+    for first, last in world.blocks(block):
+        started = time.perf_counter()
+        part = world.part(first, last)
+        matches = match(part, epochs)
+        batches.add(part, matches)
+        matching += time.perf_counter() - started
+        for tally in tallies:
+            started = time.perf_counter()
+            tally.add(part, tally.policy.run(part, matches))
+            tally.seconds += time.perf_counter() - started
+        advance(len(part.conversions.owner))
+    runs = [_device_run(world, batches, tally) for tally in tallies]
+    return Simulation([_central_run(world, batches, central), *runs] if central else runs, matching)
+
+
+def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
+    """Every query runs; the denominator is (devices that converted) times (epochs ever requested), by advertiser."""
+    spans = batches.spans(world.queries.advertiser)
+    owner_spans = spans[world.owner_advertiser]
+    spent = np.concatenate(tally.owner_spent)
+    return Run(
+        system=tally.policy.system,
+        kappa=int(getattr(tally.policy, "kappa", 0)),
+        consumed=int(spent.sum()),
+        largest=tally.largest,
+        filters=int(owner_spans.sum()),
+        executed=np.ones(world.submitted, dtype=np.bool_),
+        truth=batches.truth,
+        answer=tally.answer,
+        flagged=tally.flagged,
+        paid=tally.paid,
+        owner_average=spent / owner_spans,
+        rmsre=rmsre(world, batches.truth, tally.answer),
+        seconds=tally.seconds,
+    )
+
+
+def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
+    """Queries in the order their batches fill up; one device, and the epochs from the first to the last that paid."""
+    started = time.perf_counter()
+    order = np.lexsort((np.arange(world.submitted), batches.full))
+    result = policy.run(world.queries, world.cap, order, batches.first_epoch, batches.last_epoch)
+    widths = _paying_spans(list(result.consumed), int(world.owner_advertiser.max()) + 1)
+    by_advertiser = np.zeros(len(widths), dtype=np.int64)
+    for (advertiser, _), micros in result.consumed.items():
+        by_advertiser[advertiser] += micros
+    return Run(
+        system=policy.system,
+        kappa=0,
+        consumed=sum(result.consumed.values()),
+        largest=max(result.consumed.values(), default=0),
+        filters=int(widths.sum()),
+        executed=result.executed,
+        truth=batches.truth,
+        answer=np.where(result.executed, batches.truth, 0),
+        flagged=np.zeros(world.submitted, dtype=np.int64),
+        paid=result.paid,
+        owner_average=(by_advertiser / np.maximum(widths, 1))[world.owner_advertiser],
+        rmsre=rmsre(world, batches.truth, batches.truth),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _paying_spans(paying: list[tuple[int, int]], advertisers: int) -> Ints:
+    """For each advertiser, the number of epochs from the first that paid to the last."""
+    widths = np.zeros(advertisers, dtype=np.int64)
+    for advertiser in {who for who, _ in paying}:
+        epochs = [epoch for who, epoch in paying if who == advertiser]
+        widths[advertiser] = max(epochs) - min(epochs) + 1
+    return widths
+
+
+def noise_scale(world: World) -> Floats:
+    """b = Δ/ε of each query, in units, for batches of the published size brought down to the world's scale."""
+    return world.scale * world.cap * MICROS / world.queries.epsilon
+
+
+def rmsre(world: World, truth: Ints, answer: Ints) -> Floats:
+    """Analytic root mean square relative error: sqrt((Q − Q̃)² + 2·b²)/Q; not a number where Q is zero."""
+    squared = (truth - answer).astype(np.float64) ** 2 + 2 * noise_scale(world) ** 2
+    return np.sqrt(squared) / np.where(truth > 0, truth, np.nan)
