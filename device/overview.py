@@ -1,4 +1,4 @@
-"""The overview: everything a person may know about their own device, taken in one moment. It never leaves the device."""
+"""The overview: everything a person may know about their own device at one moment. It never leaves the device."""
 
 from __future__ import annotations
 
