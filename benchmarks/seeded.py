@@ -5,6 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 
-def generator(seed: int) -> np.random.Generator:  # noqa: TID251 - the one place workloads draw from
-    """A numpy Generator that gives the same workload for the same seed on every machine."""
+def generator(*seed: int) -> np.random.Generator:  # noqa: TID251 - the one place workloads draw from
+    """A numpy Generator: the same numbers give the same workload on every machine."""
     return np.random.default_rng(seed)  # noqa: TID251 - see above

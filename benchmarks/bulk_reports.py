@@ -1,0 +1,110 @@
+"""Many sealed reports from a seeded workload, made on all cores, so that large runs can be repeated.
+
+The seed decides what is in the reports, never their nonces, seeds or keys: two runs give the same sums in reports that
+have nothing else in common.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.seeded import generator
+from protocol.batch import BatchWriter
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.report import ReportTerms, SealedReport, seal_report
+
+Histograms = npt.NDArray[np.int64]
+
+MAX_VALUE = 5
+CHUNK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`count` conversions, each worth 1 to `MAX_VALUE` in one bucket, as last-touch reports have it."""
+
+    terms: ReportTerms
+    count: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise TrefoilError("a batch holds at least one report", "Ask for --count 1 or more.")
+
+    def chunks(self) -> Iterator[range]:
+        """The spans in which reports are made and plaintext is drawn; each has randomness of its own."""
+        return (range(start, min(start + CHUNK, self.count)) for start in range(0, self.count, CHUNK))
+
+    def histograms(self, span: range) -> Histograms:
+        """What the conversions of one span are worth, in the clear."""
+        draw = generator(self.seed, span.start)
+        rows = np.zeros((len(span), self.terms.length), dtype=np.int64)
+        rows[np.arange(len(span)), draw.integers(self.terms.buckets, size=len(span))] = draw.integers(
+            1, MAX_VALUE + 1, size=len(span)
+        )
+        return rows
+
+    def truth(self) -> list[int]:
+        """The sum of everything: what the answer would be without noise."""
+        total = np.zeros(self.terms.length, dtype=np.int64)
+        for span in self.chunks():
+            total += self.histograms(span).sum(axis=0)
+        return [int(value) for value in total]
+
+
+def seal_span(workload: Workload, helpers: str, span: range) -> list[SealedReport]:
+    """The reports of one span, sealed. Runs in a worker process, which gets the helper set as the text of its file."""
+    helper_set = _helper_set(helpers)
+    return [seal_report(row, workload.terms, helper_set) for row in workload.histograms(span).tolist()]
+
+
+@lru_cache(maxsize=1)
+def _helper_set(helpers: str) -> HelperSet:
+    return HelperSet.from_json(json.loads(helpers))
+
+
+def make_batch(
+    path: Path, workload: Workload, helper_set: HelperSet, *, processes: int = 0, progress: Callable[[int], None]
+) -> None:
+    """Write a batch file of the workload's reports. A file that exists already is left alone."""
+    if path.exists():
+        raise TrefoilError(f"{path} exists already", "Choose another name, or remove it.")
+    draft = path.with_name(f".{path.name}.part")
+    draft.unlink(missing_ok=True)
+    try:
+        with BatchWriter(draft) as writer:
+            for reports in _sealed(workload, helper_set, processes or os.cpu_count() or 1):
+                for report in reports:
+                    writer.add(report)
+                progress(len(reports))
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sealed(workload: Workload, helper_set: HelperSet, processes: int) -> Iterator[list[SealedReport]]:
+    pending: set[Future[list[SealedReport]]] = set()
+    helpers = json.dumps(helper_set.to_json())
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            for span in workload.chunks():
+                pending.add(pool.submit(seal_span, workload, helpers, span))
+                if len(pending) >= 4 * processes:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            while pending:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -1,0 +1,85 @@
+"""What aggregation costs without any of this: baselines on the same workload, in the same run.
+
+(a) the plain sum of the histograms; (b) a trusted server that opens one sealed histogram per report and adds it, as a
+service in an enclave does; (c) the bare HPKE open alone, the least that any helper must do for a report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.bulk_reports import Workload
+from protocol.hpke import PrivateKey
+
+# Enough to be steady, few enough that sealing them does not dominate the benchmark.
+SAMPLE = 2_000
+_INFO = bytes(300)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds per report, by the wall and by the processor."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def measure(work: Callable[[], None], reports: int, *, rounds: int = 5) -> Cost:
+    """The cost of `work`, per report: the best of some rounds, since a shared machine only ever adds to it."""
+    best = Cost(float("inf"), float("inf"))
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        spent = Cost((time.perf_counter() - wall) / reports, (time.process_time() - cpu) / reports)
+        best = Cost(min(best.seconds, spent.seconds), min(best.cpu_seconds, spent.cpu_seconds))
+    return best
+
+
+def plain_sum(workload: Workload) -> Cost:
+    """(a) numpy's sum of the histograms, all in memory."""
+    sample = min(workload.count, SAMPLE * 4)
+    spans = [span for span in workload.chunks() if span.stop <= sample] or [range(workload.count)]
+    matrix = np.concatenate([workload.histograms(span) for span in spans])
+
+    def work() -> None:
+        matrix.sum(axis=0)
+
+    return measure(work, len(matrix), rounds=9)
+
+
+def trusted_server(workload: Workload) -> Cost:
+    """(b) One HPKE ciphertext per report, holding the histogram itself; opened and added by one party."""
+    key = PrivateKey.generate()
+    sealed = [key.public.seal(row.tobytes(), _INFO) for row in _sample_rows(workload)]
+
+    def work() -> None:
+        total = np.zeros(workload.terms.length, dtype=np.int64)
+        for ciphertext in sealed:
+            total += np.frombuffer(key.open(ciphertext, _INFO), dtype=np.int64)
+
+    return measure(work, len(sealed))
+
+
+def bare_open(workload: Workload) -> Cost:
+    """(c) Opening a payload of two seeds, and nothing else."""
+    key = PrivateKey.generate()
+    sealed = [key.public.seal(bytes(64), _INFO) for _ in range(min(workload.count, SAMPLE))]
+
+    def work() -> None:
+        for ciphertext in sealed:
+            key.open(ciphertext, _INFO)
+
+    return measure(work, len(sealed))
+
+
+def _sample_rows(workload: Workload) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    rows: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    for span in workload.chunks():
+        rows.extend(workload.histograms(span))
+        if len(rows) >= SAMPLE:
+            break
+    return rows[:SAMPLE]
