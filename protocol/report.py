@@ -174,7 +174,8 @@ class Header:
     def _decode_known(cls, data: bytes) -> Header:
         _, suite, schema, flags, helper_set, *rest = FIXED.unpack_from(data)
         key1, key2, key3, nonce, time, epsilon, sensitivity, kappa, buckets, c1, c2, c3, body = rest
-        if flags & ~Flags.DEBUG:
+        # As integers: the complement of a Flag is taken among its known bits, and would let the unknown ones pass.
+        if flags & ~Flags.DEBUG.value:
             raise Rejected(Rejection.MALFORMED, f"unknown flags {flags:#04x}")
         reader = Reader(data[FIXED.size :])
         unit, site, caller = (reader.text(limit=limit) for limit in (MAX_UNIT_LENGTH, MAX_SITE_LENGTH, MAX_SITE_LENGTH))
