@@ -1,0 +1,252 @@
+"""Writes tests/vectors/*.json. Run from the repository's root after a change of format: python tests/make_vectors.py
+
+Everything is derived from labels (`protocol_samples.entropy`) except the HPKE seals, which the library randomises: a
+new run gives the same headers and bodies and other payloads. That is why the private keys are in the file, and why a
+vector says what its payloads must open to. The keys protect nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import protocol_samples as samples
+
+from protocol import field
+from protocol.errors import Rejection
+from protocol.query import NoiseMode, SignedQuery
+from protocol.report import FIXED, NONCE_AT, NONCE_SIZE, Header, SealedReport, open_report
+from protocol.shares import PARTIES, to_shamir
+
+FOLDER = Path(__file__).parent / "vectors"
+Fates = tuple[Rejection | None, Rejection | None, Rejection | None]
+
+R = Rejection
+HISTOGRAM = [3, 0, 0, 250, 0, 0, 0, 1]
+
+
+def same(reason: Rejection | None) -> Fates:
+    """All three helpers say the same."""
+    return reason, reason, reason
+
+
+@dataclass(frozen=True)
+class Negative:
+    """A bad report; what opening it alone gives at each helper, and what a helper counts it under in a query."""
+
+    name: str
+    report: SealedReport
+    opened: Fates
+    counted: Fates
+    copies: int = 1
+
+
+def altered(report: SealedReport, at: int, value: bytes) -> SealedReport:
+    header = report.header[:at] + value + report.header[at + len(value) :]
+    return replace(report, header=header)
+
+
+def negatives() -> Iterator[Negative]:
+    yield Negative("same report twice", samples.report("twice", HISTOGRAM), same(None), same(R.DUPLICATE), copies=2)
+    yield from altered_headers()
+    yield from moved_payloads()
+    yield from unknown_kinds()
+    yield from malicious_devices()
+
+
+def altered_headers() -> Iterator[Negative]:
+    """Fields changed on the way: every payload is bound to the header it was sealed under."""
+    report, other = samples.report("altered", HISTOGRAM), samples.report("other", HISTOGRAM)
+    unopenable = same(R.UNOPENABLE)
+    nonce = other.header[NONCE_AT : NONCE_AT + NONCE_SIZE]
+    site_at = report.header.index(b"shop.example")
+    caller_at, unit_at = report.header.index(b"ads.example"), report.header.index(b"cents")
+    changes: list[tuple[str, int, bytes, Fates]] = [
+        ("nonce copied into another header", NONCE_AT, nonce, unopenable),
+        ("epsilon raised", 87, (2_000_000).to_bytes(4, "big"), unopenable),
+        ("epsilon lowered", 87, (999_999).to_bytes(4, "big"), same(R.NOISE_TOO_SMALL)),
+        ("sensitivity lowered", 91, (99).to_bytes(8, "big"), unopenable),
+        ("sensitivity raised", 91, (101).to_bytes(8, "big"), same(R.NOISE_TOO_SMALL)),
+        ("site altered", site_at, b"shoq.example", same(R.WRONG_SITE)),
+        ("caller altered", caller_at, b"adz.example", same(R.WRONG_CALLER)),
+        ("unit altered", unit_at, b"euros", same(R.WRONG_SHAPE)),
+        ("time moved by an hour", 79, (samples.NOW - 2 * samples.HOUR).to_bytes(8, "big"), unopenable),
+        ("debug flag flipped", 6, b"\x01", same(R.WRONG_MODE)),
+        ("commitment altered", 111, bytes(32), unopenable),
+    ]
+    for name, at, value, counted in changes:
+        yield Negative(name, altered(report, at, value), unopenable, counted)
+    wrong_hash = altered(report, 207, bytes(32))
+    yield Negative("body hash altered", wrong_hash, unopenable, (R.UNOPENABLE, R.WRONG_BODY, R.WRONG_BODY))
+    yield Negative("helper set altered", altered(report, 7, bytes(32)), unopenable, same(R.WRONG_HELPER_SET))
+    unknown_key: Fates = (R.UNKNOWN_KEY, R.UNOPENABLE, R.UNOPENABLE)
+    yield Negative("key id of helper 1 altered", altered(report, 39, bytes(8)), unknown_key, unknown_key)
+
+
+def moved_payloads() -> Iterator[Negative]:
+    """Parts of sound reports put together anew."""
+    one, two = samples.report("one", HISTOGRAM), samples.report("two", HISTOGRAM)
+    for name, report, taken in (("first", one, two), ("second", two, one)):
+        swapped = replace(report, payloads=taken.payloads)
+        yield Negative(f"payloads of two reports swapped: the {name}", swapped, same(R.UNOPENABLE), same(R.UNOPENABLE))
+    first, second, third = one.payloads
+    crossed: Fates = (None, R.UNOPENABLE, None)
+    yield Negative(
+        "payload of helper 1 given to helper 2", replace(one, payloads=(first, first, third)), crossed, crossed
+    )
+    flipped = bytes([one.body[0] ^ 1]) + one.body[1:]
+    wrong_body: Fates = (None, R.WRONG_BODY, R.WRONG_BODY)
+    yield Negative("body altered", replace(one, body=flipped), wrong_body, wrong_body)
+    yield Negative("body of another report", replace(two, body=one.body), wrong_body, wrong_body)
+    damaged = replace(one, payloads=(first, second, third[:-1] + bytes([third[-1] ^ 128])))
+    broken: Fates = (None, None, R.UNOPENABLE)
+    yield Negative("payload of helper 3 damaged", damaged, broken, broken)
+
+
+def unknown_kinds() -> Iterator[Negative]:
+    """What this version does not speak is refused by name, whoever sealed it."""
+    report = samples.report("unknown", HISTOGRAM)
+    for name, at, reason in (
+        ("unknown version", 0, R.UNKNOWN_VERSION),
+        ("unknown suite", 2, R.UNKNOWN_SUITE),
+        ("unknown schema", 4, R.UNKNOWN_SCHEMA),
+    ):
+        yield Negative(name, altered(report, at, b"\x00\x02"), same(reason), same(reason))
+    yield Negative("unknown flag", altered(report, 6, b"\x02"), same(R.MALFORMED), same(R.MALFORMED))
+
+
+def malicious_devices() -> Iterator[Negative]:
+    """Sealed by their device with every key in order, and still not to be counted."""
+    opens = same(None)
+    terms = samples.terms
+    honest: list[tuple[str, dict[str, Any], Rejection]] = [
+        ("from the future", {"time": samples.NOW + 2 * samples.HOUR}, R.FROM_THE_FUTURE),
+        ("expired", {"time": samples.NOW - 7 * samples.DAY}, R.EXPIRED),
+        ("paid for more noise", {"epsilon_micros": 999_999}, R.NOISE_TOO_SMALL),
+        ("debug report", {"debug": True}, R.WRONG_MODE),
+        ("another site", {"site": "shoq.example"}, R.WRONG_SITE),
+        ("side query nobody asked for", {"buckets": 7, "kappa": 5}, R.WRONG_SHAPE),
+    ]
+    for name, changes, reason in honest:
+        yield Negative(name, samples.report(name, HISTOGRAM, terms(**changes)), opens, same(reason))
+    old = samples.forged_report("old key", HISTOGRAM, keys=samples.OLD_KEYS)
+    yield Negative("expired key", old, opens, same(R.EXPIRED_KEY))
+    yield from lies()
+
+
+def lies() -> Iterator[Negative]:
+    """Headers that contradict what was sealed or sent."""
+
+    def swap_commitment(header: Header) -> Header:
+        return replace(header, commitments=(header.commitments[0], bytes(32), header.commitments[2]))
+
+    def in_body(element: int) -> Callable[[bytes], bytes]:
+        return lambda body: element.to_bytes(8, "little") + body[8:]
+
+    wrong: Fates = (R.WRONG_COMMITMENT, R.WRONG_COMMITMENT, None)
+    report = samples.forged_report("commitment", HISTOGRAM, header=swap_commitment)
+    yield Negative("wrong commitment to seed 2", report, wrong, wrong)
+    outside: Fates = (None, R.WRONG_BODY, R.WRONG_BODY)
+    for name, element in (("p", field.P), ("2^64 - 1", 2**64 - 1)):
+        report = samples.forged_report(f"body {name}", HISTOGRAM, body=in_body(element))
+        yield Negative(f"body element {name}", report, outside, outside)
+
+
+def positives() -> Iterator[tuple[str, list[int], SealedReport]]:
+    full = samples.terms(kappa=10, epsilon_micros=4_294_000_000, sensitivity=2**40)
+    for name, values, terms in (
+        ("null report", [0] * 8, samples.TERMS),
+        ("several buckets", HISTOGRAM, samples.TERMS),
+        ("one bucket", [2**40], samples.terms(buckets=1, unit="u", site="a.example", caller="b.example")),
+        ("side query, largest terms", [*HISTOGRAM, 10], full),
+        ("debug", HISTOGRAM, samples.terms(debug=True)),
+    ):
+        yield name, values, samples.report(f"positive {name}", values, terms)
+
+
+def positive_vector(name: str, values: list[int], report: SealedReport) -> dict[str, object]:
+    views = [open_report(party, report, samples.private_keys(party)) for party in range(PARTIES)]
+    components = {**views[0], **views[1]}
+    return {
+        "name": name,
+        "terms": asdict(report.terms()),
+        "histogram": values,
+        "report": report.encode().hex(),
+        "digest": report.digest.hex(),
+        "components": [components[index].tolist() for index in range(PARTIES)],
+        "shamir_shares": [to_shamir(party, views[party]).tolist() for party in range(PARTIES)],
+    }
+
+
+def negative_vector(negative: Negative) -> dict[str, object]:
+    report = negative.report
+    return {
+        "name": negative.name,
+        "header": report.header.hex(),
+        "body": report.body.hex(),
+        "payloads": [payload.hex() for payload in report.payloads],
+        "copies": negative.copies,
+        "opened_alone": [reason and reason.name for reason in negative.opened],
+        "counted_under": [reason and reason.name for reason in negative.counted],
+    }
+
+
+def reports_file() -> dict[str, object]:
+    asked = {name: value for name, value in asdict(samples.TERMS).items() if name != "time"}
+    return {
+        "about": "Reports, sound and bad. Lists of three are helpers 1, 2, 3; null: this helper finds nothing wrong.",
+        "rules": {"query": asked, "oldest": samples.NOW - 7 * samples.DAY, "newest": samples.NOW + samples.HOUR},
+        "header_fixed_part": FIXED.size,
+        "helper_set": samples.HELPER_SET.to_json(),
+        "private_keys": [
+            {key_id.hex(): key.raw.hex() for key_id, key in samples.private_keys(party).items()}
+            for party in range(PARTIES)
+        ],
+        "positive": [positive_vector(*positive) for positive in positives()],
+        "negative": [negative_vector(negative) for negative in negatives()],
+        "every_length": {
+            "about": "The report named here, cut to every shorter length or with any byte appended, is MALFORMED.",
+            "positive": "several buckets",
+            "rejection": R.MALFORMED.name,
+        },
+    }
+
+
+def field_file() -> dict[str, object]:
+    seeds = [samples.entropy(f"seed {index}")(32) for index in range(4)] + [bytes(32)]
+    return {
+        "about": "Seeds and the field elements they expand to.",
+        "expand": [{"seed": seed.hex(), "elements": field.expand(seed, 9).tolist()} for seed in seeds],
+    }
+
+
+def queries_file() -> dict[str, object]:
+    asked = [samples.query(), samples.query(kappa=3, noise=NoiseMode.PAIRWISE, debug=True, unit="x")]
+    return {
+        "about": "Queries in their canonical bytes, with digest and the signature of the querier's key.",
+        "signer": samples.QUERIER.public.hex(),
+        "queries": [
+            {
+                "signed": SignedQuery.sign(query, samples.QUERIER).encode().hex(),
+                "bytes": query.encode().hex(),
+                "digest": query.digest.hex(),
+                "epsilon_micros": query.epsilon_micros,
+                "sensitivity": query.sensitivity,
+                "site": query.site,
+                "noise": query.noise.value,
+            }
+            for query in asked
+        ],
+    }
+
+
+def main() -> None:
+    for name, content in (("reports", reports_file()), ("field", field_file()), ("queries", queries_file())):
+        (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
