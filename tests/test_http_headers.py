@@ -59,7 +59,7 @@ def test_the_standards_measure_conversion_cases(case: dict[str, Any]) -> None:
 
 def test_our_own_example_of_each() -> None:
     impression = parse_save_impression(
-        'histogram-index=2, conversion-sites=("shop.example" "b.example";x), priority=-1'
+        'histogram-index=2, conversion-sites=("a.example" "b.example";x), priority=-1'
     )
     assert asdict(impression) == asdict(ImpressionOptions(2, conversion_sites=("a.example", "b.example"), priority=-1))
     conversion = parse_measure_conversion(
