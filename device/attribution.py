@@ -38,7 +38,8 @@ def attribute(
 
     A function that fails has said nothing: passing its error on would tell the querier what it had seen.
     """
-    found = {epoch: impressions for epoch, impressions in relevant.items() if impressions}
+    # Tuples: a function must not change what the charge is reckoned from.
+    found = {epoch: tuple(impressions) for epoch, impressions in relevant.items() if impressions}
     if not found:
         return (0,) * award.buckets
     try:

@@ -101,6 +101,7 @@ class Device(Generic[R]):
         """
         release = self._tick()
         now = self._clock()
+        self._check_action(action)
         conversion = options.checked(*_parties(site, intermediary), self._limits)
         seal = self._seal.prepare(conversion, now, debug=self._store.debug)
         # Drawn once: the charge must be for exactly what is reported.
@@ -135,6 +136,7 @@ class Device(Generic[R]):
     ) -> None:
         """Remember an impression on `site`. Options are checked also when measurement is off; then nothing is kept."""
         now = self._clock()
+        self._check_action(action)
         saved = options.saved(*_parties(site, intermediary), now, self._limits)
         try:
             with self._store.transaction():
@@ -221,7 +223,7 @@ class Device(Generic[R]):
             self._close_unreachable(calendar, now)
         window = conversion.window(calendar, now)
         impressions = self._store.matching(conversion.selection(calendar, window, now))
-        usable = self._usable(calendar, window) if measuring else frozenset[int]()
+        usable = self._usable(calendar, window, now) if measuring else frozenset[int]()
         relevant: dict[int, list[Impression]] = {}
         for impression in impressions:
             epoch = calendar.index(impression.time)
@@ -278,10 +280,11 @@ class Device(Generic[R]):
             return EpochCalendar(start, self._limits.epoch_length)
         return EpochCalendar(self._store.epoch_start, self._limits.epoch_length)
 
-    def _usable(self, calendar: EpochCalendar, window: Sequence[int]) -> Collection[int]:
-        """The epochs above the barrier. What lies below has lost its record of spending and must never pay again."""
-        barrier = self._store.barrier
-        return set(window) if barrier is None else {epoch for epoch in window if epoch > calendar.index(barrier)}
+    def _usable(self, calendar: EpochCalendar, window: Sequence[int], now: int) -> Collection[int]:
+        """The epochs between the barrier and now. What lies below has lost its record of spending for ever."""
+        barrier, current = self._store.barrier, calendar.index(now)
+        closed = window[0] - 1 if barrier is None else calendar.index(barrier)
+        return {epoch for epoch in window if closed < epoch <= current}
 
     def _close_unreachable(self, calendar: EpochCalendar, now: int) -> None:
         """Once per epoch, delete what is out of reach, behind a barrier: a clock set back must find no fresh budget."""
@@ -307,11 +310,12 @@ class Device(Generic[R]):
     def _admits(self, action: str | None, site: str, now: int) -> bool:
         """Whether `site` may still act on this user action. Decided by who calls, never by what is found."""
         limit = self._limits.sites_per_action
-        if limit is None:
-            return True
-        if action is None:
+        return limit is None or action is None or self._store.admit_to_action(action, site, limit, now)
+
+    def _check_action(self, action: str | None) -> None:
+        """Where actions are counted, every call must name its own; checked before anything that is on or off."""
+        if self._limits.sites_per_action is not None and not action:
             raise RangeError("this device bounds how many sites act on one user action, and the call names no action")
-        return self._store.admit_to_action(action, site, limit, now)
 
 
 def _parties(site: str, intermediary: str | None) -> tuple[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sqlite3
 import struct
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
-from device.errors import DatabaseError
+from device.errors import DatabaseError, DatabaseUnavailable
 from device.instance import InstanceToken, fresh_token
 from protocol.errors import TrefoilError
 
@@ -15,6 +17,14 @@ APPLICATION_ID = 0x54464C31  # "TFL1"
 VERSION = 1
 _HEADER_SIZE = 100
 _SQLITE_MAGIC = b"SQLite format 3\0"
+_NOT_NOW = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+}
 
 _TABLES = """
 CREATE TABLE device (
@@ -127,31 +137,34 @@ def connect(path: Path, wait: float) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA secure_delete = ON")
     except sqlite3.Error as error:
-        raise damaged(path, error) from None
+        raise refusal(path, error) from None
     return connection
 
 
-def check_whole(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a damaged file before anything is written to it."""
-    try:
-        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    except sqlite3.Error as error:
-        raise damaged(path, error) from None
-    if verdict != "ok":
-        raise damaged(path, verdict)
+def inspect(path: Path, wait: float, epoch_length: int) -> bool:
+    """Look through the file on a connection that cannot write; whether it is a debug device's.
 
-
-def check_settings(connection: sqlite3.Connection, path: Path, epoch_length: int) -> bool:
-    """Whether this is a debug device. Refuses other epochs than its own: their filters would start again from zero."""
+    Refuses a damaged file, and other epochs than its own: their filters would start again from zero.
+    """
+    check_header(path)
     try:
-        row = connection.execute("SELECT epoch_length, debug FROM device").fetchone()
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=wait)) as connection:
+            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            row = connection.execute("SELECT epoch_length, debug FROM device").fetchone()
     except sqlite3.Error as error:
-        raise damaged(path, error) from None
-    if row is None:
-        raise damaged(path, "its settings are missing")
+        raise refusal(path, error) from None
+    if verdict != "ok" or row is None:
+        raise damaged(path, verdict if row else "its settings are missing")
     if row[0] != epoch_length:
         raise DatabaseError(f"{path} counts in epochs of {row[0]} seconds, not {epoch_length}", "Use its own limits.")
     return bool(row[1])
+
+
+def refusal(path: Path, error: sqlite3.Error) -> TrefoilError:
+    """What an error of SQLite means: not now, or never again."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_NOW:
+        return DatabaseUnavailable(f"{path} cannot be used now: {error}", "Check the disk, and try again.")
+    return damaged(path, error)
 
 
 def damaged(path: Path, why: object) -> DatabaseError:

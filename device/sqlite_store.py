@@ -18,17 +18,9 @@ from device.errors import DatabaseUnavailable
 from device.impression import Impression, SavedImpression, Selection
 from device.instance import InstanceToken, fresh_token
 from device.privacy_filter import FilterKind, Owner, PrivacyFilter
-from device.schema import check_header, check_settings, check_whole, connect, create_database, damaged
+from device.schema import connect, create_database, inspect, refusal
 from device.storage import ReportRecord
 
-_UNAVAILABLE = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-}
 _STATE = "SELECT token, counter, enabled, epoch_start, barrier FROM device"
 _MATCH = """
 SELECT time, site, caller, histogram_index, match_value, priority FROM impression
@@ -82,17 +74,14 @@ class SqliteStore:
 
         One that was restored or copied since this device last used it gets its barrier moved to now.
         """
-        check_header(path)
-        connection = connect(path, wait)
+        debug = inspect(path, wait, epoch_length)
+        path.chmod(0o600)
+        store = cls(connect(path, wait), path, InstanceToken(path), wait=wait, debug=debug)
         try:
-            check_whole(connection, path)
-            debug = check_settings(connection, path, epoch_length)
-            path.chmod(0o600)
-            store = cls(connection, path, InstanceToken(path), wait=wait, debug=debug)
             with store.transaction():
                 store._recognise(clock())
         except BaseException:
-            connection.close()
+            store.close()
             raise
         return store
 
@@ -113,7 +102,7 @@ class SqliteStore:
             yield
             self._commit()
         except sqlite3.Error as error:
-            raise self._refusal(error) from None
+            raise refusal(self._path, error) from None
         finally:
             self._state = None
             if self._connection.in_transaction:
@@ -126,11 +115,6 @@ class SqliteStore:
         self._connection.execute("UPDATE device SET counter = ?", (state.counter + 1,))
         self._connection.execute("COMMIT")
         self._instance.follow(state.token, state.counter + 1)
-
-    def _refusal(self, error: sqlite3.Error) -> Exception:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNAVAILABLE:
-            return DatabaseUnavailable(f"{self._path} cannot be used now: {error}", "Check the disk, and try again.")
-        return damaged(self._path, error)
 
     def _recognise(self, now: int) -> None:
         """Tell a copy or an older state from the database that this device last wrote, and give it a token of its own.

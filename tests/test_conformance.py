@@ -152,8 +152,8 @@ def forgets_for_multi_epoch_windows_only(patch: Patch) -> None:
     """The early draft's slip: a window of one epoch never looks at the barrier."""
     original = Device._usable
 
-    def usable(self: Any, calendar: Any, window: Any) -> Any:
-        return set(window) if len(window) == 1 else original(self, calendar, window)
+    def usable(self: Any, calendar: Any, window: Any, now: int) -> Any:
+        return set(window) if len(window) == 1 else original(self, calendar, window, now)
 
     patch.setattr(Device, "_usable", usable)
 
