@@ -1,7 +1,105 @@
-"""The commands of this package. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""Commands for those who run helpers. Bodies import what they need, so that `trefoil --help` stays quick."""
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 app = typer.Typer(help="mpc_helpers")
+keygen = typer.Typer(help="Make keys.", no_args_is_help=True)
+ledger = typer.Typer(help="Look after a helper's nonce ledgers.", no_args_is_help=True)
+app.add_typer(keygen, name="keygen")
+app.add_typer(ledger, name="ledger")
+
+ConfigFile = Annotated[Path, typer.Option("--config", help="The helper's configuration file.", show_default=False)]
+
+
+@app.command()
+def helper(
+    config: ConfigFile,
+    stop_with_stdin: Annotated[
+        bool, typer.Option("--stop-with-stdin", help="End when standard input closes, as the launcher wants it.")
+    ] = False,
+) -> None:
+    """Run one helper until it is stopped.
+
+    Example: trefoil helper --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.daemon import run
+
+    run(config, stop_with_stdin=stop_with_stdin)
+
+
+@app.command()
+def launch(
+    folder: Annotated[Path, typer.Option("--dir", help="Where keys, ledgers and logs are kept.")],
+    site: Annotated[list[str] | None, typer.Option(help="A site whose queries are answered; may be repeated.")] = None,
+    port: Annotated[list[int] | None, typer.Option(help="The helpers' ports, given three times.")] = None,
+) -> None:
+    """Make three helpers on this machine, start them, and show what they do until Ctrl-C.
+
+    Example: trefoil launch --dir /tmp/trefoil --site shop.example
+    """
+    from mpc_helpers.launch_view import launch_and_watch
+
+    launch_and_watch(folder, sites=site or [], ports=port or [], now=_now())
+
+
+@keygen.command("helper")
+def keygen_helper(
+    name: Annotated[str, typer.Option(help="What people call this helper.")],
+    address: Annotated[str, typer.Option(help="Where others reach it, as https://host:port.")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where its keys are kept; private to its user.")],
+    days: Annotated[int, typer.Option(help="For how many days devices may seal to its key.")] = 90,
+) -> None:
+    """Make a new helper's keys and a configuration to fill in. Prints where its public entry for the set is.
+
+    Example: trefoil keygen helper --name north --address https://north.example:8443 --dir /etc/trefoil
+    """
+    from mpc_helpers.setup import make_helper
+    from protocol.console import out
+
+    entry = make_helper(folder, name, address, _now(), days=days)
+    out.print(f"public entry:  {entry}", markup=False, highlight=False)
+    out.print("Give it to whoever makes the helper set: trefoil helper-set new", markup=False, highlight=False)
+
+
+@keygen.command("site")
+def keygen_site(
+    path: Annotated[Path, typer.Argument(help="The new key file.")],
+) -> None:
+    """Make the key that signs a site's queries, and print what helpers' operators register.
+
+    Example: trefoil keygen site shop.key
+    """
+    from protocol.console import out
+    from protocol.keys import IdentityKey, save_identity
+
+    key = IdentityKey.generate()
+    save_identity(path, key)
+    out.print(f"private key:  {path}", markup=False, highlight=False)
+    out.print(f"public key:   {key.public.hex()}", markup=False, highlight=False)
+
+
+@ledger.command("create")
+def ledger_create(config: ConfigFile) -> None:
+    """Create a new helper's ledgers, once, before its first start.
+
+    Never to replace a ledger that was lost: reports it counted would be counted again.
+
+    Example: trefoil ledger create --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.config import load_config, load_membership
+    from mpc_helpers.setup import create_ledgers
+    from protocol.console import out
+
+    loaded = load_config(config)
+    create_ledgers(loaded, load_membership(loaded, _now()))
+    out.print(f"created {loaded.ledger}", markup=False, highlight=False)
+
+
+def _now() -> int:
+    return int(time.time())  # noqa: TID251 - an edge: commands read the real clock

@@ -22,6 +22,7 @@ from mpc_helpers.attempt import QueryName
 from mpc_helpers.config import Limits, Membership, Site
 from mpc_helpers.metrics import Labels, Metrics
 from mpc_helpers.query_book import QueryBook, QueryChanged, QueryRecord, QueryState
+from mpc_helpers.session import MpcError
 from protocol.batch import ColumnReader, Layout, batch_root, column_size
 from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
@@ -375,7 +376,7 @@ class Intake:
 
     async def _fail(self, job: Job, error: TrefoilError) -> None:
         stage = job.record.state.value
-        helper = getattr(error, "helper", None)
+        helper = error.peer if isinstance(error, MpcError) else getattr(error, "helper", None)
         state = QueryState.DISPUTED if getattr(error, "disputed", False) else QueryState.FAILED
         job.hint = error.hint
         _LOG.warning("query %s: %s while %s: %s", job.name.digest.hex()[:16], state.value, stage, error)

@@ -23,11 +23,11 @@ from pathlib import Path
 from mpc_helpers import setup, tls
 from mpc_helpers.config import load_config, load_membership
 from mpc_helpers.transport import endpoint
-from protocol.console import write_atomically
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity
 from protocol.report import check_site
+from protocol.set_files import write_set
 from protocol.shares import PARTIES
 
 HOST = "127.0.0.1"
@@ -107,7 +107,7 @@ def _make_helpers(trio: Trio, now: int, ports: list[int]) -> None:
 def _write_set(trio: Trio, helper_set: HelperSet) -> None:
     for party in range(PARTIES):
         helper_set = helper_set.signed_by(load_identity(trio.helper_folder(party) / "identity.key"))
-    write_atomically(trio.helper_set_path, (json.dumps(helper_set.to_json(), indent=2) + "\n").encode())
+    write_set(trio.helper_set_path, helper_set)
 
 
 def _move_if_taken(trio: Trio, ports: Sequence[int] | None) -> None:

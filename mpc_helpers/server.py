@@ -14,7 +14,7 @@ A query is named by its digest, which covers a random id and a fresh key: to kno
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
 
 from aiohttp import web
@@ -44,7 +44,7 @@ class Server:
     def __init__(
         self,
         intake: Intake,
-        realms: dict[str, Realm],
+        realms: Mapping[str, Realm],
         whose: Callable[[bytes | None], int | None],
         metrics: Metrics,
         public: dict[str, object],

@@ -13,9 +13,10 @@ from pathlib import Path
 from mpc_helpers import tls
 from mpc_helpers.config import DAY, FORMAT, HelperConfig, Membership
 from mpc_helpers.nonce_ledger import NonceLedger, Owner
+from mpc_helpers.transport import endpoint
 from protocol.console import write_atomically
 from protocol.errors import TrefoilError
-from protocol.helper_set import HelperEntry, HpkeKeyConfig
+from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
 from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey, save_hpke_key, save_identity
 
@@ -93,3 +94,12 @@ def create_ledgers(config: HelperConfig, membership: Membership) -> None:
     for path, owner in owners(config, membership):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         NonceLedger.create(path, owner)
+
+
+def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> Path:
+    """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
+    entry = make_keys(folder, name, address, now, days=days)
+    path = folder / "entry.json"
+    write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
+    write_config(folder, name, "0.0.0.0", endpoint(address)[1], "helpers.json", {}, {})  # noqa: S104 - others must reach it
+    return path

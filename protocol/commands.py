@@ -1,7 +1,125 @@
-"""The commands of this package. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""Commands for queriers, and for the operators who put a helper set together. Bodies import what they need."""
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 app = typer.Typer(help="protocol")
+helper_set = typer.Typer(help="Put a helper set together, sign it, check it.", no_args_is_help=True)
+app.add_typer(helper_set, name="helper-set")
+
+SetFile = Annotated[Path, typer.Argument(help="The helper set file.")]
+
+
+@app.command()
+def query(
+    reports: Annotated[Path, typer.Option(help="The batch of sealed reports.")],
+    helpers: Annotated[Path, typer.Option(help="The signed helper set.")],
+    site_key: Annotated[Path, typer.Option(help="The key that signs this site's queries.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of the answer; by default what the reports paid for.")
+    ] = None,
+    noise: Annotated[str, typer.Option(help="How the helpers make the noise: local or pairwise.")] = "local",
+    minimum: Annotated[int, typer.Option(help="Fewest reports worth an answer.")] = 1,
+    tolerate: Annotated[float, typer.Option(help="Share of bad reports, 0 to 1, above which the query fails.")] = 0.1,
+    seconds: Annotated[int, typer.Option(help="Until when the helpers may take, from now.")] = 600,
+    new: Annotated[bool, typer.Option("--new", help="Ask a new query, though one on this batch was asked.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the answer as JSON; - for standard output.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the answer, with error bars, into this image file.")] = None,
+) -> None:
+    """Ask three helpers for the noisy histogram of a batch. Run again after an interruption, it resumes.
+
+    Example: trefoil query --reports batch --helpers helpers.json --site-key shop.key --json answer.json
+    """
+    from protocol.asked import Wishes
+    from protocol.console import write_json
+    from protocol.epsilon import entitlement
+    from protocol.query_command import ask_and_show, noise_mode, permille
+    from protocol.query_plot import plot_result
+
+    wishes = Wishes(
+        epsilon_micros=None if epsilon is None else entitlement(epsilon),
+        noise=noise_mode(noise),
+        minimum_reports=minimum,
+        tolerated_bad_permille=permille(tolerate),
+        seconds=seconds,
+    )
+    quiet = json is not None and str(json) == "-"
+    result = ask_and_show(reports, helpers, site_key, wishes, int(_now()), again=new, quiet=quiet)
+    write_json(json, result.to_json())
+    if plot is not None:
+        plot_result(plot, result)
+
+
+@helper_set.command("new")
+def helper_set_new(
+    path: SetFile,
+    entry: Annotated[list[Path], typer.Option(help="A helper's public entry; three times, in order.")],
+    number: Annotated[int, typer.Option(help="One more than the last set's.")] = 1,
+) -> None:
+    """Put three helpers' public entries together. The order makes them helper 1, 2 and 3.
+
+    Example: trefoil helper-set new helpers.json --entry north.json --entry south.json --entry west.json
+    """
+    from protocol.console import out
+    from protocol.set_files import put_together
+
+    made = put_together(entry, number, path)
+    out.print(f"digest: {made.digest.hex()}", markup=False, highlight=False)
+    out.print("Each operator compares it with the others by telephone, and signs.", markup=False, highlight=False)
+
+
+@helper_set.command("sign")
+def helper_set_sign(path: SetFile, key: Annotated[Path, typer.Option(help="This helper's identity key.")]) -> None:
+    """Sign a helper set as one of its three helpers.
+
+    Example: trefoil helper-set sign helpers.json --key /etc/trefoil/identity.key
+    """
+    from protocol.console import out
+    from protocol.set_files import add_signature
+
+    signed = add_signature(path, key)
+    out.print(f"signed set {signed.number}, digest {signed.digest.hex()}", markup=False, highlight=False)
+
+
+@helper_set.command("join")
+def helper_set_join(
+    path: SetFile, copy: Annotated[list[Path], typer.Option(help="A signed copy; once for each.")]
+) -> None:
+    """Join copies of a set that were signed in different places into one file.
+
+    Example: trefoil helper-set join helpers.json --copy north/helpers.json --copy south/helpers.json
+    """
+    from protocol.set_files import join
+
+    join(copy, path)
+
+
+@helper_set.command("verify")
+def helper_set_verify(path: SetFile) -> None:
+    """Check that all three helpers have signed, and show who they are.
+
+    Example: trefoil helper-set verify helpers.json
+    """
+    from rich.table import Table
+
+    from protocol.console import out
+    from protocol.helper_set import HelperSet
+    from protocol.set_files import signed_by
+
+    found = HelperSet.load_unverified(path)
+    table = Table(title=f"helper set {found.number}, digest {found.digest.hex()[:16]}…")
+    for heading in ("helper", "address", "identity key", "signed"):
+        table.add_column(heading)
+    for entry, signed in zip(found.helpers, signed_by(found), strict=True):
+        table.add_row(entry.name, entry.address, entry.identity_key.hex()[:16] + "…", "yes" if signed else "no")
+    out.print(table)
+    found.verify()
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - an edge: commands read the real clock

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -310,24 +311,20 @@ _START_HINT = "Check that the helper runs and that helpers.json has its address;
 
 async def _json_of(response: aiohttp.ClientResponse, name: str, party: int) -> Any:
     """A helper's JSON, bounded; an error it reports becomes ours, under its name."""
-    raw = await response.content.read(MAX_ANSWER + 1)
-    while len(raw) <= MAX_ANSWER and (more := await response.content.read(MAX_ANSWER + 1 - len(raw))):
-        raw += more
+    raw = bytearray()
+    async for piece in response.content.iter_any():
+        raw += piece
+        if len(raw) > MAX_ANSWER:
+            raise QueryFailed("asking", (party,), f"{name} answers with more than {MAX_ANSWER} bytes", status=200)
     try:
-        stored = await response.json() if not raw else _parse(raw)
-    except (ValueError, aiohttp.ClientError):
+        stored = json.loads(bytes(raw))
+    except ValueError:
         stored = {}
-    if response.status >= 300 or len(raw) > MAX_ANSWER:
+    if response.status >= 300:
         said = stored if isinstance(stored, dict) else {}
         message = f"{name} answers: {said.get('error', f'HTTP status {response.status}')}"
         raise QueryFailed("asking", (party,), message, str(said.get("hint", "")), status=response.status)
     return stored
-
-
-def _parse(raw: bytes) -> Any:
-    import json
-
-    return json.loads(raw)
 
 
 def _failure(failed: Mapping[int, HelperStatus], names: Callable[[tuple[int, ...]], str]) -> QueryFailed:

@@ -1,0 +1,218 @@
+"""The daemon: one helper put together from its configuration, serving until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from mpc_helpers import noise
+from mpc_helpers.agreement import Agreement, Pace
+from mpc_helpers.attempt import Step
+from mpc_helpers.config import ConfigError, HelperConfig, Membership, load_config, load_membership
+from mpc_helpers.helper import Helper, Sessions
+from mpc_helpers.intake import Intake
+from mpc_helpers.metrics import Metrics
+from mpc_helpers.nonce_ledger import NonceLedger
+from mpc_helpers.pool import Pool
+from mpc_helpers.server import Server
+from mpc_helpers.setup import owners
+from mpc_helpers.transport import Certificates, Transport
+from mpc_helpers.worker_sessions import WorkerSessions
+from protocol.errors import Rejection, TrefoilError
+from protocol.query import NoiseMode
+from protocol.report import VERSION
+
+_LOG = logging.getLogger("trefoil.daemon")
+REALMS = {False: "real", True: "debug"}
+HOUSEKEEPING_SECONDS = 3600.0
+SHUTDOWN_SECONDS = 2.0
+
+Clock = Callable[[], int]
+
+
+def _nothing(_: Step) -> None:
+    """What happens at a crash point of an installed helper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What tests put in place of the real thing. An installed helper always runs with the defaults."""
+
+    clock: Clock = lambda: int(time.time())  # noqa: TID251 - an edge: the daemon reads the real clock
+    step: Callable[[Step], None] = _nothing
+    sessions: Callable[[HelperConfig, Membership, Certificates], Sessions] = WorkerSessions
+    pace: Pace | None = None
+
+
+@contextlib.asynccontextmanager
+async def serving(config: HelperConfig, parts: Parts | None = None) -> AsyncIterator[Intake]:
+    """Run one helper: recover, then listen, then go on with what was under way."""
+    parts = parts or Parts()
+    membership = load_membership(config, parts.clock())
+    config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    metrics = Metrics()
+    async with contextlib.AsyncExitStack() as stack:
+        ledgers = {owner.debug: NonceLedger(path, owner, step=parts.step) for path, owner in owners(config, membership)}
+        for ledger in ledgers.values():
+            stack.callback(ledger.close)
+        certificates = Certificates(membership, config.tls, config.data)
+        transport = await stack.enter_async_context(Transport(membership, certificates, config.limits.peer_seconds))
+        agreements = {debug: _agreement(membership, ledger, transport, parts) for debug, ledger in ledgers.items()}
+        for agreement in agreements.values():
+            stack.push_async_callback(agreement.close)
+            await agreement.recover()
+        executor = Pool(config.processes)
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        sessions = parts.sessions(config, membership, certificates)
+        helper = _helper(config, membership, ledgers, agreements, sessions, executor, metrics, parts)
+        intake = _intake(config, membership, ledgers, helper, metrics, parts)
+        stack.push_async_callback(intake.close)
+        realms = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
+        server = Server(intake, realms, certificates.whose, metrics, public_configuration(config, membership))
+        await stack.enter_async_context(_listening(config, server, certificates))
+        await intake.resume()
+        keeper = asyncio.create_task(_keep_house(config, ledgers, parts.clock))
+        stack.callback(keeper.cancel)
+        yield intake
+
+
+def _agreement(membership: Membership, ledger: NonceLedger, transport: Transport, parts: Parts) -> Agreement:
+    realm = REALMS[ledger.owner.debug]
+
+    async def send(peer: int, message: bytes) -> bytes | None:
+        return await transport.send(peer, realm, message) or None
+
+    keys = [helper.identity_key for helper in membership.helper_set.helpers]
+    digest = membership.helper_set.digest
+    return Agreement(ledger, membership.identity, keys, digest, send, pace=parts.pace, step=parts.step)
+
+
+def _helper(
+    config: HelperConfig,
+    membership: Membership,
+    ledgers: Mapping[bool, NonceLedger],
+    agreements: Mapping[bool, Agreement],
+    sessions: Sessions,
+    executor: Pool,
+    metrics: Metrics,
+    parts: Parts,
+) -> Helper:
+    count = metrics.counter("trefoil_reports_rejected_total", "reports this helper dropped, by reason")
+
+    def rejected(counts: Mapping[Rejection, int]) -> None:
+        for reason, amount in counts.items():
+            count(amount, reason=reason.value)
+
+    return Helper(
+        membership,
+        config.limits,
+        config.report_lifetime,
+        ledgers,
+        agreements,
+        sessions,
+        executor,
+        parts.clock,
+        parallel=max(1, config.processes),
+        step=parts.step,
+        rejected=rejected,
+    )
+
+
+def _intake(
+    config: HelperConfig,
+    membership: Membership,
+    ledgers: Mapping[bool, NonceLedger],
+    helper: Helper,
+    metrics: Metrics,
+    parts: Parts,
+) -> Intake:
+    return Intake(
+        membership,
+        config.sites,
+        config.limits,
+        {debug: ledger.queries for debug, ledger in ledgers.items()},
+        config.data,
+        helper,
+        parts.clock,
+        metrics,
+        answer_sent=lambda: parts.step(Step.ANSWER_AFTER_SEND),
+    )
+
+
+def public_configuration(config: HelperConfig, membership: Membership) -> dict[str, object]:
+    """What anyone may know of this helper. Devices do not take their helper set from here."""
+    return {
+        "name": config.name,
+        "party": membership.party + 1,
+        "version": VERSION,
+        "helper_set": {"number": membership.helper_set.number, "digest": membership.helper_set.digest.hex()},
+        "noise": [mode.value for mode in NoiseMode],
+        "limits": {
+            "minimum_reports": config.limits.minimum_reports,
+            "maximum_reports": config.limits.maximum_reports,
+            "seconds": config.limits.seconds,
+            "buckets_times_scale": noise.MAX_BUCKETS_TIMES_SCALE,
+        },
+        "report_lifetime_days": config.report_lifetime_days,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _listening(config: HelperConfig, server: Server, certificates: Certificates) -> AsyncIterator[None]:
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, ssl_context=certificates.server_context)
+        try:
+            await site.start()
+        except OSError as error:
+            what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+            raise ConfigError(
+                f"port {config.port} of {config.host} {what}", "Stop that program, or choose another."
+            ) from None
+        _LOG.info("%s listens on %s:%d", config.name, config.host, config.port)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _keep_house(config: HelperConfig, ledgers: Mapping[bool, NonceLedger], clock: Clock) -> None:
+    """Every hour: forget reports that are too old to be admitted, and destroy keys that nothing is sealed to."""
+    while True:
+        now = clock()
+        for ledger in ledgers.values():
+            await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
+        with contextlib.suppress(TrefoilError):
+            await asyncio.to_thread(load_membership, config, now)
+        await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+
+def run(path: Path, *, stop_with_stdin: bool = False, parts: Parts | None = None) -> None:
+    """Run the helper of a configuration file until SIGTERM, SIGINT or, if wanted, the end of standard input."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    asyncio.run(_until_told(load_config(path), stop_with_stdin, parts))
+
+
+async def _until_told(config: HelperConfig, stop_with_stdin: bool, parts: Parts | None) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    if stop_with_stdin:
+        loop.add_reader(0, lambda: stop.set() if not os.read(0, 1024) else None)
+    async with serving(config, parts):
+        await stop.wait()
+        _LOG.info("%s stops", config.name)
+    if stop_with_stdin:
+        loop.remove_reader(0)

@@ -1,0 +1,325 @@
+"""A helper: one of three that add reports up without seeing any of them. `Helper.answer` is the whole of its part.
+
+Everything it needs comes in from outside: ledgers and agreements (one pair for real reports, one for debug ones), the
+way to the MPC, the executor, the clock. `step` is called at the crash points of COMMIT.md; an installed helper has no
+way to make it do anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mpc_helpers import noise
+from mpc_helpers.admission import AdmissionRules
+from mpc_helpers.aggregation import Ingested, Mask, ingest
+from mpc_helpers.agreement import Agreement
+from mpc_helpers.attempt import AgreementError, QueryName, State, Step
+from mpc_helpers.config import Limits, Membership
+from mpc_helpers.noisy_sum import SumKind, sum_parameters
+from mpc_helpers.nonce_ledger import NonceLedger, Standing
+from mpc_helpers.query_book import QueryState
+from mpc_helpers.session import MpcError
+from mpc_helpers.talk import AdmittedBatch, Attempt
+from protocol.answer import AnswerShare
+from protocol.batch import ColumnReader
+from protocol.errors import Rejection, TrefoilError
+from protocol.field import Vector
+from protocol.query import Query
+from protocol.report import NONCE_AT, NONCE_SIZE, TIME_STEP
+from protocol.wire import tagged_hash
+
+_LOG = logging.getLogger("trefoil.helper")
+T = TypeVar("T")
+
+# How far a report's hour may lie ahead of this helper's clock.
+CLOCK_TOLERANCE = TIME_STEP
+RETRY_SECONDS = 0.2
+SETTLE_SECONDS = 0.5
+_TIME_AT = NONCE_AT + NONCE_SIZE
+_TIMES_CHUNK = 2**14
+
+
+class Disputed(TrefoilError):
+    """A helper voted both ways: the reports stay locked, and its own signatures prove who lied."""
+
+    disputed = True
+
+    def __init__(self, helper: int, name: str) -> None:
+        super().__init__(
+            f"{name} voted both YES and NO on the same attempt", "Take its two signatures to its operator."
+        )
+        self.helper = helper
+
+
+class AttemptFailed(TrefoilError):
+    """An attempt came to nothing before any vote: its reports are free again, and another may follow."""
+
+    def __init__(self, message: str, helper: int | None = None) -> None:
+        super().__init__(message)
+        self.helper = helper
+
+
+class Watch(Protocol):
+    """Who wants to know where a query is; `enter` makes the state durable."""
+
+    async def enter(self, state: QueryState, /) -> None: ...
+
+    def advance(self, amount: int, /) -> None: ...
+
+
+class NoisySum(Protocol):
+    """One MPC session to be: the noise is drawn, and peers can be told where to find it."""
+
+    async def endpoint(self) -> bytes:
+        """Where peers find it, once it listens."""
+        ...
+
+    async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
+        """This helper's share of sum + noise, computed with both peers."""
+        ...
+
+
+Sessions = Callable[[Query, SumKind], AbstractAsyncContextManager[NoisySum]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A column after Admit, without the repeats that no ledger can hold."""
+
+    ingested: Ingested
+    unique: npt.NDArray[np.int64]
+    batch: AdmittedBatch
+
+    def share(self, accepted: Mask) -> Vector:
+        """This helper's Shamir share of the sum over the accepted reports of the batch without repeats."""
+        mask = np.zeros(len(self.ingested.reasons), dtype=np.bool_)
+        mask[self.unique] = accepted
+        return self.ingested.shamir_share(mask)
+
+
+class Helper:
+    """One of the three, as party `membership.party`."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        limits: Limits,
+        report_lifetime: int,
+        ledgers: Mapping[bool, NonceLedger],
+        agreements: Mapping[bool, Agreement],
+        sessions: Sessions,
+        executor: Executor,
+        clock: Callable[[], int],
+        *,
+        parallel: int = 1,
+        step: Callable[[Step], None] = lambda _: None,
+        rejected: Callable[[Mapping[Rejection, int]], None] = lambda _: None,
+    ) -> None:
+        self._membership = membership
+        self._limits = limits
+        self._lifetime = report_lifetime
+        self._ledgers = ledgers
+        self._agreements = agreements
+        self._sessions = sessions
+        self._executor = executor
+        self._parallel = parallel
+        self._clock = clock
+        self._step = step
+        self._rejected = rejected
+
+    async def answer(self, query: Query, column: Path, watch: Watch) -> QueryState:
+        """*Admit · Agree · Spend · Sum · Noise · Open.* Ends with this helper's share released, or an error.
+
+        The query was authenticated and its column has the root that it signed. Repeated until an attempt is released:
+        one that fails before its vote leaves nothing behind.
+        """
+        agreement, kind = self._agreements[query.debug], _kind(query)
+        parameters = tagged_hash("attempt parameters", sum_parameters(kind, query.gamma), bytes([query.debug]))
+        admitted: Admitted | None = None
+        failures: list[AttemptFailed] = []
+        while not await self._released(query):
+            # The noise of one attempt, drawn while Admit runs and used for no other.
+            async with self._sessions(query, kind) as session:
+                # Admit: what each report is worth to this helper alone.
+                admitted = admitted or await self._admit(query, column, watch)
+                # Agree: the reports that all three admitted and none has seen, under one accepted root.
+                await watch.enter(QueryState.AGREEING)
+                attempt = await self._agree(query, admitted.batch, parameters, await session.endpoint(), failures)
+                # Spend: reserved at all three by now; free again unless the block ends in a vote.
+                async with self._spending(query, attempt, failures):
+                    await watch.enter(QueryState.COMPUTING)
+                    # Sum: m numbers out of n reports, without any other helper.
+                    share = await asyncio.to_thread(admitted.share, attempt.accepted)
+                    # Noise: the only part that is computed together.
+                    noisy = await self._add_noise(query, attempt, session, parameters, share)
+                    # Open: to the querier only, and only with YES from both peers.
+                    await watch.enter(QueryState.VOTING)
+                    sealed = self._seal(query, attempt, noisy)
+                    await agreement.commit(attempt, sealed, self._deadline(query))
+        return QueryState.RELEASED
+
+    async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None:
+        """The sealed share and the signed YES of all three, once released; the same bytes for ever."""
+        release = await self._agreements[query.debug].answer(QueryName.of(query).key)
+        if release is None:
+            return None
+        self._step(Step.ANSWER_BEFORE_SEND)
+        return release.sealed_share, tuple(vote.encode() for vote in release.votes)
+
+    async def _released(self, query: Query) -> bool:
+        """Whether the query has its answer. An attempt that was voted for is waited for, for ever (COMMIT.md)."""
+        ledger, key = self._ledgers[query.debug], QueryName.of(query).key
+        while (record := await asyncio.to_thread(ledger.live, key)) is not None:
+            if record.state in (State.RELEASED, State.RESERVED):
+                return record.state is State.RELEASED
+            if record.liars:
+                liar = min(record.liars)
+                raise Disputed(liar, self._membership.name(liar))
+            await asyncio.sleep(SETTLE_SECONDS)
+        if self._clock() >= query.deadline:
+            raise TrefoilError("the query's deadline has passed; nothing was spent", "Ask a new query.")
+        return False
+
+    async def _admit(self, query: Query, column: Path, watch: Watch) -> Admitted:
+        await watch.enter(QueryState.ADMITTING)
+        now = self._clock()
+        watermark = await asyncio.to_thread(lambda: self._ledgers[query.debug].watermark)
+        rules = AdmissionRules.for_query(
+            self._membership.party,
+            query,
+            self._membership.known_sets,
+            self._membership.hpke,
+            oldest=max(watermark, now - self._lifetime),
+            newest=now + CLOCK_TOLERANCE,
+        )
+        ingested = await asyncio.to_thread(self._ingest, column, rules, watch.advance)
+        self._rejected(ingested.rejections())
+        return await asyncio.to_thread(_without_repeats, ingested, query.batch_root)
+
+    def _ingest(self, column: Path, rules: AdmissionRules, progress: Callable[[int], None]) -> Ingested:
+        reader = ColumnReader(column)
+        return ingest(reader, rules, self._executor, parallel=self._parallel, progress=progress)
+
+    async def _agree(
+        self, query: Query, batch: AdmittedBatch, parameters: bytes, endpoint: bytes, failures: list[AttemptFailed]
+    ) -> Attempt:
+        """Agree, with too few or too many bad reports refused before anything is spent."""
+        tolerated = query.batch_size * query.tolerated_bad_permille // 1000
+        minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
+        agreement, deadline = self._agreements[query.debug], self._deadline(query)
+        try:
+            return await agreement.agree(QueryName.of(query), batch, parameters, endpoint, deadline, minimum=minimum)
+        except AgreementError as error:
+            if failures:  # what went wrong before says more than that time ran out since
+                raise failures[-1] from None
+            left_out = await asyncio.to_thread(self._left_out, query, batch)
+            raise AgreementError(f"{error}{left_out}", error.hint, helper=error.helper) from None
+
+    def _left_out(self, query: Query, batch: AdmittedBatch) -> str:
+        """What this helper has against the batch, for whoever reads why the query failed."""
+        standings = self._ledgers[query.debug].lookup(batch.digests, QueryName.of(query).key)
+        counts = Counter(batch.rejections)
+        counts[Rejection.SEEN] += int(np.count_nonzero(batch.admitted & (standings == Standing.SEEN)))
+        told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
+        return f"; this helper leaves out: {told}" if told else ""
+
+    @asynccontextmanager
+    async def _spending(self, query: Query, attempt: Attempt, failures: list[AttemptFailed]) -> AsyncIterator[None]:
+        """Give the attempt up if the block fails. Another one follows as long as there is time."""
+        try:
+            yield
+        except (MpcError, AttemptFailed) as error:
+            await self._give_up(query, attempt, str(error))
+            failed = AttemptFailed(str(error), error.helper if isinstance(error, AttemptFailed) else error.peer)
+            if self._clock() >= query.deadline:
+                raise failed from None
+            failures.append(failed)
+            _LOG.warning("attempt %d failed, trying again: %s", attempt.number, error)
+            await asyncio.sleep(RETRY_SECONDS)
+        except BaseException as error:
+            await asyncio.shield(self._give_up(query, attempt, f"stopped: {error}"))
+            raise
+
+    async def _give_up(self, query: Query, attempt: Attempt, reason: str) -> None:
+        # Without effect once it has been voted for.
+        await self._agreements[query.debug].give_up(attempt, reason)
+
+    async def _add_noise(
+        self, query: Query, attempt: Attempt, session: NoisySum, parameters: bytes, share: Vector
+    ) -> Vector:
+        drawing = float(noise.allowance(query.length, query.gamma))
+        seconds = max(1.0, min(self._limits.mpc_seconds + 2 * drawing, query.deadline - self._clock()))
+        computing = asyncio.ensure_future(session.add(attempt, parameters, share, seconds))
+        await asyncio.sleep(0)
+        self._step(Step.COMPUTE)
+        return await _unless_ended(attempt, computing)
+
+    def _seal(self, query: Query, attempt: Attempt, noisy: Vector) -> bytes:
+        share = AnswerShare(
+            query_digest=query.digest,
+            attempt=attempt.number,
+            accepted_root=attempt.attempt_id,
+            submitted=query.batch_size,
+            counted=attempt.counted,
+            rejections=attempt.rejections,
+            noise=query.noise,
+            epsilon_micros=query.epsilon_micros,
+            sensitivity=query.sensitivity,
+            vector=noisy,
+        )
+        return share.seal(self._membership.party, query, self._membership.identity)
+
+    def _deadline(self, query: Query) -> float:
+        """The query's deadline as a time of the event loop."""
+        return asyncio.get_running_loop().time() + max(0, query.deadline - self._clock())
+
+
+def _kind(query: Query) -> SumKind:
+    """Only a debug query is answered without noise, and it admits none but debug reports (`Rejection.WRONG_MODE`)."""
+    return SumKind.DEBUG if query.debug else SumKind.of(query.noise)
+
+
+def _without_repeats(ingested: Ingested, root: bytes) -> Admitted:
+    """Digests in a ledger are unique: a repeat was counted as a `duplicate` and goes no further."""
+    digests = ingested.digests
+    first = np.ones(len(digests), dtype=np.bool_)
+    first[1:] = (digests[1:] != digests[:-1]).any(axis=1)
+    unique = np.flatnonzero(first)
+    times = _times(ingested.column)
+    batch = AdmittedBatch(root, digests[unique], times[unique], ingested.admitted[unique], ingested.rejections())
+    return Admitted(ingested, unique, batch)
+
+
+def _times(column: ColumnReader) -> npt.NDArray[np.int64]:
+    """The hour each report says it was made in; only those of admitted reports mean anything."""
+    times = np.empty(len(column), dtype=np.int64)
+    for start in range(0, len(column), _TIMES_CHUNK):
+        count = min(_TIMES_CHUNK, len(column) - start)
+        headers = column.chunk(start, count).header_matrix()
+        times[start : start + count] = np.ascontiguousarray(headers[:, _TIME_AT : _TIME_AT + 8]).view(">i8").ravel()
+    return times
+
+
+async def _unless_ended(attempt: Attempt, work: Awaitable[T]) -> T:
+    """The result of `work`, unless the attempt ends first because another helper gave it up."""
+    working, ended = asyncio.ensure_future(work), asyncio.ensure_future(attempt.ended.wait())
+    try:
+        await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise AttemptFailed("another helper gave the attempt up")
+        return working.result()
+    finally:
+        for task in (working, ended):
+            task.cancel()
+        await asyncio.gather(working, ended, return_exceptions=True)
