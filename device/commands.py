@@ -1,7 +1,165 @@
-"""The commands of this package. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""Commands on a device database. Bodies import what they need, so that `trefoil --help` stays quick."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 app = typer.Typer(help="device")
+device = typer.Typer(help="Act as one person's device.", no_args_is_help=True)
+app.add_typer(device, name="device")
+
+Database = Annotated[Path, typer.Option("--db", metavar="FILE", help="The device database.", show_default=False)]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here; - is stdout.")]
+Site = Annotated[str, typer.Argument(help="The site of the page; a subdomain stands for its site.", show_default=False)]
+Intermediary = Annotated[str | None, typer.Option(help="The site of the frame or script that calls, if another.")]
+
+
+@device.command()
+def create(
+    db: Database,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="A debug device: only debug queries take its reports.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Make a new device database. Other commands make a plain one by themselves where there is none.
+
+    Example: trefoil device create --db ann.db --debug
+    """
+    from device import agent
+    from protocol.console import out, write_json
+
+    agent.create(db, debug=debug)
+    out.print(f"{db} is a new {'debug ' if debug else ''}device", markup=False, highlight=False)
+    write_json(json_file, {"database": str(db), "debug": debug})
+
+
+@device.command()
+def impression(
+    site: Site,
+    db: Database,
+    bucket: Annotated[int, typer.Option(help="The histogram bucket that credit for this impression goes to.")],
+    match_value: Annotated[int, typer.Option(help="A number that conversions can ask for, such as a campaign.")] = 0,
+    conversion_site: Annotated[list[str] | None, typer.Option(help="Only these sites may use it; repeatable.")] = None,
+    conversion_caller: Annotated[list[str] | None, typer.Option(help="Only these may ask; repeatable.")] = None,
+    lifetime_days: Annotated[int, typer.Option(help="For how long it may be used.")] = 30,
+    priority: Annotated[int, typer.Option(help="Higher comes first when credit is divided.")] = 0,
+    intermediary: Intermediary = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Save an impression: an ad was shown on SITE.
+
+    Example: trefoil device impression news.example --db ann.db --bucket 2 --conversion-site shop.example
+    """
+    from device import actions
+    from device.impression import ImpressionOptions
+    from protocol.console import write_json
+
+    sites, callers = tuple(conversion_site or ()), tuple(conversion_caller or ())
+    options = ImpressionOptions(bucket, match_value, sites, callers, lifetime_days, priority)
+    write_json(json_file, actions.save_impression(db, site, options, intermediary))
+
+
+@device.command()
+def convert(
+    site: Site,
+    db: Database,
+    helpers: Annotated[Path, typer.Option(metavar="FILE", help="The helper set to seal to.")],
+    buckets: Annotated[int, typer.Option(help="How many buckets the histogram has.")],
+    batch: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the report to this batch.")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report alone to this file.")] = None,
+    value: Annotated[int, typer.Option(help="What the conversion is worth, in whole units.")] = 1,
+    max_value: Annotated[int, typer.Option(help="The most any conversion of the query is worth.")] = 1,
+    epsilon: Annotated[float, typer.Option(help="The privacy budget that the query asks for.")] = 1.0,
+    credit: Annotated[list[float] | None, typer.Option(help="Shares for the last touches; repeatable.")] = None,
+    lookback_days: Annotated[
+        int | None, typer.Option(help="How far back to look.", show_default="as far as kept")
+    ] = None,
+    match_value: Annotated[list[int] | None, typer.Option(help="Use only impressions with these; repeatable.")] = None,
+    impression_site: Annotated[list[str] | None, typer.Option(help="Only from these sites; repeatable.")] = None,
+    impression_caller: Annotated[list[str] | None, typer.Option(help="Only saved by these; repeatable.")] = None,
+    unit: Annotated[str, typer.Option(help="What a unit of value is, for people.")] = "count",
+    intermediary: Intermediary = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure a conversion on SITE: attribute it, pay for it, and write the sealed report.
+
+    Example: trefoil device convert shop.example --db ann.db --helpers helpers.json --buckets 4 --batch shop.batch
+    """
+    from device import actions
+    from device.conversion import ConversionOptions
+    from device.limits import TREFOIL_SERVICE
+    from protocol.console import write_json
+
+    options = ConversionOptions(
+        TREFOIL_SERVICE,
+        buckets,
+        epsilon=epsilon,
+        value=value,
+        max_value=max(value, max_value) if max_value == 1 else max_value,
+        credit=credit or (1.0,),
+        lookback_days=lookback_days,
+        match_values=match_value or (),
+        impression_sites=impression_site or (),
+        impression_callers=impression_caller or (),
+        unit=unit,
+    )
+    destination = actions.Destination.chosen(batch, report)
+    write_json(json_file, actions.convert(db, helpers, site, options, intermediary, destination))
+
+
+@device.command()
+def budget(
+    db: Database,
+    site: Annotated[str | None, typer.Option(help="Only what concerns this site.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show what every site has cost this device, by epoch. For its person's eyes only.
+
+    Example: trefoil device budget --db ann.db
+    """
+    from device import actions
+    from protocol.console import write_json
+
+    write_json(json_file, actions.show_budget(db, site))
+
+
+@device.command()
+def clear(
+    db: Database,
+    site: Annotated[list[str] | None, typer.Option(help="Only these sites; repeatable.")] = None,
+    stored_data: Annotated[bool, typer.Option("--stored-data", help="Only what the sites themselves stored.")] = False,
+    forget_visits: Annotated[
+        bool, typer.Option("--forget-visits", help="Forget them; closes every epoch so far to everyone.")
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Clear history: of some sites or of all. None of it brings budget back.
+
+    Example: trefoil device clear --db ann.db --site shop.example
+
+    Example: trefoil device clear --db ann.db --forget-visits
+    """
+    from device import actions
+    from protocol.console import write_json
+
+    write_json(json_file, actions.clear(db, site or [], stored_data=stored_data, forget_visits=forget_visits))
+
+
+@device.command()
+def switch(
+    state: Annotated[bool, typer.Argument(metavar="[true|false]", help="Whether to measure.", show_default=False)],
+    db: Database,
+    json_file: JsonFile = None,
+) -> None:
+    """Switch measurement on or off. While it is off every report is null, and no site can tell.
+
+    Example: trefoil device switch false --db ann.db
+    """
+    from device import actions
+    from protocol.console import write_json
+
+    write_json(json_file, actions.switch(db, state))

@@ -1,0 +1,171 @@
+"""What the commands of `trefoil device` do, and what they tell the person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from device import agent
+from device.conversion import ConversionOptions
+from device.device import Device
+from device.impression import ImpressionOptions
+from device.privacy_filter import FilterKind, FilterState
+from device.report import DebugReport
+from device.site import parse_site
+from protocol.batch import BatchReader, BatchWriter
+from protocol.console import out, write_atomically
+from protocol.epsilon import show
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.report import SealedReport
+
+_KINDS = {
+    FilterKind.SITE: "reports to this site",
+    FilterKind.GLOBAL: "all sites together",
+    FilterKind.IMPRESSION_SITE: "impressions on this site",
+    FilterKind.CONVERSION_SITE: "share of all sites' budget",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a report is written: appended to a batch, or alone."""
+
+    path: Path
+    is_batch: bool
+
+    @classmethod
+    def chosen(cls, batch: Path | None, report: Path | None) -> Destination:
+        """Exactly one of the two."""
+        if batch is not None and report is None:
+            return cls(batch, is_batch=True)
+        if report is not None and batch is None:
+            return cls(report, is_batch=False)
+        raise TrefoilError("name one place for the report", "Give --batch FILE or --report FILE.")
+
+    def check(self, site: str, buckets: int, unit: str) -> None:
+        """Refuse a batch that the report would not fit, before it is paid for."""
+        if not self.is_batch or not self.path.exists() or not self.path.stat().st_size:
+            return
+        batch = BatchReader(self.path)
+        if len(batch):
+            terms = batch[0].terms()
+            if (terms.site, terms.buckets, terms.unit, terms.kappa) != (parse_site(site), buckets, unit, 0):
+                raise TrefoilError(
+                    f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}",
+                    "Keep one file per site, unit and number of buckets.",
+                )
+
+    def write(self, report: SealedReport) -> None:
+        """On disk when this returns."""
+        if not self.is_batch:
+            write_atomically(self.path, report.encode())
+            return
+        with BatchWriter(self.path) as batch:
+            batch.add(report)
+
+
+def save_impression(db: Path, site: str, options: ImpressionOptions, intermediary: str | None) -> dict[str, object]:
+    """Save one impression, on a device that is made if need be."""
+    with agent.opened(_present(db)) as device:
+        device.save_impression(site, options, intermediary=intermediary)
+    _say(f"saved an impression on {parse_site(site)} for bucket {options.histogram_index}")
+    return {"site": parse_site(site), "bucket": options.histogram_index}
+
+
+def convert(
+    db: Path,
+    helpers: Path,
+    site: str,
+    options: ConversionOptions,
+    intermediary: str | None,
+    destination: Destination,
+) -> dict[str, object]:
+    """Measure one conversion and write its report."""
+    helper_set = HelperSet.load(helpers)
+    destination.check(site, options.histogram_size, options.unit)
+    with agent.opened(_present(db), helper_set) as device:
+        report = device.measure_conversion(site, options, intermediary=intermediary)
+    sealed = report.sealed if isinstance(report, DebugReport) else report
+    destination.write(sealed)
+    size = len(sealed.encode())
+    _say(f"wrote a sealed report of {size} bytes to {destination.path}")
+    result: dict[str, object] = {"report": sealed.digest.hex(), "bytes": size, "file": str(destination.path)}
+    if isinstance(report, DebugReport):
+        _say(f"debug: the histogram is {list(report.histogram)}")
+        result["histogram"] = list(report.histogram)
+    return result
+
+
+def show_budget(db: Path, site: str | None) -> dict[str, object]:
+    """What every filter of the device has paid."""
+    with agent.opened(db) as device:
+        states = device.budget()
+        calendar = device.overview().calendar
+    wanted = None if site is None else parse_site(site)
+    shown = [state for state in states if wanted is None or state.site == wanted]
+    out.print(_table(shown) if shown else "no site has cost this device anything yet", highlight=False)
+    filters = [
+        {
+            "kind": state.kind.name.lower(),
+            "site": state.site,
+            "epoch": state.epoch,
+            "spent_micros": state.spent,
+            "capacity_micros": state.capacity,
+        }
+        for state in shown
+    ]
+    start = None if calendar is None else calendar.start
+    return {"epoch_start": start, "epoch_seconds": None if calendar is None else calendar.length, "filters": filters}
+
+
+def clear(db: Path, sites: Sequence[str], *, stored_data: bool, forget_visits: bool) -> dict[str, object]:
+    """Clear what the person asked for; each way at most one."""
+    if stored_data and (forget_visits or not sites):
+        raise TrefoilError("--stored-data clears what named sites stored, and nothing else", "Name them with --site.")
+    if not (sites or forget_visits):
+        raise TrefoilError("say what to clear", "Name sites with --site, or forget everything with --forget-visits.")
+    with agent.opened(db) as device:
+        _clear(device, sites, stored_data=stored_data, forget_visits=forget_visits)
+    what = "stored data" if stored_data else "visits" if forget_visits else "budgets"
+    _say(f"cleared {what} of {', '.join(sites) or 'all sites'}")
+    return {"cleared": what, "sites": [parse_site(site) for site in sites]}
+
+
+def _clear(device: Device[agent.Report], sites: Sequence[str], *, stored_data: bool, forget_visits: bool) -> None:
+    if not stored_data:
+        device.clear_browsing_history(sites, forget_visits=forget_visits)
+    else:
+        for site in sites:
+            device.clear_impressions_for_site(site)
+
+
+def switch(db: Path, state: bool) -> dict[str, object]:
+    """Switch measurement on or off."""
+    with agent.opened(_present(db)) as device:
+        device.enable() if state else device.disable()
+    _say(f"measurement is {'on' if state else 'off'}")
+    return {"measuring": state}
+
+
+def _present(db: Path) -> Path:
+    """The database, made if there is none."""
+    if not db.exists():
+        agent.create(db)
+        _say(f"{db} is a new device")
+    return db
+
+
+def _table(states: Sequence[FilterState]) -> Table:
+    table = Table("site", "what", "epoch", "spent ε", "of ε")
+    for state in states:
+        row = (state.site or "-", _KINDS[state.kind], str(state.epoch), show(state.spent), show(state.capacity))
+        table.add_row(*row)
+    return table
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False)

@@ -1,0 +1,69 @@
+"""The agent: a device on a real machine, with its database, the system's clock and the tick.
+
+What the command line and the dashboard run. Simulations build a `Device` of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from device.conversion import Conversion
+from device.device import Device
+from device.limits import Limits
+from device.report import DebugReport, DebugSeal, HelperSetSeal
+from device.sqlite_store import SqliteStore
+from device.tick import Tick
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.report import SealedReport
+
+Report = SealedReport | DebugReport
+
+
+def system_clock() -> int:
+    """Seconds since 1970, UTC."""
+    return int(time.time())  # noqa: TID251 - the edge of the device: this is where its clock comes from
+
+
+@dataclass(frozen=True, slots=True)
+class NoHelpers:
+    """For uses of a device that make no report."""
+
+    reveals: bool = field(default=False, init=False)
+
+    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:  # noqa: ARG002 - the protocol's shape
+        raise TrefoilError("a report needs a helper set to be sealed to", "Name the file with --helpers.")
+
+
+def create(path: Path, *, debug: bool = False, limits: Limits | None = None) -> None:
+    """Make a new device database. Whether it is a debug device is decided here, and for ever."""
+    SqliteStore.create(path, epoch_length=(limits or Limits()).epoch_length, debug=debug)
+
+
+@contextmanager
+def opened(
+    path: Path,
+    helper_set: HelperSet | None = None,
+    *,
+    limits: Limits | None = None,
+    clock: Callable[[], int] = system_clock,
+    tick: Callable[[], Callable[[], None]] | None = None,
+) -> Iterator[Device[Report]]:
+    """The device with its database at `path`; reports leave at the tick, sealed to `helper_set`."""
+    limits = limits or Limits()
+    store = SqliteStore.open(path, epoch_length=limits.epoch_length, clock=clock)
+    try:
+        seal = _seal(helper_set, debug=store.debug)
+        yield Device(store, seal, clock=clock, limits=limits, tick=tick or Tick())
+    finally:
+        store.close()
+
+
+def _seal(helper_set: HelperSet | None, *, debug: bool) -> HelperSetSeal | DebugSeal | NoHelpers:
+    if helper_set is None:
+        return NoHelpers()
+    return DebugSeal(helper_set) if debug else HelperSetSeal(helper_set)
