@@ -25,7 +25,8 @@ def entitlement(epsilon: float | Fraction) -> int:
         raise ProtocolError(f"epsilon must be above 0 and at most {MAX_EPSILON}, not {epsilon}")
     micros = math.floor(Fraction(epsilon) * MICROS)
     if micros == 0:
-        raise ProtocolError(f"epsilon {epsilon} is below one millionth", "Ask for at least 0.000001.")
+        # The float 0.000001 lies just below one millionth, so it must not be what is advised.
+        raise ProtocolError(f"epsilon {epsilon} rounds down to zero millionths", "Ask for 0.000002 or more.")
     return micros
 
 
