@@ -99,7 +99,7 @@ def convert(
         buckets,
         epsilon=epsilon,
         value=value,
-        max_value=max(value, max_value) if max_value == 1 else max_value,
+        max_value=max_value,
         credit=credit or (1.0,),
         lookback_days=lookback_days,
         match_values=match_value or (),
