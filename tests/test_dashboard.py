@@ -1,0 +1,394 @@
+"""The privacy dashboard: what it says, what it does when asked, and whom it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC
+from html.parser import HTMLParser
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from device.conversion import ConversionOptions
+from device.dashboard.command import LookingOnly, opened_device, serving, take_port
+from device.dashboard.confirmation import Action
+from device.dashboard.guard import HOST, Session, content_policy, listen, origin_of
+from device.dashboard.layout import budget_bar
+from device.dashboard.markup import Markup, join, tag
+from device.dashboard.pages import SHOWN_ROWS, OverviewPage
+from device.dashboard.server import Dashboard
+from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, used
+from device.device import Device
+from device.impression import ImpressionOptions
+from device.limits import Limits
+from device.memory_store import MemoryStore
+from device.privacy_filter import FilterKind
+from device.report import PlainSeal
+from device.sqlite_store import SqliteStore
+from device.storage import LOGGED_EPOCHS, EpochEntry, EpochOutcome, ReportRecord
+from protocol.errors import TrefoilError
+
+START = 1_790_000_000
+WEEK = 7 * 86_400
+QUARTER = ConversionOptions("trefoil", 4, epsilon=0.25)
+
+
+@dataclass
+class World:
+    """A device under a clock that tests move."""
+
+    now: int = START
+    device: Device[tuple[int, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device = Device(MemoryStore(), PlainSeal(), clock=lambda: self.now)
+
+    def page(self, **options: bool) -> str:
+        return OverviewPage(self.device.overview(), Clockface(UTC), **options).render()  # type: ignore[arg-type] # only all_rows is passed
+
+
+@pytest.fixture
+def world() -> World:
+    """Four ads over three weeks, then five purchases at ε = 0.25: the last of them finds nothing left."""
+    made = World()
+    for index in range(4):
+        made.device.save_impression("news.example", ImpressionOptions(index, conversion_sites=["shoes.example"]))
+        made.now += 3 * 86_400
+    for _ in range(5):
+        made.device.measure_conversion("shoes.example", QUARTER)
+        made.now += 600
+    return made
+
+
+class Reader(HTMLParser):
+    """Collects what a person reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.found.append(data)
+
+
+def text_of(page: str) -> str:
+    """The text of a page without its tags, white space joined."""
+    reader = Reader()
+    reader.feed(page)
+    return re.sub(r"\s+", " ", " ".join(reader.found))
+
+
+class TestMarkup:
+    def test_text_is_escaped_and_markup_is_not(self) -> None:
+        assert join(["<b>", tag("i", "a&b"), 3, None]) == "&lt;b&gt;<i>a&amp;b</i>3"
+
+    def test_attributes_are_escaped_and_named_as_in_html(self) -> None:
+        shown = tag("input", class_='a"b', aria_label="<x>", disabled=True, id=None, hidden=False)
+        assert shown == '<input class="a&quot;b" aria-label="&lt;x&gt;" disabled>'
+        assert isinstance(shown, Markup)
+
+    def test_a_bar_is_full_at_its_capacity_and_marked_there(self) -> None:
+        assert 'class="spent" x="0" y="3" width="25.00"' in budget_bar(1, 4)
+        assert 'class="full" x="0" y="3" width="100.00"' in budget_bar(4, 4)
+        assert 'class="capacity"' in budget_bar(0, 4)
+
+
+class TestWords:
+    def test_amounts_are_exact(self) -> None:
+        assert (epsilon(250_000), epsilon(1), epsilon(0)) == ("0.25 ε", "0.000001 ε", "0 ε")
+
+    def test_the_odds_are_rounded_up(self) -> None:
+        assert factor(1_000_000) == "×2.72" and factor(100_000) == "×1.11" and factor(1) == "×1.01"
+
+    def test_a_budget_in_words(self) -> None:
+        assert used(0, 10) == "untouched"
+        assert used(5, 10).startswith("50 % used")
+        assert used(10, 10).startswith("nothing left")
+
+    @pytest.mark.parametrize("outcome", EpochOutcome)
+    def test_every_outcome_has_words(self, outcome: EpochOutcome) -> None:
+        paid = 5 if outcome is EpochOutcome.PAID else 0
+        assert ("nothing, as" in outcome_words(EpochEntry(1, outcome, paid))) == (outcome is not EpochOutcome.PAID)
+        assert cost_words([EpochEntry(1, outcome, paid)]).startswith("Nothing.") == (outcome is not EpochOutcome.PAID)
+
+    def test_weeks_are_not_added_up(self) -> None:
+        entries = [EpochEntry(1, EpochOutcome.PAID, 250_000), EpochEntry(2, EpochOutcome.PAID, 250_000)]
+        assert cost_words(entries) == "0.25 ε in each of 2 weeks"
+
+
+class TestLog:
+    def test_records_have_one_size_whatever_happened(self) -> None:
+        """Else the database's growth would tell real reports from null ones."""
+        entries = tuple(EpochEntry(epoch, EpochOutcome.PAID, 10**6) for epoch in range(-3, 6))
+        short = ReportRecord(START, 1, 2, "a.example", "b.example")
+        long = ReportRecord(START, 1, 2, "x" * 240 + ".example", "b.example", entries)
+        assert len(short.encode()) == len(long.encode())
+        assert ReportRecord.decode(long.encode()) == long and ReportRecord.decode(short.encode()) == short
+
+    def test_of_a_long_window_the_latest_epochs_are_kept(self) -> None:
+        entries = tuple(EpochEntry(epoch, EpochOutcome.NOTHING_FOUND, 0) for epoch in range(40))
+        kept = ReportRecord.decode(ReportRecord(START, 1, 2, "a.example", "a.example", entries).encode()).epochs
+        assert [entry.epoch for entry in kept] == list(range(40 - LOGGED_EPOCHS, 40))
+
+    def test_the_log_says_what_each_epoch_paid_and_why_not(self, world: World) -> None:
+        first, *_, last = world.device.reports()
+        paid = [entry for entry in first.epochs if entry.outcome is EpochOutcome.PAID]
+        assert len(paid) >= 2 and {entry.paid for entry in paid} == {250_000}
+        assert {entry.outcome for entry in last.epochs} == {EpochOutcome.OUT_OF_BUDGET, EpochOutcome.NOTHING_FOUND}
+        assert all(entry.paid == 0 for entry in last.epochs)
+
+    def test_the_log_agrees_with_the_filters(self, world: World) -> None:
+        logged: dict[int, int] = {}
+        for record in world.device.reports():
+            for entry in record.epochs:
+                logged[entry.epoch] = logged.get(entry.epoch, 0) + entry.paid
+        spent = {state.epoch: state.spent for state in world.device.budget() if state.kind is FilterKind.SITE}
+        assert {epoch: paid for epoch, paid in logged.items() if paid} == spent
+
+    def test_when_measurement_is_off_the_log_says_so(self, world: World) -> None:
+        world.device.disable()
+        world.device.measure_conversion("shoes.example", QUARTER)
+        assert {entry.outcome for entry in world.device.reports()[-1].epochs} == {EpochOutcome.NOT_MEASURED}
+
+    def test_after_forgetting_the_past_is_closed(self, world: World) -> None:
+        world.device.clear_browsing_history(forget_visits=True)
+        world.device.measure_conversion("shoes.example", QUARTER)
+        assert {entry.outcome for entry in world.device.reports()[-1].epochs} == {EpochOutcome.CLOSED}
+
+
+class TestOverviewPage:
+    def test_shows_what_was_spent_what_is_left_and_why(self, world: World) -> None:
+        shown = text_of(world.page())
+        assert "shoes.example" in shown and "1 ε 0 ε nothing left" in shown
+        assert "0.25 ε in each of" in shown and "Nothing. The budget is used up: an empty report" in shown
+        assert "Measurement is on" in shown and "All sites together, at most 8 ε a week" in shown
+        assert "What may be learnt from ads this site showed: at most 4 ε a week" in shown
+
+    def test_shows_impressions_and_for_whom(self, world: World) -> None:
+        assert re.search(r"news\.example 3 shoes\.example", text_of(world.page()))
+
+    def test_an_unused_device_has_a_page_too_and_looking_changes_nothing(self) -> None:
+        world = World()
+        shown = text_of(world.page())
+        assert "No report has left this device." in shown and "No impression is stored." in shown
+        assert world.device.overview().calendar is None
+
+    def test_long_lists_are_cut_until_asked_for(self) -> None:
+        world = World()
+        for _ in range(SHOWN_ROWS + 3):
+            world.device.save_impression("news.example", ImpressionOptions(0))
+        assert f"Show all {SHOWN_ROWS + 3}" in world.page()
+        assert world.page(all_rows=True).count("news.example") == SHOWN_ROWS + 3
+
+    def test_has_no_script_no_inline_style_and_nothing_from_elsewhere(self, world: World) -> None:
+        page = world.page()
+        assert "<script" not in page and " style=" not in page and " on" not in re.sub(r"[^<]*<|>[^<]*", " ", page)
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
+
+    def test_a_closed_week_says_so(self, world: World) -> None:
+        overview = world.device.overview()
+        world.device.clear_browsing_history(["other.example"], forget_visits=True)
+        assert overview.filters and "closed: history was cleared" in text_of(world.page())
+
+
+@dataclass
+class Browser:
+    """A browser of the person's: keeps cookies, names its origin on forms."""
+
+    session: aiohttp.ClientSession
+    origin: str
+    dashboard: Dashboard
+    home: str = ""
+
+    async def open(self) -> None:
+        status, body, _ = await self.get(self.dashboard.invite())
+        onward = re.search(r'url=(/[0-9a-f]+/)"', body)
+        assert status == 200 and onward
+        self.home = self.origin + onward[1]
+
+    async def get(self, url: str, **headers: str) -> tuple[int, str, aiohttp.ClientResponse]:
+        async with self.session.get(url, headers=headers) as response:
+            return response.status, await response.text(), response
+
+    async def post(self, action: str, fields: dict[str, str], origin: str | None = None) -> tuple[int, str]:
+        headers = {"Origin": self.origin if origin is None else origin} if origin != "" else {}
+        async with self.session.post(self.home + action, data=fields, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def form_token(self, action: str) -> str:
+        _, body, _ = await self.get(self.home + action)
+        found = re.search(r'name="token" value="([^"]+)"', body)
+        assert found
+        return found[1]
+
+
+@asynccontextmanager
+async def browsing(device: Device[tuple[int, ...]]) -> AsyncIterator[Browser]:
+    with listen(0) as bound:
+        dashboard = Dashboard(device, origin_of(bound), clockface=Clockface(UTC))
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with serving(dashboard.app(), bound), aiohttp.ClientSession(cookie_jar=jar) as session:
+            yield Browser(session, origin_of(bound), dashboard)
+
+
+class TestGuard:
+    async def test_the_link_works_once_and_only_the_cookie_after(self, world: World) -> None:
+        async with browsing(world.device) as browser:
+            invitation = browser.dashboard.invite()
+            assert (await browser.get(invitation))[0] == 200
+            assert (await browser.get(invitation))[0] == 403
+            await browser.open()
+            assert (await browser.get(browser.home))[0] == 200
+            browser.session.cookie_jar.clear()
+            status, body, _ = await browser.get(browser.home)
+            assert status == 403 and "shoes.example" not in body
+
+    async def test_the_cookie_is_hidden_strict_and_bound_to_its_path(self, world: World) -> None:
+        async with browsing(world.device) as browser:
+            _, _, response = await browser.get(browser.dashboard.invite())
+            cookie = response.cookies[Session.COOKIE]
+            assert cookie["httponly"] and cookie["samesite"] == "Strict" and len(cookie["path"]) == 17
+            assert cookie.value not in repr(Session())
+
+    @pytest.mark.parametrize("host", ["evil.example", "localhost", "127.0.0.1", "127.0.0.1.evil.example:80"])
+    async def test_another_host_name_is_refused(self, world: World, host: str) -> None:
+        """DNS rebinding: the name in the address bar is not ours, wherever it points."""
+        async with browsing(world.device) as browser:
+            await browser.open()
+            status, body, _ = await browser.get(browser.home, Host=host)
+            assert status == 403 and "shoes.example" not in body
+            invitation = browser.dashboard.invite()
+            assert (await browser.get(invitation, Host=host))[0] == 403
+            assert (await browser.get(invitation))[0] == 200, "a refused request must not use the link up"
+
+    @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", ""])
+    async def test_a_form_from_another_origin_changes_nothing(self, world: World, origin: str) -> None:
+        async with browsing(world.device) as browser:
+            await browser.open()
+            token = await browser.form_token("clear-history")
+            assert (await browser.post("clear-history", {"token": token}, origin))[0] == 403
+            assert world.device.overview().impressions
+
+    async def test_another_origin_cannot_read(self, world: World) -> None:
+        async with browsing(world.device) as browser:
+            await browser.open()
+            status, body, response = await browser.get(browser.home, Origin="http://evil.example")
+            assert status == 403 and "shoes.example" not in body
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+    async def test_every_answer_carries_the_policy(self, world: World) -> None:
+        async with browsing(world.device) as browser:
+            await browser.open()
+            for address in (
+                browser.home,
+                browser.origin + "/nowhere",
+                browser.home + "nothing",
+                browser.home + "switch-off",
+            ):
+                _, _, response = await browser.get(address)
+                assert response.headers["Content-Security-Policy"] == content_policy()
+                assert response.headers["Cache-Control"] == "no-store"
+                assert response.headers["X-Frame-Options"] == "DENY"
+        assert "script" not in content_policy() and "default-src 'none'" in content_policy()
+
+    def test_listens_on_the_loopback_address_only(self) -> None:
+        with take_port(0) as bound:
+            host, port = bound.getsockname()
+            assert host == HOST == "127.0.0.1"
+            bound.listen()
+            with pytest.raises(TrefoilError, match="cannot listen"):
+                take_port(port)
+
+
+class TestActions:
+    @pytest.mark.parametrize("action", Action)
+    async def test_asking_changes_nothing(self, world: World, action: Action) -> None:
+        before = world.device.overview()
+        async with browsing(world.device) as browser:
+            await browser.open()
+            status, body, _ = await browser.get(f"{browser.home}{action.value}?site=news.example")
+            assert status == 200 and "No, go back" in body
+        assert world.device.overview() == before
+
+    @pytest.mark.parametrize("action", Action)
+    async def test_without_the_form_token_nothing_happens(self, world: World, action: Action) -> None:
+        before = world.device.overview()
+        async with browsing(world.device) as browser:
+            await browser.open()
+            for fields in ({"site": "news.example"}, {"site": "news.example", "token": "x"}):
+                assert (await browser.post(action.value, fields))[0] == 403
+        assert world.device.overview() == before
+
+    async def test_clearing_a_site_takes_its_impressions_and_leaves_budgets(self, world: World) -> None:
+        spent = world.device.budget()
+        await self._do(world, "clear-site", site="news.example")
+        assert not world.device.overview().impressions and world.device.budget() == spent
+
+    async def test_a_site_can_be_closed_to_the_past(self, world: World) -> None:
+        await self._do(world, "clear-site", site="hats.example", close_past="yes")
+        closed = [state for state in world.device.budget() if state.site == "hats.example"]
+        assert len(closed) >= 5 and all(state.remaining == 0 for state in closed)
+
+    async def test_clearing_history_takes_everything(self, world: World) -> None:
+        shown = await self._do(world, "clear-history")
+        overview = world.device.overview()
+        assert not (overview.impressions or overview.filters or overview.reports)
+        assert overview.barrier == world.now and "your history is cleared" in shown
+
+    async def test_switching_off_and_on(self, world: World) -> None:
+        assert "Measurement is off" in await self._do(world, "switch-off")
+        assert not world.device.overview().enabled
+        assert "Measurement is on" in await self._do(world, "switch-on")
+        assert world.device.overview().enabled
+
+    async def test_what_is_no_site_is_refused(self, world: World) -> None:
+        async with browsing(world.device) as browser:
+            await browser.open()
+            assert (await browser.get(browser.home + "clear-site?site=<script>"))[0] == 400
+            assert (await browser.get(browser.home + "clear-everything"))[0] == 404
+
+    @staticmethod
+    async def _do(world: World, action: str, **fields: str) -> str:
+        async with browsing(world.device) as browser:
+            await browser.open()
+            token = await browser.form_token(f"{action}?site={fields.get('site', 'x.example')}")
+            status, body = await browser.post(action, {"token": token, **fields})
+            assert status == 200
+            return text_of(body)
+
+
+class TestCommand:
+    def test_opens_a_database_to_look_at(self, tmp_path: Path) -> None:
+        limits = Limits()
+        path = tmp_path / "device.sqlite"
+        SqliteStore.create(path, epoch_length=limits.epoch_length)
+        with opened_device(path, limits, lambda: START) as device:
+            device.save_impression("news.example", ImpressionOptions(1, conversion_sites=["shoes.example"]))
+            (saved,) = device.overview().impressions
+            assert saved.impression.histogram_index == 1 and saved.conversion_sites == {"shoes.example"}
+            with pytest.raises(TrefoilError, match="makes no reports"):
+                device.measure_conversion("shoes.example", QUARTER)
+        assert not LookingOnly().reveals
+
+    async def test_a_busy_database_is_a_page_that_says_so(self, tmp_path: Path) -> None:
+        limits = Limits()
+        path = tmp_path / "device.sqlite"
+        SqliteStore.create(path, epoch_length=limits.epoch_length, debug=True)
+        store = SqliteStore.open(path, epoch_length=limits.epoch_length, clock=lambda: START, wait=0.05)
+        device = Device(store, PlainSeal(), clock=lambda: START, limits=limits)
+        async with browsing(device) as browser:
+            await browser.open()
+            with store.transaction():
+                status, body, _ = await browser.get(browser.home)
+            assert status == 503 and "busy" in body
+        store.close()
+
+
+def test_two_dashboards_share_no_secret(world: World) -> None:
+    first, second = (Dashboard(world.device, "http://127.0.0.1:1") for _ in range(2))
+    assert len({first.invite(), first.invite(), second.invite()}) == 3
+    assert not first._session.accept(second.invite().partition("token=")[2])
