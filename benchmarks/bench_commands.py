@@ -35,3 +35,59 @@ def bench_report(
     results = measure(buckets or [16, 128, 1024], rounds)
     show(results)
     write_json(json_file, results.to_json())
+
+
+@bench.command("noise")
+def bench_noise(
+    buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
+    scale: Annotated[int, typer.Option(min=1, help="The noise scale b = Δ/ε.")] = 100,
+    json_file: JsonFile = None,
+) -> None:
+    """Seconds, bytes and rounds of each noise mode, and the accuracy each buys.
+
+    Example: trefoil bench noise --buckets 16 --buckets 4096 --scale 100
+    """
+    from fractions import Fraction
+
+    from benchmarks import noise_cost
+    from mpc_helpers.noise import check_cost
+    from protocol import console
+
+    sizes = buckets or [16, 64, 256, 1024, 4096]
+    for size in sizes:
+        check_cost(size, Fraction(1, scale))
+    with console.progress("noise", 2 * len(sizes)) as advance:
+        results = noise_cost.measure_all(sizes, Fraction(1, scale), advance)
+    console.out.print(noise_cost.table(results))
+    console.write_json(json_file, noise_cost.to_json(results))
+
+
+@bench.command("throughput")
+def bench_throughput(
+    reports: Annotated[list[int] | None, typer.Option(help="Reports in a batch; may be repeated.")] = None,
+    buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Drives the workload, never keys or noise.")] = 1,
+    json_file: JsonFile = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the results into this folder.")] = None,
+) -> None:
+    """Three helpers end to end, beside plaintext, a trusted server, the bare HPKE opens and a naive MPyC program.
+
+    Example: trefoil bench throughput --reports 20000 --buckets 128 --json throughput.json --plots plots
+    """
+    from benchmarks import throughput
+    from protocol import console
+
+    counts, sizes = reports or [20_000], buckets or [16, 128, 1024]
+    with console.progress("throughput", throughput.STEPS * len(counts) * len(sizes)) as advance:
+        run = throughput.run_grid(counts, sizes, seed, lambda note: advance(1, note=note))
+    console.out.print(throughput.table(run.points))
+    console.out.print(throughput.stage_table(run.points))
+    result = run.to_json()
+    for name, slope in throughput.exponents(run.points).items():
+        console.out.print(f"{name}: exponent {slope:.2f}", highlight=False)
+    console.write_json(json_file, result)
+    if plots is not None:
+        from benchmarks.throughput_plots import draw_all
+
+        for path in draw_all(result, plots):
+            console.out.print(f"drawn: {path}", highlight=False)

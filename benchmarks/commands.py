@@ -9,12 +9,14 @@ import typer
 
 from benchmarks.bench_commands import bench
 from benchmarks.experiments.commands import app as experiment
+from benchmarks.reports_command import reports
 
 app = typer.Typer(help="benchmarks")
 conformance = typer.Typer(help="Check the device against a standard's scenarios.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(conformance, name="conformance")
 app.add_typer(experiment, name="experiment")
+app.command()(reports)
 
 
 @conformance.callback()

@@ -28,7 +28,7 @@ class Cost:
     cpu_seconds: float
 
 
-def measure(work: Callable[[], None], reports: int, *, rounds: int = 5) -> Cost:
+def measure(work: Callable[[], object], reports: int, *, rounds: int = 5) -> Cost:
     """The cost of `work`, per report: the best of some rounds, since a shared machine only ever adds to it."""
     best = Cost(float("inf"), float("inf"))
     for _ in range(rounds):

@@ -40,7 +40,7 @@ PRIO3_L1_BOUND_SUM_KB_AT_128 = {"values to 7": 7.7, "values to 100": 16.6, "valu
 _MOST_REPORTS = 1024
 _SEALS_PER_ROUND = 40
 _EXPANSIONS_PER_ROUND = 200
-_NOW = 500_000 * TIME_STEP
+BENCH_TIME = 500_000 * TIME_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def measure(buckets: Sequence[int], rounds: int) -> Results:
 def measure_report(buckets: int, rounds: int) -> ReportCost:
     """Bytes, sealing and opening for one histogram size."""
     helpers = Helpers.fresh()
-    terms = ReportTerms("shop.example", "ads.example", _NOW, 1_000_000, 100, buckets)
+    terms = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 100, buckets)
     sample = helpers.seal(terms)
     bare_seals, seal = best_of([lambda: _bare_seals(helpers, sample), lambda: _seals(helpers, terms)], rounds)
     openings = measure_openings(helpers, terms, rounds)
@@ -144,7 +144,7 @@ class Helpers:
             HelperEntry(
                 f"helper {party + 1}",
                 IdentityKey.generate().public,
-                (HpkeKeyConfig(key.public, 0, 2 * _NOW),),
+                (HpkeKeyConfig(key.public, 0, 2 * BENCH_TIME),),
                 "https://helper.example",
                 bytes(32),
             )
@@ -180,7 +180,7 @@ def measure_openings(helpers: Helpers, terms: ReportTerms, rounds: int) -> list[
             column = ColumnReader(path)
             keys = {helpers.keys[party].public.key_id: helpers.keys[party]}
             rules = AdmissionRules.for_query(
-                party, query, [helpers.helper_set], keys, oldest=_NOW - TIME_STEP, newest=_NOW
+                party, query, [helpers.helper_set], keys, oldest=BENCH_TIME - TIME_STEP, newest=BENCH_TIME
             )
             job = ChunkJob(rules, column.layout, 0, len(column), path)
             bare, whole = best_of([_bare_opens(helpers.keys[party], party, column), partial(_ingest, job)], rounds)
@@ -241,7 +241,7 @@ def _query(helpers: Helpers, terms: ReportTerms, batch: BatchReader) -> Query:
         noise=NoiseMode.LOCAL,
         minimum_reports=1,
         tolerated_bad_permille=0,
-        deadline=2 * _NOW,
+        deadline=2 * BENCH_TIME,
     )
 
 

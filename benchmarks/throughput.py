@@ -1,0 +1,334 @@
+"""What aggregating under MPC costs over aggregating in the clear, and where the time goes: `trefoil bench throughput`.
+
+Three helper processes on localhost, from the sealed batch to the checked answer, beside baselines measured in the same
+run on the same workload. A shared machine is noisy, so what counts are the ratios.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
+from benchmarks.plaintext import Cost, bare_open, measure, plain_sum, trusted_server
+from benchmarks.processes import Usage, usage
+from benchmarks.report_cost import BENCH_TIME, Helpers, measure_openings
+from mpc_helpers.launcher import Launched, launched_helpers
+from protocol.asked import Wishes, make_query
+from protocol.batch import BatchReader
+from protocol.errors import TrefoilError
+from protocol.field import P, sum_rows
+from protocol.keys import load_identity
+from protocol.querier import Querier, Result
+from protocol.report import ReportTerms, coarse_time
+from protocol.shares import PARTIES
+
+SITE = "shop.example"
+EPSILON_MICROS = 1_000_000
+WARM_UP = 64
+INGEST_ROUNDS = 12
+NAIVE_REPORTS = 150
+NAIVE_SECONDS = 120.0
+QUERY_SECONDS = 3600
+# What a point says while it is measured.
+STEPS = 4
+# A batch that big would take hours to seal here; whoever wants it has a cluster.
+MAX_REPORTS = 10_000_000
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One number of reports at one number of buckets."""
+
+    reports: int
+    buckets: int
+    seconds: Mapping[str, float]
+    cpu_seconds: Mapping[str, float]
+    bytes_per_report: Mapping[str, float]
+    peak_rss_mb: Mapping[str, float]
+    reports_per_second: Mapping[str, float]
+    ratios: Mapping[str, float]
+    largest_error: int
+    noise_sd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """The same workload without helpers, per report."""
+
+    plain: Cost
+    trusted: Cost
+    bare: Cost
+    bare_per_second_all_cores: float
+    naive_seconds: float
+    sum_over_plaintext: float
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything that was measured, and what it was measured on."""
+
+    seed: int
+    points: list[Point] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, object]:
+        """As it goes into benchmarks/results."""
+        return {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seed": self.seed,
+            "commit": _commit(),
+            "machine": machine(),
+            "points": [asdict(point) for point in self.points],
+            "exponents": exponents(self.points),
+        }
+
+
+def run_grid(reports: Sequence[int], buckets: Sequence[int], seed: int, say: Say) -> Run:
+    """Measure every combination, the small ones first."""
+    if not all(0 < count <= MAX_REPORTS for count in reports):
+        raise TrefoilError(f"report counts are 1 to {MAX_REPORTS}", "Give them as --reports 20000.")
+    run = Run(seed)
+    for width in sorted(set(buckets)):
+        for count in sorted(set(reports)):
+            run.points.append(measure_point(count, width, seed, say))
+    return run
+
+
+def measure_point(reports: int, buckets: int, seed: int, say: Say) -> Point:
+    """One point, in a directory of its own that is gone afterwards."""
+    workload = Workload(_terms(buckets), reports, seed)
+    with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as name:
+        folder = Path(name)
+        with launched_helpers(folder, now=_now(), sites={SITE: [SITE]}) as helpers:
+            say(f"{reports:,} reports, {buckets} buckets: warming up three helpers")
+            _ask(helpers, folder / "warm-up", Workload(workload.terms, WARM_UP, seed + 1))
+            say(f"{reports:,} reports, {buckets} buckets: sealing")
+            batch = _batch(helpers, folder / "batch", workload)
+            say(f"{reports:,} reports, {buckets} buckets: baselines")
+            baselines = measure_baselines(workload)
+            say(f"{reports:,} reports, {buckets} buckets: asking the helpers")
+            before = [usage(pid) for pid in _pids(helpers)]
+            start = time.perf_counter()
+            result = _query(helpers, batch)
+            total = time.perf_counter() - start
+            after = [usage(pid) for pid in _pids(helpers)]
+    return _point(workload, baselines, result, total, before, after)
+
+
+def measure_baselines(workload: Workload) -> Baselines:
+    """(a) to (d), and what the sum alone costs beside (a)."""
+    plain = plain_sum(workload)
+    return Baselines(
+        plain=plain,
+        trusted=trusted_server(workload),
+        bare=bare_open(workload),
+        bare_per_second_all_cores=_bare_on_all_cores(workload),
+        naive_seconds=naive_seconds_per_report(workload.terms.buckets),
+        sum_over_plaintext=_sum_of_shares(workload) / plain.seconds,
+    )
+
+
+def naive_seconds_per_report(buckets: int, reports: int = NAIVE_REPORTS) -> float:
+    """(d), at a size it can bear: it slows down as reports grow, so the comparison favours it."""
+    fewer = max(10, reports * 128 // max(buckets, 128))
+    environment = os.environ | {"NAIVE_REPORTS": str(fewer), "NAIVE_BUCKETS": str(buckets)}
+    command = [sys.executable, "-m", "benchmarks.naive_mpyc", "-M3"]
+    root = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(
+            command, env=environment, cwd=root, capture_output=True, text=True, timeout=NAIVE_SECONDS, check=True
+        )
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        raise TrefoilError(f"the naive MPyC program did not finish: {error}") from None
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"]) / fewer
+
+
+def _bare_on_all_cores(workload: Workload) -> float:
+    """Bare opens per second with every core busy: cores that share a cache do less than one core times their number."""
+    cores = os.cpu_count() or 1
+    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_bare_seconds, [Workload(workload.terms, 10, 0)] * cores))  # the processes exist after this
+        return sum(1 / seconds for seconds in pool.map(_bare_seconds, [workload] * cores))
+
+
+def _bare_seconds(workload: Workload) -> float:
+    return bare_open(workload).seconds
+
+
+def _ingest_over_bare_open(workload: Workload) -> float:
+    """A helper's ingest over the bare HPKE open of the same payloads, in processor time, at the slowest helper."""
+    openings = measure_openings(Helpers.fresh(), replace(workload.terms, time=BENCH_TIME), INGEST_ROUNDS)
+    return max(whole / bare for bare, whole in openings)
+
+
+def _sum_of_shares(workload: Workload) -> float:
+    """The summing stage alone, per report: field elements as they come out of the expansion."""
+    rows = min(workload.count, 8_000)
+    block = np.arange(rows * workload.terms.length, dtype=np.uint64).reshape(rows, -1) * np.uint64(0x9E3779B97F4A7C15)
+    shares = block % np.uint64(P)
+    return measure(lambda: sum_rows(shares), rows, rounds=9).seconds
+
+
+def _point(
+    workload: Workload,
+    baselines: Baselines,
+    result: Result,
+    total: float,
+    before: Sequence[Usage],
+    after: Sequence[Usage],
+) -> Point:
+    reports, buckets = workload.count, workload.terms.buckets
+    cpu = [late.cpu_seconds - early.cpu_seconds for early, late in zip(before, after, strict=True)]
+    bound = reports * PARTIES / baselines.bare_per_second_all_cores
+    truth = workload.truth()[:buckets]
+    if result.answer.counted != reports:
+        raise TrefoilError(f"the helpers counted {result.answer.counted} of {reports} reports", "This is a defect.")
+    return Point(
+        reports=reports,
+        buckets=buckets,
+        seconds={"total": total, **result.seconds},
+        cpu_seconds={"total": sum(cpu), **{f"helper {party + 1}": value for party, value in enumerate(cpu)}},
+        bytes_per_report={"uploaded": result.uploaded_bytes / reports},
+        peak_rss_mb={f"helper {party + 1}": each.peak_rss_mb for party, each in enumerate(after)},
+        reports_per_second={
+            "trefoil": reports / total,
+            "plaintext": 1 / baselines.plain.seconds,
+            "trusted server": 1 / baselines.trusted.seconds,
+            "bound of three bare opens": reports / bound,
+            "naive MPyC": 1 / baselines.naive_seconds,
+        },
+        ratios={
+            "ingest_over_bare_open": _ingest_over_bare_open(workload),
+            "fraction_of_bound": bound / total,
+            "cpu_over_trusted_server": sum(cpu) / (reports * baselines.trusted.cpu_seconds),
+            "sum_over_plaintext": baselines.sum_over_plaintext,
+            "speedup_over_naive_mpyc": baselines.naive_seconds / (total / reports),
+            "slowdown_over_plaintext": total / reports / baselines.plain.seconds,
+        },
+        largest_error=max(abs(said - true) for said, true in zip(result.answer.histogram, truth, strict=True)),
+        noise_sd=result.noise_sd,
+    )
+
+
+def exponents(points: Sequence[Point]) -> dict[str, float]:
+    """Slopes of log cost over log size: what grows linearly has 1. Fixed costs pull small runs below."""
+    found = {}
+    for buckets in sorted({point.buckets for point in points}):
+        column = [(point.reports, point.cpu_seconds["total"]) for point in points if point.buckets == buckets]
+        if len(column) > 1:
+            found[f"cpu over reports at {buckets} buckets"] = _slope(column)
+    for reports in sorted({point.reports for point in points}):
+        row = [(point.buckets, point.bytes_per_report["uploaded"]) for point in points if point.reports == reports]
+        if len(row) > 1:
+            # Headers and payloads do not grow with buckets; what does is compared with the least that is left.
+            fixed = min(size for _, size in row) - 2 * 8 * min(buckets for buckets, _ in row)
+            found[f"bytes over buckets at {reports} reports"] = _slope([(m, size - fixed) for m, size in row])
+    return found
+
+
+def _slope(pairs: Sequence[tuple[float, float]]) -> float:
+    x, y = np.log(np.array(pairs, dtype=np.float64)).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def machine() -> dict[str, object]:
+    """What the figures were seen on."""
+    names = [
+        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def _commit() -> str:
+    root = Path(__file__).resolve().parent.parent
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def _terms(buckets: int) -> ReportTerms:
+    return ReportTerms(
+        SITE, SITE, coarse_time(_now()), EPSILON_MICROS, sensitivity=2 * MAX_VALUE, buckets=buckets, unit="purchases"
+    )
+
+
+def _ask(helpers: Launched, path: Path, workload: Workload) -> Result:
+    return _query(helpers, _batch(helpers, path, workload))
+
+
+def _batch(helpers: Launched, path: Path, workload: Workload) -> BatchReader:
+    make_batch(path, workload, helpers.trio.helper_set, progress=lambda _: None)
+    return BatchReader(path)
+
+
+def _query(helpers: Launched, batch: BatchReader) -> Result:
+    helper_set = helpers.trio.helper_set
+    key = load_identity(helpers.trio.site_key_path(SITE))
+    asked = make_query(batch, Wishes(seconds=QUERY_SECONDS), helper_set, key, _now())
+    return asyncio.run(Querier(helper_set).ask(asked, batch))
+
+
+def _pids(helpers: Launched) -> list[int]:
+    return [helper.process.pid for helper in helpers.helpers if helper.process is not None]
+
+
+def _now() -> int:
+    return int(time.time())  # noqa: TID251 - an edge: the benchmark runs now
+
+
+def table(points: Sequence[Point]) -> Table:
+    """For people."""
+    shown = Table(title="Three helpers on this machine, from sealed batch to checked answer")
+    columns = ("reports", "buckets", "seconds", "reports/s", "plaintext/s", "of the bound", "CPU / trusted server")
+    for column in (*columns, "ingest / bare open", "sum / plaintext", "× naive MPyC", "peak MB"):
+        shown.add_column(column, justify="right")
+    for point in points:
+        ratios = point.ratios
+        shown.add_row(
+            f"{point.reports:,}",
+            str(point.buckets),
+            f"{point.seconds['total']:.2f}",
+            f"{point.reports_per_second['trefoil']:,.0f}",
+            f"{point.reports_per_second['plaintext']:,.0f}",
+            f"{ratios['fraction_of_bound']:.0%}",
+            f"{ratios['cpu_over_trusted_server']:.2f}",
+            f"{ratios['ingest_over_bare_open']:.2f}",
+            f"{ratios['sum_over_plaintext']:.2f}",
+            f"{ratios['speedup_over_naive_mpyc']:.0f}",
+            f"{max(point.peak_rss_mb.values()):.0f}",
+        )
+    return shown
+
+
+def stage_table(points: Sequence[Point]) -> Table:
+    """Seconds in each stage, at the helper that was slowest in it."""
+    stages = list(dict.fromkeys(stage for point in points for stage in point.seconds))
+    shown = Table(title="Seconds by stage")
+    for column in ("reports", "buckets", *stages):
+        shown.add_column(column, justify="right")
+    for point in points:
+        spent = (f"{point.seconds.get(stage, 0.0):.2f}" for stage in stages)
+        shown.add_row(f"{point.reports:,}", str(point.buckets), *spent)
+    return shown

@@ -1,0 +1,98 @@
+"""The throughput results, drawn: scaling in reports and in buckets, where the time goes, the price over plaintext."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+Points = Sequence[Mapping[str, Any]]
+
+# What a helper's states are called in the picture, in the order in which a query goes through them.
+STAGES = {
+    "submit": "transfer",
+    "admitting": "admit: check, open, expand, sum",
+    "agreeing": "agree and reserve in the ledger",
+    "computing": "noise (MPC)",
+    "voting": "vote and release",
+    "collect": "collect and check",
+}
+SYSTEMS = ("plaintext", "trusted server", "bound of three bare opens", "trefoil", "naive MPyC")
+
+
+def draw_all(result: Mapping[str, Any], folder: Path) -> list[Path]:
+    """One picture per question; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    points: Points = result["points"]
+    drawings = {
+        "throughput-reports": _by_reports,
+        "throughput-buckets": _by_buckets,
+        "throughput-stages": _stages,
+        "throughput-ratios": _ratios,
+    }
+    paths = []
+    for name, draw in drawings.items():
+        figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+        draw(axes, points)
+        paths.append(folder / f"{name}.svg")
+        figure.savefig(paths[-1], metadata={"Date": None})
+        plt.close(figure)
+    return paths
+
+
+def _by_reports(axes: Any, points: Points) -> None:
+    width = _middle(sorted({point["buckets"] for point in points}))
+    chosen = sorted((point for point in points if point["buckets"] == width), key=lambda point: point["reports"])
+    _rates(axes, chosen, "reports")
+    axes.set(xlabel="reports in the batch", title=f"Throughput at {width} buckets, two cores")
+
+
+def _by_buckets(axes: Any, points: Points) -> None:
+    count = max(point["reports"] for point in points)
+    chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
+    _rates(axes, chosen, "buckets")
+    axes.set(xlabel="buckets", title=f"Throughput at {count:,} reports, two cores")
+
+
+def _rates(axes: Any, chosen: Points, size: str) -> None:
+    for system in SYSTEMS:
+        sizes = [point[size] for point in chosen]
+        axes.plot(sizes, [point["reports_per_second"][system] for point in chosen], "o-", label=system)
+    axes.set(xscale="log", yscale="log", ylabel="reports per second")
+    axes.grid(alpha=0.3, which="major")
+    axes.legend(fontsize=8)
+
+
+def _stages(axes: Any, points: Points) -> None:
+    count = max(point["reports"] for point in points)
+    chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
+    names = [f"{point['buckets']} buckets" for point in chosen]
+    left = [0.0] * len(chosen)
+    for state, label in STAGES.items():
+        spent = [point["seconds"].get(state, 0.0) for point in chosen]
+        axes.barh(names, spent, left=left, label=label)
+        left = [sum(pair) for pair in zip(left, spent, strict=True)]
+    axes.set(xlabel="seconds, slowest helper of each stage", title=f"Where the time goes: {count:,} reports")
+    axes.legend(fontsize=8)
+
+
+def _ratios(axes: Any, points: Points) -> None:
+    for width in sorted({point["buckets"] for point in points}):
+        chosen = sorted((point for point in points if point["buckets"] == width), key=lambda point: point["reports"])
+        price = [point["ratios"]["slowdown_over_plaintext"] for point in chosen]
+        axes.plot([point["reports"] for point in chosen], price, "o-", label=f"{width} buckets")
+    axes.set(
+        xscale="log", yscale="log", xlabel="reports in the batch", ylabel="seconds per report, over the plain numpy sum"
+    )
+    axes.set_title("The price over plaintext")
+    axes.grid(alpha=0.3, which="major")
+    axes.legend(fontsize=8)
+
+
+def _middle(values: Sequence[int]) -> int:
+    return 128 if 128 in values else values[len(values) // 2]
