@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from device.dashboard.command import dashboard
+
 app = typer.Typer(help="device")
 device = typer.Typer(help="Act as one person's device.", no_args_is_help=True)
 app.add_typer(device, name="device")
@@ -163,3 +165,6 @@ def switch(
     from protocol.console import write_json
 
     write_json(json_file, actions.switch(db, state))
+
+
+device.command()(dashboard)

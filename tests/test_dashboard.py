@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,13 +19,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from device import agent
 from device.conversion import ConversionOptions
-from device.dashboard.command import LookingOnly, opened_device, serving, take_port
 from device.dashboard.confirmation import Action
 from device.dashboard.guard import HOST, Session, content_policy, listen, origin_of
 from device.dashboard.layout import budget_bar
 from device.dashboard.markup import Markup, join, tag
 from device.dashboard.pages import SHOWN_ROWS, OverviewPage
+from device.dashboard.serve import serving, take_port
 from device.dashboard.server import Dashboard
 from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, used
 from device.device import Device
@@ -361,18 +368,29 @@ class TestActions:
             return text_of(body)
 
 
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> str:
+    """What a process writes to `path` when it is ready."""
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    return path.read_text()
+
+
 class TestCommand:
-    def test_opens_a_database_to_look_at(self, tmp_path: Path) -> None:
-        limits = Limits()
-        path = tmp_path / "device.sqlite"
-        SqliteStore.create(path, epoch_length=limits.epoch_length)
-        with opened_device(path, limits, lambda: START) as device:
-            device.save_impression("news.example", ImpressionOptions(1, conversion_sites=["shoes.example"]))
-            (saved,) = device.overview().impressions
-            assert saved.impression.histogram_index == 1 and saved.conversion_sites == {"shoes.example"}
-            with pytest.raises(TrefoilError, match="makes no reports"):
-                device.measure_conversion("shoes.example", QUARTER)
-        assert not LookingOnly().reveals
+    def test_serves_a_database_until_interrupted(self, tmp_path: Path) -> None:
+        path, where = tmp_path / "device.sqlite", tmp_path / "url.json"
+        agent.create(path)
+        command = [sys.executable, "trefoil.py", "device", "dashboard", "--db", str(path), "--json", str(where)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                started = json.loads(wait_for(where, process))["url"]
+                with urllib.request.urlopen(started, timeout=10) as response:  # noqa: S310 - an address of our own
+                    assert response.status == 200
+            finally:
+                process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+            assert process.returncode == 0 and started in out.decode() and not err
 
     async def test_a_busy_database_is_a_page_that_says_so(self, tmp_path: Path) -> None:
         limits = Limits()
