@@ -14,8 +14,10 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-out = Console()
-err = Console(stderr=True)
+# Tables need room; where there is no terminal to ask, a page that a person can still read.
+PAGE_WIDTH = 120
+out = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else PAGE_WIDTH)
 
 
 class Advance(Protocol):
