@@ -44,7 +44,10 @@ def attribute(
         return (0,) * award.buckets
     try:
         return clip(function(found, award), award)
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        # Also SystemExit and the like, which would end the transaction and its charge with it.
         return (0,) * award.buckets
 
 
@@ -55,8 +58,9 @@ def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:
     for bucket, amount in enumerate(answer[: award.buckets]):
         # Written so that NaN gives nothing; an infinity gets what is left.
         whole = (left if amount >= left else math.floor(amount)) if amount > 0 else 0
-        clipped[bucket] = whole
-        left -= whole
+        # Once more in our own integers: a custom type may lie about its order and its floor.
+        clipped[bucket] = min(left, max(0, int(whole)))
+        left -= clipped[bucket]
     return tuple(clipped)
 
 

@@ -330,7 +330,9 @@ def _is_relevant(conversion: Conversion, impression: Impression) -> bool:
         return True
     try:
         return bool(conversion.relevant(impression))
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return False
 
 

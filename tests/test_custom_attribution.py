@@ -1,0 +1,197 @@
+"""Custom attribution functions: whatever a querier writes, three rules of the engine keep it within the budget.
+
+A function is not called on an empty set; what it answers is cut to non-negative integers with a sum of at most the
+value; it never sees events of the querier's own site. For each rule there is a function that needs it and an engine
+without it, which leaks; all exactly, over every adaptive sequence of queries (see small_worlds).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, World, paid_by, query, worst_loss
+
+from device.attribution import AttributionFunction, Award, attribute, clip
+from device.conversion import Conversion, Request
+from device.device import Device, Found, Settled
+from device.impression import Impression
+from device.limits import Limits
+from protocol.epsilon import MICROS
+
+BUDGET = MICROS
+LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
+Relevant = Mapping[int, Sequence[Impression]]
+
+
+def ask(function: AttributionFunction, epochs: Sequence[int] = (0,), epsilon: float = 0.5) -> Request:
+    return Request(epochs=epochs, epsilon=epsilon, buckets=2, value=2, query_sensitivity=4, function=function)
+
+
+def loss(
+    function: AttributionFunction,
+    having: Sequence[Event],
+    lacking: Sequence[Event] = (),
+    make: Callable[..., PlainDevice] = Device,
+) -> Fraction:
+    """What the best querier learns by asking with `function`, over one epoch or both."""
+    menu = [query(ask(function)), query(ask(function, (0, 1))), query(ask(function, epsilon=0.25))]
+    return worst_loss(World(having, LIMITS, make), World(lacking, LIMITS, make), menu)
+
+
+def nothing_is_something(relevant: Relevant, award: Award, /) -> Sequence[int]:
+    """Says the most when there is nothing, and nothing when there is something."""
+    return [0, 0] if any(relevant.values()) else [award.value, 0]
+
+
+class AsksAboutNothing(Device[tuple[int, ...]]):
+    """Broken: calls the function on an empty set too."""
+
+    def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
+        kept = {epoch: seen for epoch, seen in found.relevant.items() if epoch in settled.paid}
+        return clip(conversion.function(kept, award), award)
+
+
+def test_a_function_that_answers_on_an_empty_set_learns_nothing_more() -> None:
+    """Case 2 charges the report's sum, which is the change from A(∅) only while A(∅) is zero."""
+    events = (Event(0, 0),)
+    assert loss(nothing_is_something, events) <= BUDGET
+    assert loss(nothing_is_something, events, make=AsksAboutNothing) == UNBOUNDED
+
+
+def negative(relevant: Relevant, award: Award, /) -> Sequence[int]:
+    """Adds up to zero, and says a lot."""
+    return [award.value, -award.value]
+
+
+def unclipped(function: AttributionFunction, relevant: Relevant, award: Award) -> tuple[int, ...]:
+    """Broken: takes the function at its word."""
+    return tuple(int(part) for part in function(relevant, award)) if relevant else (0,) * award.buckets
+
+
+def test_a_function_that_answers_below_zero_learns_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = (Event(0, 0),)
+    assert loss(negative, events) <= BUDGET
+    monkeypatch.setattr("device.device.attribute", unclipped)
+    assert loss(negative, events) == UNBOUNDED
+
+
+def greedy(relevant: Relevant, award: Award, /) -> Sequence[float]:
+    """Wants ten times what there is, by way of an infinity and a NaN."""
+    return [10.0 * award.value, math.inf] if len(relevant) > 1 else [math.nan, 10.0 * award.value]
+
+
+def test_a_function_that_wants_more_than_the_value_learns_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = (Event(0, 0), Event(1, 1))
+    assert loss(greedy, events, (Event(1, 1),)) <= BUDGET
+    monkeypatch.setattr("device.device.attribute", lambda function, relevant, award: (20, 0) if relevant else (0, 0))
+    # Over two epochs the charge is the sensitivity of a clipped report, whatever this one says.
+    menu = [query(ask(greedy, (0, 1)))]
+    assert worst_loss(World((Event(0, 0),), LIMITS), World((), LIMITS), menu) > BUDGET
+
+
+# An impression that the querier itself showed on its own site: an event it knows of.
+OWN = Event(0, 1, day=3, site=QUERIER)
+
+
+def compares_with_own(relevant: Relevant, award: Award, /) -> Sequence[int]:
+    """Says something only where the querier's own event is, and nothing else: silence is then what others did."""
+    seen = [impression for impressions in relevant.values() for impression in impressions]
+    own = any(impression.site == QUERIER for impression in seen)
+    others = any(impression.site != QUERIER for impression in seen)
+    return [award.value, 0] if own and not others else [0, 0]
+
+
+class ShowsOwnEventsForFree(Device[tuple[int, ...]]):
+    """Broken: public events cost nothing, and the function may read them all the same."""
+
+    def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
+        return super()._match(replace(conversion, hides_own_site=False), now, action)
+
+    def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
+        private = {
+            epoch: others
+            for epoch, seen in found.relevant.items()
+            if (others := [impression for impression in seen if impression.site != conversion.site])
+        }
+        settled = super()._charge(conversion, replace(found, relevant=private), award)
+        return replace(settled, output=attribute(conversion.function, found.relevant, award))
+
+
+def test_a_function_that_reads_the_queriers_own_events_learns_nothing_more() -> None:
+    """Neighbours agree on public events: here one that the querier itself has saved, on this device."""
+    both, public = (OWN, Event(0, 0)), (OWN,)
+    assert loss(compares_with_own, both, public) <= BUDGET
+    assert loss(compares_with_own, both, public, ShowsOwnEventsForFree) == UNBOUNDED
+
+
+def test_own_events_cost_nothing_and_are_not_seen() -> None:
+    """Public events cost nothing: they are no part of the report."""
+    world = World((OWN,), LIMITS)
+    assert world.ask(query(ask(lambda relevant, award: [award.value, 0]))) == (0, 0)
+    assert paid_by(world.store, 0) == 0
+
+
+@pytest.mark.parametrize("error", [ValueError, RecursionError, MemoryError, SystemExit, GeneratorExit])
+def test_a_function_that_fails_says_nothing(error: type[BaseException]) -> None:
+    """An error that reached the querier would tell it what its function had seen, and cost nothing."""
+
+    def fails(relevant: Relevant, award: Award, /) -> Sequence[int]:
+        raise error
+
+    def never(impression: Impression) -> bool:
+        raise error
+
+    world = World((Event(0, 0),), LIMITS)
+    assert world.ask(query(ask(fails))) == (0, 0)
+    assert world.ask(query(ask(fails, (0, 1)))) == (0, 0)
+    assert world.ask(query(replace(ask(nothing_is_something), relevant=never))) == (0, 0)
+
+
+class Odd:
+    """A number that compares as it likes and rounds to what it likes."""
+
+    def __init__(self, rounded: object) -> None:
+        self.rounded = rounded
+
+    def __gt__(self, other: object) -> bool:
+        return True
+
+    def __ge__(self, other: object) -> bool:
+        return False
+
+    def __floor__(self) -> object:
+        return self.rounded
+
+
+@pytest.mark.parametrize("rounded", [10**6, -5, 2.5, "7", None])
+def test_a_number_that_lies_about_itself_is_clipped_too(rounded: object) -> None:
+    """Clipping must not trust the comparisons of what it clips."""
+
+    def lies(relevant: Relevant, award: Award, /) -> Sequence[float]:
+        return [Odd(rounded), Odd(rounded)]  # type: ignore[list-item]  # the point of the test
+
+    report = attribute(lies, {0: [Impression(0, "a.example", "a.example", 0, 0, 0)]}, Award(3, 2))
+    assert all(type(part) is int and part >= 0 for part in report)
+    assert sum(report) <= 3
+
+
+anything = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3), st.just(10**400))
+
+
+@given(st.lists(anything, max_size=5), st.integers(0, 9), st.integers(1, 4))
+def test_clipping_gives_a_report_whatever_it_is_given(answer: list[object], value: int, buckets: int) -> None:
+    """Non-negative integers, as many as there are buckets, with a sum of at most the value."""
+
+    def says(relevant: Relevant, award: Award, /) -> Sequence[float]:
+        return answer  # type: ignore[return-value]  # the point of the test
+
+    report = attribute(says, {0: [Impression(0, "a.example", "a.example", 0, 0, 0)]}, Award(value, buckets))
+    assert len(report) == buckets
+    assert all(type(part) is int and part >= 0 for part in report)
+    assert sum(report) <= value
