@@ -1,0 +1,87 @@
+"""The formulas for variance and confidence, against probabilities computed in another way."""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from protocol import noise_scale
+from protocol.errors import ProtocolError
+from protocol.query import NoiseMode
+
+RATES = [Fraction(1, 40), Fraction(1, 7), Fraction(1, 2), Fraction(1), Fraction(5), Fraction(4294)]
+
+
+@functools.cache
+def probabilities(mode: NoiseMode, rate: Fraction) -> npt.NDArray[np.float64]:
+    """P(−n), ..., P(n) of the noise, by convolving two negative binomials term by term."""
+    r, count = float(noise_scale.shape(mode)), math.ceil(50 / rate) + 20
+    logs = [math.lgamma(r + k) - math.lgamma(r) - math.lgamma(k + 1) - float(rate) * k for k in range(count)]
+    one_sided = np.exp(np.array(logs) + r * math.log(-math.expm1(-rate)))
+    return np.convolve(one_sided, one_sided[::-1])
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("mode", list(NoiseMode))
+def test_variance(mode: NoiseMode, rate: Fraction) -> None:
+    found = probabilities(mode, rate)
+    x = np.arange(found.size) - found.size // 2
+    expected = float(np.dot(found, x.astype(float) ** 2))
+    assert noise_scale.variance(mode, rate) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert noise_scale.standard_deviation(mode, rate) ** 2 == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_local_is_one_and_a_half_laplace_and_pairwise_three(rate: Fraction) -> None:
+    laplace = noise_scale.laplace_variance(rate)
+    assert noise_scale.variance(NoiseMode.LOCAL, rate) == 1.5 * laplace
+    assert noise_scale.variance(NoiseMode.PAIRWISE, rate) == 3 * laplace
+
+
+def test_laplace_variance_at_known_points() -> None:
+    """q = 1/2 gives 2·(1/2)/(1/4) = 4; a large scale b gives 2b² − 1/6 + ..."""
+    half = Fraction(math.log(2))
+    assert noise_scale.laplace_variance(half) == pytest.approx(4, rel=1e-12)
+    assert noise_scale.laplace_variance(Fraction(1, 10**6)) == pytest.approx(2e12, rel=1e-9)
+
+
+@pytest.mark.parametrize("confidence", [0.1, 0.5, 0.9, 0.95, 0.999, 0.999999])
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("mode", list(NoiseMode))
+def test_half_width_covers_and_is_the_least_that_does(mode: NoiseMode, rate: Fraction, confidence: float) -> None:
+    width = noise_scale.half_width(mode, rate, confidence)
+    found = probabilities(mode, rate)
+    middle = found.size // 2
+    assert found[middle - width : middle + width + 1].sum() >= confidence
+    if width:
+        assert found[middle - width + 1 : middle + width].sum() < confidence + 1e-8
+
+
+def test_half_width_for_large_scales_tends_to_a_multiple_of_the_scale() -> None:
+    """Far beyond what could be summed term by term: the width in units of b settles."""
+    widths = [noise_scale.half_width(NoiseMode.LOCAL, Fraction(1, 10**k), 0.95) / 10**k for k in (5, 9, 12)]
+    assert widths == pytest.approx([widths[0]] * 3, rel=1e-4)
+
+
+def test_rate_is_exact() -> None:
+    assert noise_scale.noise_rate(1_000_000, 7) == Fraction(1, 7)
+    assert noise_scale.noise_rate(1, 3) == Fraction(1, 3_000_000)
+    with pytest.raises(ProtocolError):
+        noise_scale.noise_rate(0, 1)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, float("nan")])
+def test_impossible_confidences_are_refused(confidence: float) -> None:
+    with pytest.raises(ProtocolError):
+        noise_scale.half_width(NoiseMode.LOCAL, Fraction(1), confidence)
+
+
+@pytest.mark.parametrize("rate", [Fraction(0), Fraction(-1), Fraction(10**7)])
+def test_impossible_rates_are_refused(rate: Fraction) -> None:
+    with pytest.raises(ProtocolError):
+        noise_scale.variance(NoiseMode.LOCAL, rate)
