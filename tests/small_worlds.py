@@ -93,7 +93,7 @@ class Call(NamedTuple):
     site: str = QUERIER
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Query:
     """One released answer over reports of one device; everyone else's reports are the same in both databases."""
 
@@ -130,6 +130,7 @@ class World:
         self.clock = Clock()
         self.device = make(self.store, PlainSeal(), clock=self.clock, limits=limits, coins=fixed_coins())
         populate(self.device, self.store, self.clock, events)
+        self._steps: dict[tuple[Spending, Query], tuple[tuple[int, ...], Spending]] = {}
 
     def ask(self, asked: Query) -> tuple[int, ...]:
         """The device's part of the sum that `asked` releases."""
@@ -138,8 +139,10 @@ class World:
 
     def step(self, spending: Spending, asked: Query) -> tuple[tuple[int, ...], Spending]:
         """What the device says to `asked` when its filters stand at `spending`, and where they stand afterwards."""
-        self.store.rewind(spending)
-        return self.ask(asked), self.store.spending()
+        if (spending, asked) not in self._steps:
+            self.store.rewind(spending)
+            self._steps[spending, asked] = self.ask(asked), self.store.spending()
+        return self._steps[spending, asked]
 
 
 def fixed_coins(credit: float = 0.5) -> Coins:
