@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from benchmarks.bench_commands import bench
+from benchmarks.demo_command import demo
 from benchmarks.experiments.commands import app as experiment
+from benchmarks.experiments.commands import plan
 from benchmarks.reports_command import reports
 
 app = typer.Typer(help="benchmarks")
@@ -16,6 +18,8 @@ conformance = typer.Typer(help="Check the device against a standard's scenarios.
 app.add_typer(bench, name="bench")
 app.add_typer(conformance, name="conformance")
 app.add_typer(experiment, name="experiment")
+app.command(epilog="Example: trefoil plan --reports 2000 --value-cap 5 --error 0.05 --confidence 0.99")(plan)
+app.command()(demo)
 app.command()(reports)
 
 

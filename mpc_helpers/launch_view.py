@@ -46,7 +46,7 @@ def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int]
 
 def say(text: str) -> None:
     """One plain line."""
-    out.print(text, markup=False, highlight=False)
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _introduce(running: Launched, sites: Sequence[str]) -> None:

@@ -279,14 +279,18 @@ class Launched:
 
 
 @contextlib.contextmanager
-def launched(trio: Trio, command: Sequence[str] = ()) -> Iterator[Launched]:
-    """Start the three helpers of a directory; they are stopped when the block ends, however it ends."""
+def launched(trio: Trio, command: Sequence[str] = (), *, wait: bool = True) -> Iterator[Launched]:
+    """Start the three helpers of a directory; they are stopped when the block ends, however it ends.
+
+    With `wait` off they may still be starting: call `wait_ready` before talking to them.
+    """
     with _locked(trio):
         running = Launched(trio, [HelperProcess(trio, party, command) for party in range(PARTIES)])
         try:
             for helper in running.helpers:
                 helper.start()
-            running.wait_ready()
+            if wait:
+                running.wait_ready()
             yield running
         finally:
             for helper in running.helpers:

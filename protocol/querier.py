@@ -331,9 +331,10 @@ def _failure(failed: Mapping[int, HelperStatus], names: Callable[[tuple[int, ...
     """One error for what several helpers report, each in its own words."""
     first = next(iter(failed.values())).failure
     stage = str(first.get("stage", "unknown stage"))
-    reasons = [
-        f"{names((party,))} ({status.state}): {status.failure.get('reason', '?')}" for party, status in failed.items()
-    ]
+    said: dict[str, list[int]] = {}
+    for party, status in sorted(failed.items()):
+        said.setdefault(f"{status.state}: {status.failure.get('reason', '?')}", []).append(party)
+    reasons = [f"{names(tuple(parties))} {text}" for text, parties in said.items()]
     blamed = {helper for status in failed.values() if isinstance(helper := status.failure.get("helper"), int)}
     helpers = tuple(sorted(helper for helper in blamed if 0 <= helper < PARTIES)) or tuple(failed)
     hint = str(first.get("hint", ""))

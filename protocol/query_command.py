@@ -59,7 +59,7 @@ def ask_and_show(
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Report]:
-    with progress("query", 100 * PARTIES) as advance:
+    with progress("query, percent", 100) as advance:
         yield Follower(advance)
 
 
@@ -72,7 +72,7 @@ class Follower:
 
     def __call__(self, statuses: Mapping[int, HelperStatus]) -> None:
         """Called with every round of statuses."""
-        done = sum(_share(status) for status in statuses.values())
+        done = sum(_share(status) for status in statuses.values()) // PARTIES
         slowest = min(statuses.values(), key=_share, default=None)
         if done > self._shown and slowest is not None:
             self._advance(done - self._shown, note=slowest.state)
@@ -125,4 +125,4 @@ def bar(value: int, largest: int) -> str:
 
 
 def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False)
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
