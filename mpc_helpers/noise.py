@@ -19,7 +19,7 @@ from protocol.errors import ProtocolError, TrefoilError
 
 # Buckets × scale b: a walk takes about 2b coins, so this many cost some seconds and a few hundred megabytes of coins.
 MAX_BUCKETS_TIMES_SCALE = 2**30
-# Steps of a walk that are in memory at a time.
+# Steps of a walk that are in memory at a time: whole words of 64.
 _WALK_CHUNK = 2**21
 _SHORT_WALK = 2**11
 _BUFFER = 4096
@@ -167,7 +167,8 @@ def _last_zero_by_bytes(flips: bytes, length: int) -> int:
 def _last_zero_by_words(flips: bytes, length: int, height: int) -> tuple[int, int]:
     """One stretch of a long walk from `height`: the last of its times 1..length at zero (or 0), and where it ends.
 
-    Counted by words of 64 steps. Only a word that starts within 64 of zero can reach it, and those are few.
+    Counted by words of 64 steps. Only a word that starts within 64 of zero can reach it, and those are few. The end is
+    right for whole words; only the last stretch has others, and nothing follows it.
     """
     words = np.frombuffer(flips + bytes(-len(flips) % 8), dtype="<u8")
     rises = 2 * np.bitwise_count(words).astype(np.int64) - 64
@@ -175,7 +176,7 @@ def _last_zero_by_words(flips: bytes, length: int, height: int) -> tuple[int, in
     near = np.flatnonzero(np.abs(starts[:-1]) <= 64)
     times, heights = _heights(words, starts, near)
     hits = times[(heights == 0) & (times <= length)]
-    return (int(hits.max()) if hits.size else 0), int(starts[-1]) - _rise_beyond(words, length)
+    return (int(hits.max()) if hits.size else 0), int(starts[-1])
 
 
 def _heights(
@@ -186,14 +187,6 @@ def _heights(
     heights = starts[chosen, None] + np.cumsum(2 * bits.astype(np.int64) - 1, axis=1)
     times = chosen[:, None] * 64 + np.arange(1, 65)
     return times, heights
-
-
-def _rise_beyond(words: npt.NDArray[np.uint64], length: int) -> int:
-    """How far the bits after `length` in the last word, which are not coins, would carry the walk."""
-    extra = len(words) * 64 - length
-    if not extra:
-        return 0
-    return 2 * (int(words[-1]) >> (64 - extra)).bit_count() - extra
 
 
 def check_cost(buckets: int, rate: Fraction) -> None:

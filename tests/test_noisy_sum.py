@@ -151,6 +151,13 @@ async def test_pairs_agree_and_differ_from_each_other() -> None:
     assert len({zero[3], zero[2], one[1]}) == 3
 
 
+async def test_pairs_differ_even_when_one_party_gives_both_the_same_key() -> None:
+    """Party 0 picks two of the three keys. If equal keys made equal noise, it could double one draw of its choice."""
+    zero = (await derived(same_keys))[0]
+    assert isinstance(zero, list)
+    assert zero[2] != zero[3]
+
+
 def same_keys(sender: int, receiver: int, frame: bytes) -> bytes:
     """A bad party 0 (and 1) sends the same well-chosen pair keys in every session."""
     return bytes([sender + 1]) * 16 if len(frame) == 16 else frame
