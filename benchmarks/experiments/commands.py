@@ -203,3 +203,42 @@ def _finish(results: list[Result], drawings: dict[str, bytes], json: Path | None
     elif json is not None:
         points = [point for result in results for point in result.as_points()]
         write_json(json, {"experiment": "all", "experiments": whole, "points": points})
+
+
+def plan(
+    reports: Annotated[int, typer.Option(help="Reports in one query.")],
+    value_cap: Annotated[int, typer.Option(help="Largest value of one conversion, in your unit.")],
+    error: Annotated[float, typer.Option(help="Relative error you can live with, such as 0.05.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="How often the answer is to be within it, such as 0.99.")] = 0.99,
+    expected_mean: Annotated[float | None, typer.Option(help="Mean value per report.", show_default="the cap")] = None,
+    window_days: Annotated[int, typer.Option(help="How far back a conversion looks.")] = 30,
+    epoch_days: Annotated[int, typer.Option(help="Length of an epoch.")] = 7,
+    budget: Annotated[float, typer.Option(help="Budget of one epoch of one device, ε_G.")] = 1.0,
+    buckets: Annotated[int, typer.Option(help="Buckets of the histogram.")] = 1,
+    kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
+    participation: Annotated[float, typer.Option(help="Share of people in one query (knob 1).")] = 0.1,
+    impressions_per_day: Annotated[float, typer.Option(help="Impressions a person sees a day (knob 2).")] = 0.1,
+    json: Json = None,
+) -> None:
+    """Which ε a query needs, what it costs a device under each policy, and how many a month the budget allows."""
+    from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables
+
+    mean = float(value_cap) if expected_mean is None else expected_mean
+    wanted = Plan(
+        reports=reports,
+        value_cap=value_cap,
+        expected_mean=mean,
+        error=error,
+        confidence=confidence,
+        window_days=window_days,
+        epoch_days=epoch_days,
+        capacity=budget,
+        buckets=buckets,
+        kappa=kappa,
+        participation=participation,
+        impressions_per_day=impressions_per_day,
+    )
+    prices = costs(wanted)
+    for table in plan_tables(wanted, prices):
+        out.print(table)
+    write_json(json, plan_json(wanted, prices))

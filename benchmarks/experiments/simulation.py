@@ -33,6 +33,8 @@ class Run:
     answer: Ints
     flagged: Ints
     paid: Ints
+    # The queries in the order in which their batches fill up.
+    order: Ints
     # One number per owner: the average budget spent over the epochs its advertiser ever asked for, in micros.
     owner_average: Floats = field(repr=False)
     rmsre: Floats = field(repr=False)
@@ -74,6 +76,10 @@ class _Batches:
         np.minimum.at(self.first_epoch, query, matches.first_epoch)
         np.maximum.at(self.last_epoch, query, matches.last_epoch)
         np.maximum.at(self.full, query, part.conversions.time)
+
+    def order(self) -> Ints:
+        """The queries as their batches fill up; those that fill in the same second as they are numbered."""
+        return np.lexsort((np.arange(len(self.full)), self.full))
 
     def spans(self, advertiser: Ints) -> Ints:
         """How many epochs each advertiser's queries span, from the first ever requested to the last."""
@@ -168,6 +174,7 @@ def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
         answer=tally.answer,
         flagged=tally.flagged,
         paid=tally.paid,
+        order=batches.order(),
         owner_average=spent / owner_spans,
         rmsre=rmsre(world, batches.truth, tally.answer),
         seconds=tally.seconds,
@@ -177,7 +184,7 @@ def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
 def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
     """Queries in the order their batches fill up; one device, and the epochs from the first to the last that paid."""
     started = time.perf_counter()
-    order = np.lexsort((np.arange(world.submitted), batches.full))
+    order = batches.order()
     result = policy.run(world.queries, world.cap, order, batches.first_epoch, batches.last_epoch)
     widths = _paying_spans(list(result.consumed), int(world.owner_advertiser.max()) + 1)
     by_advertiser = np.zeros(len(widths), dtype=np.int64)
@@ -194,6 +201,7 @@ def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
         answer=np.where(result.executed, batches.truth, 0),
         flagged=np.zeros(world.submitted, dtype=np.int64),
         paid=result.paid,
+        order=order,
         owner_average=(by_advertiser / np.maximum(widths, 1))[world.owner_advertiser],
         rmsre=rmsre(world, batches.truth, batches.truth),
         seconds=time.perf_counter() - started,
