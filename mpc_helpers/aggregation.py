@@ -30,7 +30,7 @@ from mpc_helpers.admission import (
 )
 from protocol.batch import ColumnChunk, ColumnReader, Layout
 from protocol.errors import ProtocolError, Rejection
-from protocol.field import Vector, add, expand_many, subtract, sum_rows
+from protocol.field import Vector, add, subtract, sum_expansions, sum_rows
 from protocol.report import HASH_SIZE, header_digest
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 
@@ -38,8 +38,6 @@ Mask = npt.NDArray[np.bool_]
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
 CHUNK_BYTES = 2**21
-# Expanded rows summed at a time: they should stay in the processor's cache and in memory that malloc keeps.
-_BLOCK_BYTES = 2**17
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
 def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -> tuple[Vector, Vector]:
     """The sums of the two components this helper knows, over the reports that opened."""
     length = rules.query.length
-    sums = (_sum_expansions(opened.first_seeds, length), _sum_expansions(opened.second_seeds, length))
+    sums = (sum_expansions(opened.first_seeds, length), sum_expansions(opened.second_seeds, length))
     if not elements.shape[1]:
         return sums
     body_sum = sum_rows(elements if len(opened.rows) == len(elements) else elements[opened.rows])
@@ -111,14 +109,6 @@ def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -
         for index, total in zip(SEEDS_OF[rules.party], sums, strict=True)
     )
     return first, second
-
-
-def _sum_expansions(seeds: list[bytes], length: int) -> Vector:
-    block = max(7, _BLOCK_BYTES // (8 * length))
-    total = np.zeros(length, dtype=np.uint64)
-    for start in range(0, len(seeds), block):
-        total = add(total, sum_rows(expand_many(seeds[start : start + block], length)))
-    return total
 
 
 def _digests(chunk: ColumnChunk) -> Bytes:

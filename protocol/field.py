@@ -26,6 +26,8 @@ _DROPPED_BITS = np.uint64(64 - 61)
 _HALF = np.uint64(32)
 _TOP = np.uint64(61 - 32)
 _TOP_MASK = np.uint64(2 ** (61 - 32) - 1)
+_TAG_WORDS = 2
+_EXACT_ROWS = 8
 _BLOCK_WORDS = 2**15
 
 
@@ -58,22 +60,53 @@ def subtract(left: Vector, right: Vector) -> Vector:
 
 
 def sum_rows(rows: Vector) -> Vector:
-    """The column sums of a matrix of up to 2^32 reduced rows, with a single reduction at the end.
-
-    Σx mod 2^64 and Σ⌊x/2^32⌋ are two plain sums that determine Σx: what the upper halves leave over is below
-    2^32 times the number of rows, so the wrapped sum still shows it exactly.
-    """
-    high = np.zeros(rows.shape[1], dtype=np.uint64)
-    wrapped = np.zeros(rows.shape[1], dtype=np.uint64)
+    """The column sums of a matrix of reduced rows."""
+    total = _RowSum(rows.shape[1])
     # Blocks that stay in the processor's cache: the plaintext sum reads each word once from memory, and so does this.
-    block = max(1, _BLOCK_WORDS // max(rows.shape[1], 1))
+    block = _rows_per_block(rows.shape[1])
     for start in range(0, rows.shape[0], block):
-        part = rows[start : start + block]
-        high += np.add.reduce(part >> _HALF, axis=0)
-        wrapped += np.add.reduce(part, axis=0)
-    low = wrapped - (high << _HALF)
-    # 2^32·high ≡ ⌊high/2^29⌋ + 2^32·(high mod 2^29), because 2^61 ≡ 1.
-    return reduce(reduce(low) + (high >> _TOP) + ((high & _TOP_MASK) << _HALF))
+        total.add(rows[start : start + block])
+    return total.reduced()
+
+
+class _RowSum:
+    """A running sum of up to 2^32 reduced rows, with a single reduction at the end.
+
+    Eight elements below p add up within a word. Of those partial sums s, Σs mod 2^64 and Σ⌊s/2^32⌋ are two plain sums
+    that determine Σs: what the upper halves leave over is below 2^32 times their number, so the wrapped sum still
+    shows it exactly.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._high = np.zeros(count, dtype=np.uint64)
+        self._wrapped = np.zeros(count, dtype=np.uint64)
+
+    def add(self, rows: Vector) -> None:
+        """Add reduced rows, best no more of them than the processor's cache holds."""
+        partial = _add_by_eights(rows)
+        self._wrapped += np.add.reduce(partial, axis=0)
+        partial >>= _HALF
+        self._high += np.add.reduce(partial, axis=0)
+
+    def reduced(self) -> Vector:
+        """The sum so far. 2^32·high ≡ ⌊high/2^29⌋ + 2^32·(high mod 2^29), because 2^61 ≡ 1."""
+        low = self._wrapped - (self._high << _HALF)
+        return reduce(reduce(low) + (self._high >> _TOP) + ((self._high & _TOP_MASK) << _HALF))
+
+
+def _rows_per_block(count: int) -> int:
+    return _EXACT_ROWS * max(1, _BLOCK_WORDS // (_EXACT_ROWS * max(count, 1)))
+
+
+def _add_by_eights(rows: Vector) -> Vector:
+    """Sums of eight rows each, and of what is left: exact, because 8·(p − 1) < 2^64."""
+    groups, rest = divmod(len(rows), _EXACT_ROWS)
+    whole = len(rows) - rest
+    sums = np.empty((groups + (1 if rest else 0), rows.shape[1]), dtype=np.uint64)
+    np.add.reduce(rows[:whole].reshape(groups, _EXACT_ROWS, rows.shape[1]), axis=1, out=sums[:groups])
+    if rest:
+        np.add.reduce(rows[whole:], axis=0, out=sums[groups])
+    return sums
 
 
 def expand(seed: bytes, count: int) -> Vector:
@@ -87,23 +120,50 @@ def expand_many(seeds: Sequence[bytes], count: int) -> Vector:
 
     An AES-128-CTR keystream is cut into little-endian words, each word keeps its top 61 bits, and a word that
     gives p itself (once in 2^61) is skipped. GCM is used for its keystream only: its one-shot interface is what makes
-    AES the fastest expander here at every size (`trefoil bench report`).
+    AES the fastest expander here from 128 buckets on (`trefoil bench report`).
     """
-    zeros = bytes(ELEMENT_SIZE * count)
-    # Each row ends in the 16-byte tag, which slicing the matrix drops without a copy.
-    words = np.frombuffer(b"".join([_keystream(seed, zeros) for seed in seeds]), dtype="<u8")
-    rows: Vector = words.reshape(len(seeds), count + 2)[:, :count] >> _DROPPED_BITS
-    if rows.size and int(rows.max()) == P:
-        for index in np.flatnonzero((rows == _P).any(axis=1)).tolist():
-            rows[index] = _expand_with_rejection(seeds[index], count)
-    return rows
+    return _Expander(len(seeds), count).expand(seeds)
 
 
-def _keystream(seed: bytes, zeros: bytes) -> bytes:
+def sum_expansions(seeds: Sequence[bytes], count: int) -> Vector:
+    """The sum of all rows of `expand_many`, a few at a time in memory that is used again and stays in the cache."""
+    block = _rows_per_block(count)
+    expander = _Expander(min(block, len(seeds)), count)
+    total = _RowSum(count)
+    for start in range(0, len(seeds), block):
+        total.add(expander.expand(seeds[start : start + block]))
+    return total.reduced()
+
+
+class _Expander:
+    """Rows to expand seeds into. The rows that `expand` returns are good until it is called again."""
+
+    def __init__(self, rows: int, count: int) -> None:
+        self._count = count
+        self._zeros = bytes(ELEMENT_SIZE * count)
+        # GCM writes its tag after the keystream, so each row has two more words, which slicing leaves out.
+        self._words = np.empty((rows, count + _TAG_WORDS), dtype="<u8")
+        self._rows = [memoryview(row).cast("B") for row in self._words]
+
+    def expand(self, seeds: Sequence[bytes]) -> Vector:
+        """At most as many seeds as there are rows."""
+        for seed, row in zip(seeds, self._rows, strict=False):
+            _keystream(seed, self._zeros, row)
+        used = self._words[: len(seeds)]
+        # Tags included: over contiguous memory this is several times faster than leaving them out.
+        used >>= _DROPPED_BITS
+        elements: Vector = used[:, : self._count]
+        if used.size and int(used.max()) == P:
+            for index in np.flatnonzero((elements == _P).any(axis=1)).tolist():
+                elements[index] = _expand_with_rejection(seeds[index], self._count)
+        return elements
+
+
+def _keystream(seed: bytes, zeros: bytes, out: memoryview | bytearray) -> None:
     """Keystream and tag. A seed is used for one expansion only: 16 bytes are its key and 12 its nonce."""
     if len(seed) != SEED_SIZE:
         raise ProtocolError(f"a seed has {SEED_SIZE} bytes, not {len(seed)}")
-    return AESGCM(seed[:16]).encrypt(seed[16:28], zeros, None)
+    AESGCM(seed[:16]).encrypt_into(seed[16:28], zeros, None, out)
 
 
 def _expand_with_rejection(seed: bytes, count: int) -> Vector:
@@ -111,7 +171,9 @@ def _expand_with_rejection(seed: bytes, count: int) -> Vector:
     drawn = count
     while True:
         drawn += 8
-        words = np.frombuffer(_keystream(seed, bytes(ELEMENT_SIZE * drawn)), dtype="<u8")[:drawn] >> _DROPPED_BITS
+        stream = bytearray(ELEMENT_SIZE * (drawn + _TAG_WORDS))
+        _keystream(seed, bytes(ELEMENT_SIZE * drawn), stream)
+        words = np.frombuffer(stream, dtype="<u8")[:drawn] >> _DROPPED_BITS
         kept: Vector = words[words != _P]
         if kept.size >= count:
             return kept[:count]

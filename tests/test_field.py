@@ -123,6 +123,14 @@ def test_expanding_many_is_expanding_each() -> None:
     assert field.expand_many([], 33).shape == (0, 33)
 
 
+@pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 600])
+def test_sum_of_expansions_is_the_sum_of_each(count: int) -> None:
+    """256 rows of 128 elements fill a block, whose memory is then used again."""
+    seeds = [index.to_bytes(32, "big") for index in range(count)]
+    expected = field.sum_rows(field.expand_many(seeds, 128))
+    assert field.sum_expansions(seeds, 128).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("size", [0, 16, 31, 33])
 def test_a_seed_of_another_size_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError, match="a seed has 32 bytes"):
@@ -133,24 +141,25 @@ def test_words_that_give_p_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path taken once in 2^61 words: the words after a rejected one move up, in one row and not its neighbour."""
     unlucky, lucky = b"u" * 32, b"l" * 32
 
-    def planted(seed: bytes, zeros: bytes) -> bytes:
+    def planted(seed: bytes, zeros: bytes, out: memoryview | bytearray) -> None:
         words = [index << 3 for index in range(len(zeros) // 8)]
         if seed == unlucky:
             for at in (0, 3, 4, 7, 9):
                 words[at : at + 1] = [2**64 - 8] if at < len(words) else []
-        return b"".join(word.to_bytes(8, "little") for word in words) + bytes(16)
+        out[:] = b"".join(word.to_bytes(8, "little") for word in words) + bytes(16)
 
     monkeypatch.setattr(field, "_keystream", planted)
     rows = field.expand_many([lucky, unlucky, lucky], 8)
     assert rows[0].tolist() == rows[2].tolist() == list(range(8))
     assert rows[1].tolist() == [1, 2, 5, 6, 8, 10, 11, 12]
     assert int(rows.max()) < P
+    assert field.sum_expansions([lucky, unlucky], 8).tolist() == (rows[0] + rows[1]).tolist()
 
 
 def test_rejection_goes_on_until_enough_words_survive(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(_: bytes, zeros: bytes) -> bytes:
+    def planted(_: bytes, zeros: bytes, out: memoryview | bytearray) -> None:
         words = [2**64 - 1] * min(40, len(zeros) // 8) + [index << 3 for index in range(40, len(zeros) // 8)]
-        return b"".join(word.to_bytes(8, "little") for word in words) + bytes(16)
+        out[:] = b"".join(word.to_bytes(8, "little") for word in words) + bytes(16)
 
     monkeypatch.setattr(field, "_keystream", planted)
     assert field.expand(bytes(32), 3).tolist() == [40, 41, 42]
