@@ -10,17 +10,34 @@ from benchmarks.commands import app as benchmarks_app
 from device.commands import app as device_app
 from mpc_helpers.commands import app as helpers_app
 from protocol.commands import app as protocol_app
-from protocol.console import err
+from protocol.console import err, out
 from protocol.errors import TrefoilError
 
-app = typer.Typer(
-    name="trefoil",
-    help="Measure advertising without watching people.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-for role in (protocol_app, device_app, helpers_app, benchmarks_app):
+WELCOME = """\
+Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which
+advertisement and pays for the answer out of that person's privacy budget; three helpers add the sealed reports up
+without seeing any of them, and the advertiser gets one noisy histogram.
+
+Try first:
+  trefoil demo                        people, devices, three helpers and one answer, in half a minute
+  trefoil live                        the same in your browser, with your own clicks
+  trefoil bench throughput            what it costs, beside adding up in the clear
+  trefoil experiment microbenchmark   a figure of the paper, from its recipe
+
+Every command explains itself and shows an example: trefoil COMMAND --help
+All commands: trefoil --help
+"""
+
+app = typer.Typer(name="trefoil", help="Measure advertising without watching people.", pretty_exceptions_enable=False)
+for role in (benchmarks_app, device_app, helpers_app, protocol_app):
     app.add_typer(role)
+
+
+@app.callback(invoke_without_command=True)
+def welcome(context: typer.Context) -> None:
+    """Measure advertising without watching people."""
+    if context.invoked_subcommand is None:
+        out.print(WELCOME, markup=False, highlight=False)
 
 
 def main() -> None:
@@ -28,13 +45,20 @@ def main() -> None:
     try:
         app()
     except TrefoilError as error:
-        err.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        if error.hint:
-            err.print(f"hint:  {error.hint}", markup=False, highlight=False)
-        sys.exit(1)
+        _complain(str(error), error.hint)
+    except OSError as error:
+        # What our code expects of files it turns into a TrefoilError; the rest is a path or a permission.
+        what = f"{error.filename}: " if error.filename else ""
+        _complain(f"{what}{error.strerror or error}", "Check that the path exists and that you may use it.")
     except KeyboardInterrupt:
-        err.print("interrupted; nothing half-done was kept", markup=False)
-        sys.exit(130)
+        _complain("interrupted", "Nothing half-done was kept; run the command again to start over.", 130)
+
+
+def _complain(what: str, hint: str, code: int = 1) -> None:
+    err.print(f"error: {what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    if hint:
+        err.print(f"hint:  {hint}", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
