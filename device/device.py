@@ -163,7 +163,7 @@ class Device(Generic[R]):
         cleared = frozenset(parse_site(site) for site in sites)
         with self._store.transaction():
             if forget_visits:
-                self._store.raise_barrier(now)
+                self._store.raise_barrier(max(now, self._last_payment(now)))
                 self._store.forget(cleared)
             elif cleared:
                 reachable = self._calendar(now).window(now - self._limits.max_lookback, now)
@@ -285,6 +285,11 @@ class Device(Generic[R]):
         barrier, current = self._store.barrier, calendar.index(now)
         closed = window[0] - 1 if barrier is None else calendar.index(barrier)
         return {epoch for epoch in window if closed < epoch <= current}
+
+    def _last_payment(self, now: int) -> int:
+        """A moment of the last epoch that paid anything, which lies after `now` if the clock was set back."""
+        paid = [epoch for ledger in self._store.filters().values() for epoch, _ in ledger.entries()]
+        return self._calendar(now).first_second(max(paid)) if paid else now
 
     def _close_unreachable(self, calendar: EpochCalendar, now: int) -> None:
         """Once per epoch, delete what is out of reach, behind a barrier: a clock set back must find no fresh budget."""

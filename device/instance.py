@@ -1,9 +1,10 @@
 """The instance token: how a device database knows that it is the one it was, and not an older copy of it.
 
-A small file beside the database holds a random token, the inode of the database file, and a counter that follows the
-one inside. A database without its token, with another's, in another file, or behind its counter was copied or restored:
-what it says was spent may be too little, so the device closes every epoch up to now. Whoever puts both files back in
-place together, inode and all, is not noticed; nothing on the disk alone could.
+A small file beside the database holds a random token, the inode of the database file, a counter that follows the one
+inside, and the latest moment that anything was reported at. A database without its token, with another's, in another
+file, or behind its counter was copied or restored: what it says was spent may be too little, so the device closes every
+epoch up to now, or up to that moment if the clock was set back. Whoever puts both files back in place together, inode
+and all, is not noticed; nothing on the disk alone could.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pathlib import Path
 from protocol.errors import TrefoilError
 
 TOKEN_SIZE = 16
-_SIDECAR = struct.Struct(">8s16sQQ")
+_SIDECAR = struct.Struct(">8s16sQQq")
 _MAGIC = b"TREFOIL1"
+_BEGINNING = -(2**63)
 
 
 def token_path(database: Path) -> Path:
@@ -39,18 +41,24 @@ class InstanceToken:
             self._inode = database.stat().st_ino
         except OSError as error:
             raise TrefoilError(f"cannot use {token_path(database)}: {error.strerror}") from None
+        self._latest = _BEGINNING
 
     def vouches_for(self, token: bytes, counter: int) -> bool:
         """Whether the database with this token and counter is the one that this file was last written for."""
-        data = os.pread(self._file, _SIDECAR.size, 0)
-        if len(data) != _SIDECAR.size:
-            return False
-        magic, known, inode, reached = _SIDECAR.unpack(data)
-        return bool(magic == _MAGIC and known == token and inode == self._inode and counter >= reached)
+        known, inode, reached, _ = self._read()
+        return known == token and inode == self._inode and counter >= reached
+
+    def latest(self) -> int:
+        """The latest moment that any database in this place reported at, as far as is known."""
+        return max(self._latest, self._read()[-1])
+
+    def saw(self, moment: int) -> None:
+        """Something is being reported at `moment`."""
+        self._latest = max(self._latest, moment)
 
     def follow(self, token: bytes, counter: int) -> None:
         """Note how far the database has come. Run after its transaction is on disk."""
-        os.pwrite(self._file, _SIDECAR.pack(_MAGIC, token, self._inode, counter), 0)
+        os.pwrite(self._file, _SIDECAR.pack(_MAGIC, token, self._inode, counter, self.latest()), 0)
 
     def replace(self, token: bytes, counter: int) -> None:
         """Take the database as this instance from now on; on disk when this returns."""
@@ -59,6 +67,13 @@ class InstanceToken:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _read(self) -> tuple[bytes, int, int, int]:
+        data = os.pread(self._file, _SIDECAR.size, 0)
+        if len(data) == _SIDECAR.size and data.startswith(_MAGIC):
+            _, token, inode, counter, latest = _SIDECAR.unpack(data)
+            return token, inode, counter, latest
+        return b"", 0, 0, _BEGINNING
 
 
 def fresh_token() -> bytes:

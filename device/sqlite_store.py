@@ -123,7 +123,7 @@ class SqliteStore:
         """
         state = self._now()
         if not self._instance.vouches_for(state.token, state.counter):
-            self.raise_barrier(now)
+            self.raise_barrier(max(now, self._instance.latest()))
             self._set("token", fresh_token())
 
     def _now(self) -> _State:
@@ -235,6 +235,7 @@ class SqliteStore:
             self._connection.execute(f"DELETE FROM {table} WHERE time < ?", (before,))  # noqa: S608 - tables of ours
 
     def log(self, record: ReportRecord) -> None:
+        self._instance.saw(record.time)
         self._connection.execute("INSERT INTO log VALUES (NULL, ?, ?)", (record.time, record.encode()))
 
     def reports(self) -> Sequence[ReportRecord]:

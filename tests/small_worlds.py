@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from device.coins import Coins
@@ -216,6 +219,14 @@ def paid_by(store: MemoryStore, epoch: int, kind: FilterKind = FilterKind.SITE, 
     """What `epoch` has paid to one of its filters, as it stands in the ledger (a budget shown to people is capped)."""
     ledger = store.filters().get(Owner(kind, site))
     return ledger.spent(epoch) if ledger else 0
+
+
+@contextmanager
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory, where there is such a place, for tests that open many databases and do not test the disk."""
+    memory = Path("/dev/shm")  # noqa: S108 - only a parent; the folder in it is new and private
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def w3c(buckets: int = 2, *, lookback_days: int = 13, **options: object) -> ConversionOptions:
