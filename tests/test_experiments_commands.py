@@ -1,0 +1,168 @@
+"""The commands as a person meets them: results on disk, errors in one line, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.commands import app
+from benchmarks.experiments import simulation
+from benchmarks.experiments.plan import Plan, answers_within, costs
+from benchmarks.experiments.policies import System
+from protocol.errors import TrefoilError
+
+REQUIRED = {
+    *("participation", "rate", "system", "avg", "max", "executed", "submitted"),
+    *("rmsre_mean", "rmsre_quartiles", "seconds", "conversions_per_second"),
+}
+
+
+def invoke(*arguments: str) -> None:
+    """Run a command; errors come out as exceptions, as `trefoil.main` gets them."""
+    CliRunner().invoke(app, arguments, catch_exceptions=False, standalone_mode=False)
+
+
+def test_one_point_is_written_for_every_system(tmp_path: Path) -> None:
+    path = tmp_path / "point.json"
+    invoke(
+        "experiment",
+        "microbenchmark",
+        "--participation",
+        "0.5",
+        "--rate",
+        "0.2",
+        "--scale",
+        "0.02",
+        "--json",
+        str(path),
+    )
+    written = json.loads(path.read_text())
+    assert [point["system"] for point in written["points"]] == ["ipa-like", "ara-like", "cookie-monster"]
+    for point in written["points"]:
+        assert point.keys() >= REQUIRED
+        assert (point["participation"], point["rate"], point["submitted"]) == (0.5, 0.2, 20)
+        assert len(point["rmsre_quartiles"]) == 5
+    assert written["conversions_per_second"] > 0
+    assert set(written["profile"]) >= {"workload", "matching", "cookie-monster"}
+
+
+def test_whole_figures_are_drawn(tmp_path: Path) -> None:
+    """Every subfigure is a PNG; the JSON of all experiments has their points together."""
+    plots = tmp_path / "plots"
+    path = tmp_path / "all.json"
+    invoke("experiment", "all", "--scale", "0.01", "--json", str(path), "--plots", str(plots))
+    names = {"4a", "4b", "4c", "4d", "5a", "5b", "5c", "6a", "6b", "6c", "6d", "7a", "7b", "7c"}
+    assert {file.name for file in plots.iterdir()} == {f"figure-{name}.png" for name in names}
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in plots.iterdir())
+    written = json.loads(path.read_text())
+    assert {point["experiment"] for point in written["points"]} == {"microbenchmark", "patcg", "criteo", "bias"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("microbenchmark", "--participation", "0"), "participation"),
+        (("microbenchmark", "--participation", "nan"), "participation"),
+        (("microbenchmark", "--rate", "-1"), "impressions per day"),
+        (("microbenchmark", "--scale", "0"), "scale"),
+        (("microbenchmark", "--scale", "0.0001"), "no users"),
+        (("microbenchmark", "--epoch-days", "0"), "epoch"),
+        (("microbenchmark", "--epoch-days", "1000"), "longer than the data"),
+        (("microbenchmark", "--kappa", "-1"), "κ"),
+        (("microbenchmark", "--kappa", "0.00001", "--rate", "1", "--scale", "0.01"), "finer"),
+        (("bias", "--draws", "0", "--scale", "0.01"), "draw"),
+        (("bias", "--epoch-days", "61"), "longer than the data"),
+        (("patcg", "--epoch-days", "61"), "longer than the data"),
+        (("patcg", "--impressions", "here"), "pairs"),
+        (("patcg", "--impressions", "no.parquet", "--conversions", "no.parquet"), "no parquet file"),
+        (("criteo", "--data", "nowhere.tsv"), "no file"),
+        (("criteo", "--scale", "2"), "scale"),
+    ],
+)
+def test_mistakes_are_explained_and_leave_nothing(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    with pytest.raises(TrefoilError, match=message):
+        invoke("experiment", *arguments, "--json", str(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of the figure: neither JSON nor plots, not even of the points that were done."""
+    done = []
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        done.append(arguments)
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)  # type: ignore[arg-type]  # passes on what it was given
+
+    original = simulation.simulate
+    monkeypatch.setattr("benchmarks.experiments.experiments.simulate", interrupted)
+    from benchmarks.experiments.commands import microbenchmark
+
+    with pytest.raises(KeyboardInterrupt):
+        microbenchmark(scale=0.01, json=tmp_path / "figure.json", plots=tmp_path / "plots")
+    assert len(done) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_no_json_file(tmp_path: Path) -> None:
+    with pytest.raises(TrefoilError, match="folder"):
+        invoke("experiment", "microbenchmark", "--scale", "0.01", "--json", str(tmp_path))
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(TrefoilError, match="not a folder"):
+        invoke("experiment", "microbenchmark", "--scale", "0.01", "--plots", str(file))
+
+
+def test_the_plan_gives_the_papers_epsilon(tmp_path: Path) -> None:
+    """The microbenchmark's target: 2000 reports of up to 5, within 5 % in 99 of 100 cases, needs ε = 0.046052."""
+    path = tmp_path / "plan.json"
+    invoke(
+        "plan", "--reports", "2000", "--value-cap", "5", "--error", "0.05", "--confidence", "0.99", "--json", str(path)
+    )
+    written = json.loads(path.read_text())
+    assert written["epsilon_micros"] == 46_052
+    assert [policy["system"] for policy in written["policies"]] == [system.value for system in System]
+
+
+def test_plans_order_the_policies() -> None:
+    """Nobody can ask more often than under Cookie Monster; the price of a report follows its value."""
+    ipa, ara, monster = costs(Plan(2000, 10, 4.0, 0.05, 0.99))
+    assert ipa.average < ara.average < monster.average
+    assert ipa.every_batch == ara.every_batch == monster.every_batch
+    assert monster.typical == -(-monster.worst * 4 // 10)
+
+
+def test_plans_meet_their_target() -> None:
+    """At the planned ε a Laplace answer misses by more than the error with probability at most 1 − confidence."""
+    from math import exp
+
+    plan = Plan(1000, 7, 2.5, 0.1, 0.95, buckets=4)
+    assert plan.sensitivity == 14
+    scale = plan.sensitivity * 1e6 / plan.epsilon
+    assert exp(-plan.error * plan.reports * plan.expected_mean / scale) <= 0.05 * (1 + 1e-9)
+    assert answers_within(plan, 1.5) == pytest.approx(answers_within(plan, 1.0) * 1.5**0.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--reports", "0"),
+        ("--value-cap", "0"),
+        ("--error", "0"),
+        ("--confidence", "1"),
+        ("--expected-mean", "-1"),
+        ("--epoch-days", "0"),
+        ("--budget", "0"),
+        ("--participation", "2"),
+        ("--error", "0.00000001"),
+    ],
+)
+def test_impossible_plans_are_refused(wrong: tuple[str, str]) -> None:
+    arguments = {"--reports": "100", "--value-cap": "5"} | {wrong[0]: wrong[1]}
+    with pytest.raises(TrefoilError):
+        invoke("plan", *(part for pair in arguments.items() for part in pair))
