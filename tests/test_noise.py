@@ -207,6 +207,16 @@ def test_long_walks_agree_with_walking_step_by_step(length: int, monkeypatch: py
             assert noise.last_zero(length, DirtyTape(coins)) == expected
 
 
+@pytest.mark.parametrize("down", [1, 8, 9, 63, 64, 65, 127, 128, 129, 200])
+def test_straight_walks_come_back_to_zero_once(down: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down and up again, the farthest a walk can go: back at zero after 2·down steps, then up for good."""
+    for coins in ([0] * down + [1] * (2 * down), [1] * down + [0] * (2 * down)):
+        for short in (0, 2**20):
+            monkeypatch.setattr(noise, "_SHORT_WALK", short)
+            monkeypatch.setattr(noise, "_WALK_CHUNK", 64)
+            assert noise.last_zero(len(coins), DirtyTape(coins)) == 2 * down
+
+
 class DirtyTape(Tape):
     """Fills the meaningless bits after the last coin with ones: they must not count."""
 

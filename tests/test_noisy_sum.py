@@ -153,9 +153,9 @@ async def test_pairs_agree_and_differ_from_each_other() -> None:
 
 async def test_pairs_differ_even_when_one_party_gives_both_the_same_key() -> None:
     """Party 0 picks two of the three keys. If equal keys made equal noise, it could double one draw of its choice."""
-    zero = (await derived(same_keys))[0]
-    assert isinstance(zero, list)
-    assert zero[2] != zero[3]
+    _, one, two = await derived(same_keys)
+    assert isinstance(one, list) and isinstance(two, list)
+    assert one[3] != two[2]
 
 
 def same_keys(sender: int, receiver: int, frame: bytes) -> bytes:
