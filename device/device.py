@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Generic, TypeVar
 
 from device.attribution import Award, attribute
@@ -224,11 +225,10 @@ class Device(Generic[R]):
         window = conversion.window(calendar, now)
         impressions = self._store.matching(conversion.selection(calendar, window, now))
         usable = self._usable(calendar, window, now) if measuring else frozenset[int]()
-        relevant: dict[int, list[Impression]] = {}
-        for impression in impressions:
-            epoch = calendar.index(impression.time)
-            if epoch in usable and _is_relevant(conversion, impression):
-                relevant.setdefault(epoch, []).append(impression)
+        if conversion.relevant is not None:
+            impressions = [impression for impression in impressions if _passes(conversion.relevant, impression)]
+        by_epoch = groupby(impressions, key=lambda impression: calendar.index(impression.time))
+        relevant = {epoch: list(found) for epoch, found in by_epoch if epoch in usable}
         return Found(window, usable, relevant, measuring)
 
     def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
@@ -329,12 +329,13 @@ def _parties(site: str, intermediary: str | None) -> tuple[str, str]:
     return top_level, top_level if intermediary is None else parse_site(intermediary)
 
 
-def _is_relevant(conversion: Conversion, impression: Impression) -> bool:
-    """The querier's own test. One that fails finds nothing: an error would tell the querier what it had found."""
-    if conversion.relevant is None:
-        return True
+def _passes(test: Callable[[Impression], bool], impression: Impression) -> bool:
+    """The querier's own test, impression by impression. One that fails finds nothing: an error would tell what it saw.
+
+    It must not take other impressions with it: then one epoch would decide what another is charged for.
+    """
     try:
-        return bool(conversion.relevant(impression))
+        return bool(test(impression))
     except KeyboardInterrupt:
         raise
     except BaseException:

@@ -55,8 +55,11 @@ class PrivacyFilter:
 
     def consume(self, epoch: int, amount: int) -> None:
         """Add to what `epoch` has paid. Whoever calls has checked that it can."""
-        self._reach(epoch)
-        self.paid[epoch - self.first] += amount
+        place = epoch - self.first
+        if not 0 <= place < len(self.paid):
+            self._reach(epoch)
+            place = epoch - self.first
+        self.paid[place] += amount
 
     def empty(self, epoch: int) -> None:
         """Make `epoch` unable to pay, for ever."""
