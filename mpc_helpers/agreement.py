@@ -17,7 +17,7 @@ from typing import TypeVar, assert_never
 import numpy as np
 
 from mpc_helpers import messages
-from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, Word
+from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, TooFewReports, Word
 from mpc_helpers.messages import Ask, Body, Head, Hello, Propose, Refuse, Reserved, SignedVote
 from mpc_helpers.nonce_ledger import Conflict, NonceLedger, Standing
 from mpc_helpers.peers import Peers, Send
@@ -172,6 +172,7 @@ class Agreement:
     # Agree, step by step.
 
     async def _until_agreed(self, talk: Talk) -> Attempt:
+        rest = self._pace.first
         while True:
             await self._wait_for_older(talk)
             free, seen = await self._wait_while_busy(talk)
@@ -180,6 +181,9 @@ class Agreement:
                 talk.agreed = True
                 return talk.attempt()
             talk.withdraw()
+            # Whatever is heard meanwhile: a helper that tells two stories could else wear the ledgers out.
+            await asyncio.sleep(rest)
+            rest = min(2 * rest, self._pace.longest_agree)
 
     async def _wait_for_older(self, talk: Talk) -> None:
         """COMMIT.md, "New attempt": only when this query has no live attempt here."""
@@ -236,7 +240,7 @@ class Agreement:
         talk.frozen = True
         reservation = await self._do(talk.reservation)
         if (accepted := len(reservation.digests)) < talk.minimum:
-            raise AgreementError(
+            raise TooFewReports(
                 f"only {accepted} reports are acceptable to all three helpers; {talk.minimum} are needed",
                 "Look at the helpers' rejections, or wait for more reports. Nothing was spent.",
             )

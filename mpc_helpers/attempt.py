@@ -105,6 +105,10 @@ class AlreadyReleased(AgreementError):
     """The query has its answer: serve the stored share (`Agreement.answer`), never attempt it again."""
 
 
+class TooFewReports(AgreementError):
+    """The three helpers agree that too few reports are acceptable: asking again will not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueryName:
     """What ledgers and messages call a query: its id under site and caller, and the digest of all of it.

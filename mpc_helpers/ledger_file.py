@@ -26,6 +26,10 @@ class LedgerError(TrefoilError):
     """The ledger cannot be used, or refused what was asked of it; nothing of it was written."""
 
 
+class LedgerClosed(LedgerError):
+    """The ledger was closed under a task that should have ended before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Whose ledger it is. Debug reports have a nonce space, and so a file, of their own."""
@@ -74,6 +78,8 @@ def clear_errors(path: Path) -> Iterator[None]:
         if "locked" in str(error):
             hint = "Another process has it open. Stop that helper first."
         raise LedgerError(f"cannot use the ledger {path}: {error}", hint) from None
+    except sqlite3.ProgrammingError as error:
+        raise LedgerClosed(f"the ledger {path} is not open: {error}") from None
     except sqlite3.DatabaseError as error:
         raise LedgerError(f"the ledger {path} is damaged: {error}", _NEVER_RESTORE) from None
 
@@ -84,7 +90,7 @@ def create(path: Path, owner: Owner, ledger_id: bytes) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.executescript(TABLES)
+        db.executescript("BEGIN;" + TABLES)
         db.execute(
             "INSERT INTO ledger VALUES (1, ?, ?, ?, ?, 0)", (ledger_id, owner.helper, owner.identity_key, owner.debug)
         )
@@ -93,7 +99,9 @@ def create(path: Path, owner: Owner, ledger_id: bytes) -> None:
             "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, ?, 'released', NULL, 'spent before this ledger began')",
             (ELSEWHERE, nobody, nobody, nobody, FOR_EVER),
         )
-        db.executescript(TRIGGERS)
+        for trigger in TRIGGERS:
+            db.execute(trigger)
+        db.execute("COMMIT")
 
 
 @contextmanager

@@ -67,69 +67,92 @@ CREATE TABLE queries (
 ) WITHOUT ROWID;
 """
 
-TRIGGERS = """
-CREATE TRIGGER attempts_begin_reserved BEFORE INSERT ON attempts
-WHEN NEW.state <> 'reserved' OR NEW.sealed_share IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved'); END;
-
-CREATE TRIGGER attempt_numbers_rise BEFORE INSERT ON attempts
-WHEN NEW.number <= (SELECT coalesce(max(number), 0) FROM attempts WHERE query_key = NEW.query_key)
-BEGIN SELECT RAISE(ABORT, 'the number of a new attempt must be above the last'); END;
-
-CREATE TRIGGER attempts_move_legally BEFORE UPDATE ON attempts
-WHEN NOT ((OLD.state = 'reserved' AND NEW.state IN ('voted', 'aborted'))
-       OR (OLD.state = 'voted' AND NEW.state IN ('released', 'renounced'))
-       OR (OLD.state = 'renounced' AND NEW.state = 'aborted'))
-BEGIN SELECT RAISE(ABORT, 'no such move'); END;
-
-CREATE TRIGGER attempts_keep_their_name BEFORE UPDATE ON attempts
-WHEN (NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.newest)
-  IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.newest)
-BEGIN SELECT RAISE(ABORT, 'only the state of an attempt changes'); END;
-
-CREATE TRIGGER a_vote_stores_its_share BEFORE UPDATE ON attempts
-WHEN (NEW.state = 'voted') <> (NEW.sealed_share IS NOT OLD.sealed_share)
-BEGIN SELECT RAISE(ABORT, 'the sealed share is stored with the vote, once'); END;
-
-CREATE TRIGGER release_needs_both_yes BEFORE UPDATE ON attempts
-WHEN NEW.state = 'released' AND (SELECT count(*) FROM votes, ledger WHERE votes.attempt = NEW.attempt
-    AND votes.vote = 'yes' AND votes.helper <> ledger.helper) <> 2
-BEGIN SELECT RAISE(ABORT, 'releasing needs YES from both peers'); END;
-
-CREATE TRIGGER renouncing_needs_a_no BEFORE UPDATE ON attempts
-WHEN NEW.state = 'renounced' AND NOT EXISTS (SELECT 1 FROM votes, ledger WHERE votes.attempt = NEW.attempt
-    AND votes.vote <> 'yes' AND votes.helper <> ledger.helper)
-BEGIN SELECT RAISE(ABORT, 'renouncing needs a NO'); END;
-
-CREATE TRIGGER freeing_needs_both_no BEFORE UPDATE ON attempts
-WHEN OLD.state = 'renounced' AND NEW.state = 'aborted'
-    AND (SELECT count(DISTINCT votes.helper) FROM votes, ledger WHERE votes.attempt = NEW.attempt
-    AND votes.vote <> 'yes' AND votes.helper <> ledger.helper) <> 2
-BEGIN SELECT RAISE(ABORT, 'freeing a voted attempt needs NO from both peers'); END;
-
-CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
-BEGIN SELECT RAISE(ABORT, 'attempts are never deleted'); END;
-
-CREATE TRIGGER reports_stay_locked BEFORE UPDATE ON reports
-WHEN (SELECT state FROM attempts WHERE attempt = OLD.attempt) <> 'aborted' OR NEW.digest <> OLD.digest
-BEGIN SELECT RAISE(ABORT, 'the report is held by a live attempt'); END;
-
-CREATE TRIGGER reports_go_by_the_watermark BEFORE DELETE ON reports
-WHEN (SELECT newest FROM attempts WHERE attempt = OLD.attempt) > (SELECT watermark FROM ledger)
-BEGIN SELECT RAISE(ABORT, 'the report is above the watermark'); END;
-
-CREATE TRIGGER votes_stay BEFORE DELETE ON votes BEGIN SELECT RAISE(ABORT, 'votes are never deleted'); END;
-CREATE TRIGGER votes_stand BEFORE UPDATE ON votes BEGIN SELECT RAISE(ABORT, 'votes are never changed'); END;
-
-CREATE TRIGGER moves_follow BEFORE INSERT ON moves
-WHEN NEW.sequence <> (SELECT coalesce(max(sequence), 0) + 1 FROM moves)
-BEGIN SELECT RAISE(ABORT, 'moves are numbered without gaps'); END;
-CREATE TRIGGER moves_stay BEFORE DELETE ON moves BEGIN SELECT RAISE(ABORT, 'moves are never deleted'); END;
-CREATE TRIGGER moves_stand BEFORE UPDATE ON moves BEGIN SELECT RAISE(ABORT, 'moves are never changed'); END;
-
-CREATE TRIGGER watermark_rises BEFORE UPDATE ON ledger
-WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.helper, NEW.identity_key, NEW.debug)
-  IS NOT (OLD.ledger_id, OLD.helper, OLD.identity_key, OLD.debug)
-BEGIN SELECT RAISE(ABORT, 'the watermark never goes back and the owner never changes'); END;
-CREATE TRIGGER ledger_stays BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'a ledger is for ever'); END;
-"""
+TRIGGERS = (
+    """
+    CREATE TRIGGER attempts_begin_reserved BEFORE INSERT ON attempts
+    WHEN NEW.state <> 'reserved' OR NEW.sealed_share IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved'); END
+    """,
+    """
+    CREATE TRIGGER attempt_numbers_rise BEFORE INSERT ON attempts
+    WHEN NEW.number <= (SELECT coalesce(max(number), 0) FROM attempts WHERE query_key = NEW.query_key)
+    BEGIN SELECT RAISE(ABORT, 'the number of a new attempt must be above the last'); END
+    """,
+    """
+    CREATE TRIGGER attempts_move_legally BEFORE UPDATE ON attempts
+    WHEN NOT ((OLD.state = 'reserved' AND NEW.state IN ('voted', 'aborted'))
+           OR (OLD.state = 'voted' AND NEW.state IN ('released', 'renounced'))
+           OR (OLD.state = 'renounced' AND NEW.state = 'aborted'))
+    BEGIN SELECT RAISE(ABORT, 'no such move'); END
+    """,
+    """
+    CREATE TRIGGER attempts_keep_their_name BEFORE UPDATE ON attempts
+    WHEN (NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.newest)
+      IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.newest)
+    BEGIN SELECT RAISE(ABORT, 'only the state of an attempt changes'); END
+    """,
+    """
+    CREATE TRIGGER a_vote_stores_its_share BEFORE UPDATE ON attempts
+    WHEN (NEW.state = 'voted') <> (NEW.sealed_share IS NOT OLD.sealed_share)
+    BEGIN SELECT RAISE(ABORT, 'the sealed share is stored with the vote, once'); END
+    """,
+    """
+    CREATE TRIGGER release_needs_both_yes BEFORE UPDATE ON attempts
+    WHEN NEW.state = 'released' AND (SELECT count(*) FROM votes, ledger WHERE votes.attempt = NEW.attempt
+        AND votes.vote = 'yes' AND votes.helper <> ledger.helper) <> 2
+    BEGIN SELECT RAISE(ABORT, 'releasing needs YES from both peers'); END
+    """,
+    """
+    CREATE TRIGGER renouncing_needs_a_no BEFORE UPDATE ON attempts
+    WHEN NEW.state = 'renounced' AND NOT EXISTS (SELECT 1 FROM votes, ledger WHERE votes.attempt = NEW.attempt
+        AND votes.vote <> 'yes' AND votes.helper <> ledger.helper)
+    BEGIN SELECT RAISE(ABORT, 'renouncing needs a NO'); END
+    """,
+    """
+    CREATE TRIGGER freeing_needs_both_no BEFORE UPDATE ON attempts
+    WHEN OLD.state = 'renounced' AND NEW.state = 'aborted'
+        AND (SELECT count(DISTINCT votes.helper) FROM votes, ledger WHERE votes.attempt = NEW.attempt
+        AND votes.vote <> 'yes' AND votes.helper <> ledger.helper) <> 2
+    BEGIN SELECT RAISE(ABORT, 'freeing a voted attempt needs NO from both peers'); END
+    """,
+    """
+    CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
+    BEGIN SELECT RAISE(ABORT, 'attempts are never deleted'); END
+    """,
+    """
+    CREATE TRIGGER reports_stay_locked BEFORE UPDATE ON reports
+    WHEN (SELECT state FROM attempts WHERE attempt = OLD.attempt) <> 'aborted' OR NEW.digest <> OLD.digest
+    BEGIN SELECT RAISE(ABORT, 'the report is held by a live attempt'); END
+    """,
+    """
+    CREATE TRIGGER reports_go_by_the_watermark BEFORE DELETE ON reports
+    WHEN (SELECT newest FROM attempts WHERE attempt = OLD.attempt) > (SELECT watermark FROM ledger)
+    BEGIN SELECT RAISE(ABORT, 'the report is above the watermark'); END
+    """,
+    """
+    CREATE TRIGGER votes_stay BEFORE DELETE ON votes BEGIN SELECT RAISE(ABORT, 'votes are never deleted'); END
+    """,
+    """
+    CREATE TRIGGER votes_stand BEFORE UPDATE ON votes BEGIN SELECT RAISE(ABORT, 'votes are never changed'); END
+    """,
+    """
+    CREATE TRIGGER moves_follow BEFORE INSERT ON moves
+    WHEN NEW.sequence <> (SELECT coalesce(max(sequence), 0) + 1 FROM moves)
+    BEGIN SELECT RAISE(ABORT, 'moves are numbered without gaps'); END
+    """,
+    """
+    CREATE TRIGGER moves_stay BEFORE DELETE ON moves BEGIN SELECT RAISE(ABORT, 'moves are never deleted'); END
+    """,
+    """
+    CREATE TRIGGER moves_stand BEFORE UPDATE ON moves BEGIN SELECT RAISE(ABORT, 'moves are never changed'); END
+    """,
+    """
+    CREATE TRIGGER watermark_rises BEFORE UPDATE ON ledger
+    WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.helper, NEW.identity_key, NEW.debug)
+      IS NOT (OLD.ledger_id, OLD.helper, OLD.identity_key, OLD.debug)
+    BEGIN SELECT RAISE(ABORT, 'the watermark never goes back and the owner never changes'); END
+    """,
+    """
+    CREATE TRIGGER ledger_stays BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'a ledger is for ever'); END
+    """,
+)

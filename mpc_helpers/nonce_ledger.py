@@ -8,9 +8,10 @@ Methods block on the disk and may be called from any thread; each is atomic.
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -276,8 +277,9 @@ class NonceLedger:
                     self._step(before)
                 self._db.execute("COMMIT")
             except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+                with suppress(sqlite3.ProgrammingError):  # closed meanwhile, which rolls back as well
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
                 raise
         if after:
             self._step(after)

@@ -181,7 +181,8 @@ class Spending:
         except Fenced:
             return True
         self._settle(attempt_id, new)
-        await self.tell(attempt_id)
+        # The reply to a pushed STATE is the peer's own, so telling is also asking.
+        await self.tell(attempt_id, Step.ASK_SENT_TO_ONE if new is State.RENOUNCED else None)
         return True
 
     async def _keep_proof(self, record: AttemptRecord, votes: Sequence[HeardVote]) -> None:
