@@ -31,7 +31,8 @@ from protocol.report import (
     Header,
     ReportTerms,
     body_digest,
-    open_payload,
+    check_seeds,
+    open_seeds,
 )
 
 Bytes = npt.NDArray[np.uint8]
@@ -112,13 +113,15 @@ class AdmissionRules:
 
 def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
     """The fate of every header (rows of one byte matrix), before anything is opened."""
+    headers = np.ascontiguousarray(headers)
     reasons = np.zeros(len(headers), dtype=np.uint8)
-    unusual = ~_usual_rows(rules, headers)
-    for index in np.flatnonzero(unusual):
+    for index in np.flatnonzero(~_usual_rows(rules, headers)):
         reasons[index] = CODE_OF[_rejection_of(rules, headers[index].tobytes())]
     for check in (_check_keys, _check_times, _check_noise):
         rows = np.flatnonzero(reasons == ADMITTED)
-        if rows.size:
+        if rows.size == len(headers):
+            reasons = check(rules, headers)
+        elif rows.size:
             reasons[rows] = check(rules, headers[rows])
     return reasons
 
@@ -127,11 +130,18 @@ def _usual_rows(rules: AdmissionRules, headers: Bytes) -> npt.NDArray[np.bool_]:
     usual = np.frombuffer(rules.usual_header(), dtype=np.uint8)
     if usual.size != headers.shape[1]:
         return np.zeros(len(headers), dtype=np.bool_)
-    same = headers == usual
     constant = (slice(0, _KEYS_AT), slice(_KAPPA_AT, COMMITMENTS_AT), slice(FIXED.size, None))
-    columns = [same[:, part].all(axis=1) for part in constant]
+    columns = [_equal(headers[:, part], usual[part]) for part in constant]
     matching: npt.NDArray[np.bool_] = np.logical_and.reduce(columns)
     return matching
+
+
+def _equal(rows: Bytes, value: Bytes) -> npt.NDArray[np.bool_]:
+    """Which rows are `value`. Whole batches of good reports are told in one comparison of bytes."""
+    if rows.tobytes() == value.tobytes() * len(rows):
+        return np.ones(len(rows), dtype=np.bool_)
+    same: npt.NDArray[np.bool_] = (rows == value).all(axis=1)
+    return same
 
 
 def _rejection_of(rules: AdmissionRules, header: bytes) -> Rejection:
@@ -198,9 +208,9 @@ def _own_key_id(party: int) -> slice:
 
 def _groups(rows: Bytes) -> list[tuple[npt.NDArray[np.int64], bytes]]:
     """Positions of each distinct row. Good reports of one query have one value or a few."""
-    keys = np.ascontiguousarray(rows).view([("", np.void, rows.shape[1])]).ravel()
-    if (rows == rows[0]).all():
+    if _equal(rows, rows[0]).all():
         return [(np.arange(len(rows)), rows[0].tobytes())]
+    keys = np.ascontiguousarray(rows).view([("", np.void, rows.shape[1])]).ravel()
     values, positions = np.unique(keys, return_inverse=True)
     return [(np.flatnonzero(positions == index), value.tobytes()) for index, value in enumerate(values)]
 
@@ -237,22 +247,17 @@ class OpenedReports:
 def open_reports(rules: AdmissionRules, chunk: ColumnChunk, elements: Vector, reasons: Reasons) -> OpenedReports:
     """Open every report that is still admitted, writing why into `reasons` where one fails.
 
-    `elements` are the chunk's bodies, without columns at the helper that does not use them.
+    `elements` are the chunk's bodies, without columns at the helper that does not use them. Three passes rather than
+    one: each kind of work stays in the processor's cache, which is worth a twentieth of the whole.
     """
-    uses_body = chunk.layout.body > 0
-    if uses_body:
-        reasons[(elements.max(axis=1) >= np.uint64(P)) & (reasons == ADMITTED)] = CODE_OF[Rejection.WRONG_BODY]
-    own_id = _own_key_id(rules.party)
-    keys = {key.key_id: _private_key(key.private) for key in rules.keys}
-    records = zip(chunk.headers(), chunk.bodies(), chunk.payloads(), reasons.tolist(), strict=True)
+    headers = chunk.headers()
+    if chunk.layout.body:
+        _check_bodies(chunk, headers, elements, reasons)
+    sealed = _open_payloads(rules, headers, chunk.payloads(), reasons)
     opened = OpenedReports([], [], [])
-    for row, (header, body, payload, reason) in enumerate(records):
-        if reason != ADMITTED:
-            continue
+    for row, seeds in sealed:
         try:
-            if uses_body and body_digest(body) != header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]:
-                raise Rejected(Rejection.WRONG_BODY)
-            first, second = open_payload(rules.party, header, payload, keys[header[own_id]])
+            first, second = check_seeds(rules.party, headers[row], seeds)
         except Rejected as error:
             reasons[row] = CODE_OF[error.rejection]
         else:
@@ -260,6 +265,33 @@ def open_reports(rules: AdmissionRules, chunk: ColumnChunk, elements: Vector, re
             opened.first_seeds.append(first)
             opened.second_seeds.append(second)
     return opened
+
+
+def _check_bodies(chunk: ColumnChunk, headers: list[bytes], elements: Vector, reasons: Reasons) -> None:
+    """Every element below p, and every body the one its header names."""
+    bad = elements.max(axis=1) >= np.uint64(P)
+    hashed = [
+        body_digest(body) == header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]
+        for header, body in zip(headers, chunk.bodies(), strict=True)
+    ]
+    bad |= ~np.array(hashed, dtype=np.bool_)
+    reasons[bad & (reasons == ADMITTED)] = CODE_OF[Rejection.WRONG_BODY]
+
+
+def _open_payloads(
+    rules: AdmissionRules, headers: list[bytes], payloads: list[bytes], reasons: Reasons
+) -> list[tuple[int, bytes]]:
+    """The one HPKE open that every admitted report costs."""
+    own_id = _own_key_id(rules.party)
+    keys = {key.key_id: _private_key(key.private) for key in rules.keys}
+    sealed = []
+    for row in np.flatnonzero(reasons == ADMITTED).tolist():
+        header = headers[row]
+        try:
+            sealed.append((row, open_seeds(rules.party, header, payloads[row], keys[header[own_id]])))
+        except Rejected as error:
+            reasons[row] = CODE_OF[error.rejection]
+    return sealed
 
 
 @lru_cache(maxsize=64)

@@ -28,7 +28,7 @@ from mpc_helpers.admission import (
     open_reports,
     repeated,
 )
-from protocol.batch import ColumnChunk, ColumnReader, Layout
+from protocol.batch import ColumnChunk, ColumnReader, Layout, read_chunk
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import Vector, add, subtract, sum_expansions, sum_rows
 from protocol.report import HASH_SIZE, header_digest
@@ -37,7 +37,8 @@ from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 Mask = npt.NDArray[np.bool_]
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
-CHUNK_BYTES = 2**21
+CHUNK_BYTES = 2**22
+_CHUNK_REPORTS = (64, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class ChunkJob:
         """The records of this span."""
         if isinstance(self.source, bytes):
             return ColumnChunk(self.layout, self.source)
-        return ColumnReader(self.source).chunk(self.start, self.count)
+        return read_chunk(self.source, self.layout, self.start, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,8 @@ def ingest(
 
 def chunk_length(layout: Layout) -> int:
     """How many records make a chunk."""
-    return max(64, CHUNK_BYTES // layout.record)
+    fewest, most = _CHUNK_REPORTS
+    return max(fewest, min(most, CHUNK_BYTES // layout.record))
 
 
 def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:

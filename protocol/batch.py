@@ -228,10 +228,8 @@ class ColumnReader(_RecordFile):
         super().__init__(path, _COLUMN_MAGIC, 1)
 
     def chunk(self, start: int, count: int) -> ColumnChunk:
-        """A span of records, read rather than mapped: what has been used does not stay in memory."""
-        with self.path.open("rb") as file:
-            file.seek(_PREAMBLE.size + start * self.layout.record)
-            return ColumnChunk(self.layout, file.read(count * self.layout.record))
+        """A span of records."""
+        return read_chunk(self.path, self.layout, start, count)
 
     def pick(self, rows: npt.NDArray[np.int64]) -> ColumnChunk:
         """Any few records."""
@@ -278,6 +276,13 @@ class ColumnChunk:
 
     def _records(self) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self.data, dtype=np.uint8).reshape(len(self), self.layout.record)
+
+
+def read_chunk(path: Path, layout: Layout, start: int, count: int) -> ColumnChunk:
+    """A span of a column, read rather than mapped: what has been used does not stay in memory."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(_PREAMBLE.size + start * layout.record)
+        return ColumnChunk(layout, file.read(count * layout.record))
 
 
 def column_layout(layout: Layout, party: int) -> Layout:

@@ -143,7 +143,7 @@ class _Expander:
         self._zeros = bytes(ELEMENT_SIZE * count)
         # GCM writes its tag after the keystream, so each row has two more words, which slicing leaves out.
         self._words = np.empty((rows, count + _TAG_WORDS), dtype="<u8")
-        self._rows = [memoryview(row).cast("B") for row in self._words]
+        self._rows = [row.data.cast("B") for row in self._words]
 
     def expand(self, seeds: Sequence[bytes]) -> Vector:
         """At most as many seeds as there are rows."""

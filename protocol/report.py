@@ -274,10 +274,19 @@ def seal_report(
 
 def open_payload(party: int, header: bytes, payload: bytes, key: PrivateKey) -> tuple[bytes, bytes]:
     """Run by helper `party`: its two seeds, checked against the commitments in `header`, which was decoded before."""
+    return check_seeds(party, header, open_seeds(party, header, payload, key))
+
+
+def open_seeds(party: int, header: bytes, payload: bytes, key: PrivateKey) -> bytes:
+    """What was sealed to helper `party` under exactly this header, not yet compared with its commitments."""
     try:
-        seeds = key.open(payload, payload_info(party, header))
+        return key.open(payload, _PAYLOAD_INFO[party] + header)
     except ProtocolError:
         raise Rejected(Rejection.UNOPENABLE) from None
+
+
+def check_seeds(party: int, header: bytes, seeds: bytes) -> tuple[bytes, bytes]:
+    """The two seeds of helper `party`, if they are those that `header` commits to."""
     if len(seeds) != 2 * SEED_SIZE:
         raise Rejected(Rejection.UNOPENABLE, "a payload is exactly two seeds")
     first, second = seeds[:SEED_SIZE], seeds[SEED_SIZE:]
