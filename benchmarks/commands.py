@@ -10,6 +10,7 @@ import typer
 from benchmarks.bench_commands import bench
 from benchmarks.demo_command import demo
 from benchmarks.experiments.commands import app as experiment
+from benchmarks.live.command import live
 from benchmarks.experiments.commands import plan
 from benchmarks.reports_command import reports
 
@@ -21,6 +22,7 @@ app.add_typer(experiment, name="experiment")
 app.command(epilog="Example: trefoil plan --reports 2000 --value-cap 5 --error 0.05 --confidence 0.99")(plan)
 app.command()(demo)
 app.command()(reports)
+app.command()(live)
 
 
 @conformance.callback()

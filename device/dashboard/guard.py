@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from aiohttp.typedefs import Middleware
 
 HOST = "127.0.0.1"
 SECRET_BYTES = 24
+MAX_INVITATIONS = 16
 MAX_BODY = 64 * 1024
 _CHANGES_NOTHING = ("GET", "HEAD")
 _HEADERS = {
@@ -115,7 +117,7 @@ class Session:
     Browsers send cookies to every port of a host, so the cookie is bound to a path that no other port knows.
     """
 
-    _invitations: set[str] = field(default_factory=set, repr=False)
+    _invitations: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_INVITATIONS), repr=False)
     _cookie: str = field(default_factory=lambda: secrets.token_urlsafe(SECRET_BYTES), repr=False)
     _form_token: str = field(default_factory=lambda: secrets.token_urlsafe(SECRET_BYTES), repr=False)
     path: str = field(default_factory=lambda: f"/{secrets.token_hex(8)}", repr=False)
@@ -125,13 +127,14 @@ class Session:
     def invite(self) -> str:
         """A new token for a start URL."""
         token = secrets.token_urlsafe(SECRET_BYTES)
-        self._invitations.add(token)
+        self._invitations.append(token)
         return token
 
     def accept(self, token: str) -> bool:
         """Whether `token` lets someone in. It never does so again."""
         match = next((known for known in self._invitations if _same(known, token)), None)
-        self._invitations.discard(match or "")
+        if match is not None:
+            self._invitations.remove(match)
         return match is not None
 
     def admit(self, response: web.Response) -> None:

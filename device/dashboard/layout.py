@@ -11,7 +11,15 @@ STATIC = Path(__file__).parent / "static"
 Link = tuple[str, str]
 
 
-def page(title: str, main: Node, *, links: Sequence[Link] = (), root: str = "", head: Node = None) -> str:
+def page(
+    title: str,
+    main: Node,
+    *,
+    links: Sequence[Link] = (),
+    links_label: str = "On this page",
+    root: str = "",
+    head: Node = None,
+) -> str:
     """A whole page. `links` are (name, address) of the navigation; `root` is where its static files are."""
     heads = [
         tag("meta", charset="utf-8"),
@@ -24,7 +32,7 @@ def page(title: str, main: Node, *, links: Sequence[Link] = (), root: str = "", 
     ]
     body = [
         tag("a", "Skip to the content", href="#content", class_="skip"),
-        tag("header", _brand(), _navigation(links), class_="bar"),
+        tag("header", _brand(), _navigation(links, links_label), class_="bar"),
         tag("main", main, id="content", tabindex="-1"),
     ]
     return document(heads, body)
@@ -36,11 +44,11 @@ def _brand() -> Markup:
     return tag("p", picture, tag("span", "Trefoil"), class_="brand")
 
 
-def _navigation(links: Sequence[Link]) -> Markup | None:
+def _navigation(links: Sequence[Link], label: str) -> Markup | None:
     if not links:
         return None
     items = [tag("li", tag("a", name, href=address)) for name, address in links]
-    return tag("nav", tag("ul", items), aria_label="On this page")
+    return tag("nav", tag("ul", items), aria_label=label)
 
 
 def section(identifier: str, heading: str, *content: Node, class_: str | None = None) -> Markup:

@@ -1,0 +1,151 @@
+"""What each helper sees of one report: two vectors of uniform numbers. Nothing but noise, whatever is in it.
+
+The demonstration runs all three helpers on this machine and so holds all three keys. That is the one thing that must
+never be true of helpers that measure real people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from benchmarks.live.measurement import Measurement
+from benchmarks.live.places import CAMPAIGNS, Map, Place
+from benchmarks.live.web import Frame
+from device.dashboard.layout import section, table
+from device.dashboard.markup import Markup, Node, tag
+from device.dashboard.words import epsilon
+from mpc_helpers.launcher import Trio
+from protocol.batch import BatchReader
+from protocol.field import P, Vector
+from protocol.hpke import PrivateKey
+from protocol.keys import load_hpke_key
+from protocol.report import SealedReport, open_report
+from protocol.shares import PARTIES, SEEDS_OF
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One helper's two components of a report."""
+
+    party: int
+    components: Mapping[int, Vector]
+
+
+def views_of(report: SealedReport, keys: Sequence[Mapping[bytes, PrivateKey]]) -> list[View]:
+    """What every helper gets when it opens its payload, each with its own keys only."""
+    return [View(party, open_report(party, report, keys[party])) for party in range(PARTIES)]
+
+
+def helper_keys(trio: Trio) -> list[dict[bytes, PrivateKey]]:
+    """The keys of the three helpers, from their folders."""
+    return [_keys_in(trio.helper_folder(party) / "hpke") for party in range(PARTIES)]
+
+
+def _keys_in(folder: Path) -> dict[bytes, PrivateKey]:
+    keys = [load_hpke_key(path) for path in folder.glob("*.key")]
+    return {key.public.key_id: key for key in keys}
+
+
+class HelperViews:
+    """A page that walks through the collected reports, one at a time."""
+
+    def __init__(self, where: Map, measurement: Measurement, trio: Trio) -> None:
+        self._frame = Frame(Place.HELPERS, where)
+        self._measurement = measurement
+        self._keys = helper_keys(trio)
+
+    def app(self) -> web.Application:
+        """The page's application."""
+        app = self._frame.app()
+        app.router.add_get("/", self._show)
+        return app
+
+    async def _show(self, request: web.Request) -> web.Response:
+        places = [(batch.path, at) for batch in self._measurement.batches for at in range(len(batch.credited))]
+        main: list[Node] = [tag("h1", "What a helper sees"), tag("p", _INTRODUCTION, class_="lead")]
+        if not places:
+            main.append(tag("p", "No report has been collected yet. ", self._frame.link(Place.SHOP, "Buy something.")))
+            return self._frame.show("What a helper sees", main)
+        chosen = _chosen(request.query.get("report", ""), len(places))
+        path, at = places[chosen - 1]
+        report = BatchReader(path)[at]
+        main += [_walk(chosen, len(places)), _public(report), self._views(report), tag("p", _TOGETHER)]
+        return self._frame.show("What a helper sees", main)
+
+    def _views(self, report: SealedReport) -> Markup:
+        panels = [_panel(view) for view in views_of(report, self._keys)]
+        return section("views", "The same report, at each helper", tag("div", panels, class_="three"))
+
+
+_INTRODUCTION = (
+    "A report is split so that every helper holds two of three parts, and any two parts are uniform random numbers. "
+    "An empty report and a full one look the same here, to each helper and to the shop."
+)
+_TOGETHER = (
+    "Only the sum of all three parts means anything, and no helper has all three. They add up their parts over all "
+    "reports first, put noise on the sum, and open only that, to the advertiser alone."
+)
+
+
+def _chosen(text: str, count: int) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else count
+    return min(max(number, 1), count)
+
+
+def _walk(chosen: int, count: int) -> Markup:
+    links = [
+        tag("a", name, href=f"?report={number}", class_="button")
+        for name, number in (("Report before", chosen - 1), ("Report after", chosen + 1))
+        if 1 <= number <= count
+    ]
+    return tag("p", tag("span", f"Report {chosen} of {count}"), links, class_="actions")
+
+
+def _public(report: SealedReport) -> Markup:
+    terms = report.terms()
+    facts = [
+        ["For the site", terms.site],
+        ["Noise paid for", f"{epsilon(terms.epsilon_micros)} at a sensitivity of {terms.sensitivity}"],
+        ["Numbers inside", str(terms.buckets)],
+        ["Size", f"{len(report.encode()):,} bytes"],
+        ["Its name", tag("code", report.digest.hex())],
+    ]
+    return section(
+        "public", "What everyone may know about it", table("The header of the report", ["What", "Value"], facts)
+    )
+
+
+def _panel(view: View) -> Markup:
+    first, second = SEEDS_OF[view.party]
+    columns = ["No.", f"Part {first + 1}", f"Part {second + 1}"]
+    rows: list[list[Node]] = [
+        [at, *(tag("code", f"{int(view.components[part][at]):016x}") for part in (first, second))]
+        for at in range(len(CAMPAIGNS))
+    ]
+    name = f"Helper {view.party + 1}"
+    parts = [view.components[first], view.components[second]]
+    return tag(
+        "div", tag("h3", name), _picture(parts), table(f"All that {name.lower()} holds", columns, rows), class_="panel"
+    )
+
+
+def _picture(parts: Sequence[Vector]) -> Markup:
+    """Bars of the two parts, as shares of the largest number there is."""
+    bars = [
+        tag(
+            "rect",
+            x=f"{at * 10 + which * 4 + 1}",
+            y=f"{20 * (1 - int(value) / P):.2f}",
+            width="3.6",
+            height=f"{20 * int(value) / P:.2f}",
+            class_="first" if which == 0 else "second",
+        )
+        for which, part in enumerate(parts)
+        for at, value in enumerate(part)
+    ]
+    width = 10 * len(CAMPAIGNS)
+    return tag("svg", bars, viewBox=f"0 0 {width} 20", preserveAspectRatio="none", class_="view", aria_hidden="true")

@@ -1,0 +1,99 @@
+"""Everything together: three helpers, one device, six places to visit, until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import webbrowser
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from socket import socket
+
+from aiohttp import web
+
+from benchmarks.live.agent import Agent
+from benchmarks.live.helper_views import HelperViews
+from benchmarks.live.home import Home
+from benchmarks.live.measurement import Measurement
+from benchmarks.live.measurement_page import MeasurementPage
+from benchmarks.live.places import SHOP_SITE, Map, Place, ports_taken
+from benchmarks.live.tracker import Tracker
+from benchmarks.live.websites import Publisher, Shop
+from device import agent as device_agent
+from device.agent import Report, system_clock
+from device.dashboard.serve import serving
+from device.dashboard.server import Dashboard
+from device.dashboard.words import Clockface
+from device.device import Device
+from mpc_helpers.launcher import Trio, launched_helpers
+from protocol.console import err, out, write_json
+from protocol.keys import load_identity
+
+
+def run(*, port: int, seed: int, open_browser: bool, json_file: Path | None) -> None:
+    """Start everything, say where it is, and stop it all together at Ctrl-C. Nothing is kept."""
+    with tempfile.TemporaryDirectory(prefix="trefoil-live-") as name, ports_taken(port) as (where, sockets):
+        folder = Path(name)
+        err.print("starting three helpers…", markup=False)
+        sites = {SHOP_SITE: [SHOP_SITE]}
+        with launched_helpers(folder / "helpers", now=system_clock(), sites=sites) as helpers:
+            device_agent.create(folder / "device.sqlite")
+            with device_agent.opened(folder / "device.sqlite", helpers.trio.helper_set) as device:
+                asyncio.run(
+                    _serve(_Demonstration(folder, where, helpers.trio, device, seed), sockets, open_browser, json_file)
+                )
+
+
+class _Demonstration:
+    """The places of one demonstration, as applications."""
+
+    def __init__(self, folder: Path, where: Map, trio: Trio, device: Device[Report], seed: int) -> None:
+        self.where = where
+        self._trio = trio
+        self._device = device
+        key = load_identity(trio.site_key_path(SHOP_SITE))
+        self._tracker = Tracker()
+        self.dashboard = Dashboard(device, where[Place.DASHBOARD])
+        self.measurement = Measurement(folder, trio.helper_set, key, system_clock, seed)
+
+    def apps(self) -> Mapping[Place, Callable[[], web.Application]]:
+        """How to make the application of every place."""
+        where, tracker, measurement = self.where, self._tracker, self.measurement
+        return {
+            Place.HOME: Home(where, self.dashboard.invite).app,
+            Place.NEWS: Publisher(Place.NEWS, where, tracker, system_clock).app,
+            Place.BLOG: Publisher(Place.BLOG, where, tracker, system_clock).app,
+            Place.SHOP: Shop(where, tracker, system_clock, measurement.collect).app,
+            Place.MEASUREMENT: MeasurementPage(where, measurement, tracker, Clockface()).app,
+            Place.HELPERS: HelperViews(where, measurement, self._trio).app,
+            Place.DASHBOARD: self.dashboard.app,
+            Place.AGENT: Agent(self._device, where[Place.AGENT], where.sites()).app,
+        }
+
+
+async def _serve(
+    shown: _Demonstration, sockets: Mapping[Place, socket], open_browser: bool, json_file: Path | None
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for place, make in shown.apps().items():
+            await stack.enter_async_context(serving(make(), sockets[place]))
+        stack.push_async_callback(shown.measurement.stop)
+        stop = _stop_signal()
+        start = f"{shown.where[Place.HOME]}/"
+        out.print(f"\nOpen this in your browser:\n\n  {start}\n\nPress Ctrl-C to stop; nothing is kept.", markup=False)
+        write_json(json_file, {place.name.lower(): shown.where[place] for place in Place})
+        if open_browser:
+            webbrowser.open(start)
+        await stop.wait()
+        err.print("stopping", markup=False)
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set when someone wants the demonstration to end, so that helpers and files go in order."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
