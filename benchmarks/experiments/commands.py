@@ -161,6 +161,16 @@ def everything(
     _finish([figure_4, figure_5, figure_6, figure_7], drawings, json)
 
 
+@app.command(epilog="Example: trefoil experiment attack --json attack.json")
+def attack(json: Json = None) -> None:
+    """What colluding sites learn about one person or destroy for an honest shop, with a device's limits off and on."""
+    from benchmarks.experiments.attack import attack_table, measure
+
+    attacks = measure()
+    out.print(attack_table(attacks))
+    write_json(json, {"experiment": "attack", "attacks": [one.as_json() for one in attacks]})
+
+
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
