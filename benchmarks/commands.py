@@ -10,8 +10,8 @@ import typer
 from benchmarks.bench_commands import bench
 from benchmarks.demo_command import demo
 from benchmarks.experiments.commands import app as experiment
-from benchmarks.live.command import live
 from benchmarks.experiments.commands import plan
+from benchmarks.live.command import live
 from benchmarks.reports_command import reports
 
 app = typer.Typer(help="benchmarks")
