@@ -14,13 +14,15 @@ from collections.abc import Awaitable, Iterable, Sequence
 from typing import TypeVar
 
 from mpc_helpers import tls
-from mpc_helpers.channel import Channel, close_all
+from mpc_helpers.channel import Channel, close_all, lost
 from mpc_helpers.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
 from protocol.errors import TrefoilError
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 0.05
+# A worker listens before anyone is told its port, so a port that refuses this often belongs to a worker that died.
+MAX_REFUSALS = 40
 # Strangers can open connections but not complete them; this many at a time may try.
 MAX_HANDSHAKES = 16
 
@@ -89,6 +91,7 @@ class Links:
         """Dial a party above us until it answers; a wrong certificate is an error at once."""
         peer = self._peers[party]
         context = tls.client_context(self._identity, (peer.certificate,))
+        refused = 0
         while True:
             try:
                 reader, writer = await asyncio.open_connection(
@@ -96,7 +99,10 @@ class Links:
                 )
             except ssl.SSLCertVerificationError:
                 raise _wrong_certificate(party, peer) from None
-            except OSError:
+            except OSError as error:
+                refused += isinstance(error, ConnectionError)
+                if refused > MAX_REFUSALS:
+                    raise lost(Stage.CONNECT, party, error) from None
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._channels[party] = Channel(party, reader, writer)

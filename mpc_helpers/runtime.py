@@ -33,7 +33,8 @@ PAIR_KEY_SIZE = 16
 THRESHOLD = 1
 # A program sends a handful of messages per peer; a peer that sends this many unasked is flooding us.
 MAX_UNREAD = 64
-_DATA, _DONE = 0, 1
+_DATA, _DONE, _GIVING_UP = 0, 1, 2
+_MAX_REASON = 200
 _LABEL_SIZE = 8
 
 
@@ -188,6 +189,10 @@ class _Exchanger:
         """Tell the peer that nothing more will come."""
         self._channel.send(bytes([_DONE]))
 
+    def give_up(self, reason: str) -> None:
+        """Tell the peer why we leave, so that it does not blame us for what a third party did."""
+        self._channel.send(bytes([_GIVING_UP]) + reason.encode()[:_MAX_REASON])
+
     async def pump(self) -> None:
         """Deliver frames until the peer is done. A peer that goes away first fails everything pending, at once."""
         try:
@@ -202,8 +207,11 @@ class _Exchanger:
                 raise ConnectionError("finished without sending its part")
             self.done.set_result(None)
             return
+        if frame[:1] == bytes([_GIVING_UP]):
+            reason = frame[1 : 1 + _MAX_REASON].decode(errors="replace")
+            raise ConnectionError(f"it gave up and says: {reason if reason.isprintable() else '?'}")
         if len(frame) <= 1 + _LABEL_SIZE or frame[0] != _DATA:
-            raise ProtocolError("a frame that is neither data nor the end")
+            raise ProtocolError("a frame of no known kind")
         label = int.from_bytes(frame[1 : 1 + _LABEL_SIZE], "big", signed=True)
         payload = frame[1 + _LABEL_SIZE :]
         codec.check(payload, self._session.buckets)
@@ -281,6 +289,10 @@ class _Party:
         pumps = [asyncio.create_task(exchanger.pump()) for exchanger in self._connect_runtime()]
         try:
             return await self._compute(program)
+        except MpcError as error:
+            for exchanger in self._exchangers:
+                exchanger.give_up(str(error))
+            raise
         finally:
             await _stop([*pumps, *self._runtime.tasks])
             self._failure.cancel()

@@ -229,7 +229,19 @@ async def test_a_dead_peer_fails_what_is_pending_at_once() -> None:
     async with asyncio.timeout(60):
         found = errors(await run(die, sessions))
     assert [(found[i].stage, found[i].peer) for i in (0, 2)] == [(Stage.COMPUTE, 1)] * 2
-    assert "lost helper 2 while computing: closed the connection" in str(found[0])
+    assert "lost helper 2 while computing: it gave up and says: while computing: this party dies" in str(found[0])
+
+
+async def test_the_last_to_hear_of_a_failure_hears_whose_it_was() -> None:
+    """Party 0 gets nonsense from party 2 and leaves; party 1 learns from party 0 why."""
+    found = errors(await run(intercept=swap(1, (2, 0), b"\7" * 20)))
+    assert found[0].peer == 2
+    assert "lost helper 3" in str(found[1])
+
+
+async def test_a_reason_that_cannot_be_shown_is_not() -> None:
+    found = errors(await run(intercept=swap(1, (2, 0), b"\2\x1b[31m" + bytes(500))))
+    assert str(found[0]) == "lost helper 3 while computing: it gave up and says: ?"
 
 
 @pytest.mark.parametrize(("silent_from", "stage"), [(0, Stage.HELLO), (1, Stage.KEYS), (2, Stage.COMPUTE)])

@@ -99,12 +99,31 @@ def failure(outcome: object) -> MpcError:
     return outcome
 
 
-async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(identities: list[TlsIdentity]) -> None:
+@pytest.mark.parametrize("dead", [0, 2])
+async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
+    identities: list[TlsIdentity], dead: int
+) -> None:
+    """One that is dialled (2) is missed because its port refuses, one that dials (0) at the deadline."""
     async with Trio(identities) as trio:
-        await trio.workers[2].stop()
-        outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(1, 1.5), return_exceptions=True)
-    assert [(failure(o).stage, failure(o).peer) for o in outcomes] == [(Stage.CONNECT, 2), (Stage.CONNECT, 2)]
-    assert "helper 3 did not answer within 1.5 s while connecting" in str(outcomes[0])
+        await trio.workers[dead].stop()
+        seconds = 600.0 if dead == 2 else 1.5
+        others = [trio.run(party, seconds) for party in range(3) if party != dead]
+        outcomes = await asyncio.wait_for(asyncio.gather(*others, return_exceptions=True), 60)
+    assert [(failure(o).stage, failure(o).peer) for o in outcomes] == [(Stage.CONNECT, dead)] * 2
+
+
+async def test_a_worker_killed_while_computing_fails_the_others_at_once(identities: list[TlsIdentity]) -> None:
+    """Pairwise noise for 2^14 buckets takes three seconds by allowance; the kill comes in between, the deadline would
+    come after ten minutes.
+    """
+    async with Trio(identities, SumKind.PAIRWISE, 2**14) as trio:
+        runs = [asyncio.create_task(trio.run(party, 600.0)) for party in range(3)]
+        await asyncio.sleep(2)
+        os.kill(trio.process(1), signal.SIGKILL)
+        outcomes = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 60)
+    assert "the worker died" in str(failure(outcomes[1]))
+    for party in (0, 2):
+        assert "lost helper 2" in str(failure(outcomes[party]))
 
 
 async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(identities: list[TlsIdentity]) -> None:
