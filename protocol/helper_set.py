@@ -8,7 +8,7 @@ report, and nobody can tag a device by serving it a file of its own.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -92,23 +92,15 @@ class HelperSet:
     number: int
     helpers: tuple[HelperEntry, HelperEntry, HelperEntry]
     signatures: tuple[bytes, ...] = ()
+    # What every report carries, once per set: names, identity keys and HPKE keys with their validity.
+    digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not (0 < self.number < 2**32):
             raise ProtocolError("a helper set's number is a positive 32-bit integer")
         if len(self.helpers) != PARTIES or len({helper.identity_key for helper in self.helpers}) != PARTIES:
             raise ProtocolError("a helper set names three different helpers")
-
-    @property
-    def digest(self) -> bytes:
-        """What every report carries: names, identity keys and HPKE keys with their validity."""
-        writer = Writer()
-        for helper in self.helpers:
-            writer.text(helper.name).fixed(helper.identity_key, IDENTITY_KEY_SIZE).uint(len(helper.hpke_keys), 2)
-            for config in helper.hpke_keys:
-                writer.uint(config.key.suite.value, 2).blob(config.key.raw, 2)
-                writer.uint(config.not_before, 8).uint(config.not_after, 8)
-        return tagged_hash("helper set", writer.done())
+        object.__setattr__(self, "digest", _digest(self.helpers))
 
     def signed_bytes(self) -> bytes:
         """What each helper signs: the digest, and also number, addresses and pins, which the digest leaves out."""
@@ -215,6 +207,16 @@ def entry_from_json(stored: dict[str, Any]) -> HelperEntry:
         address=_text(stored, "address"),
         tls_pin=bytes.fromhex(stored["tls_pin"]),
     )
+
+
+def _digest(helpers: tuple[HelperEntry, ...]) -> bytes:
+    writer = Writer()
+    for helper in helpers:
+        writer.text(helper.name).fixed(helper.identity_key, IDENTITY_KEY_SIZE).uint(len(helper.hpke_keys), 2)
+        for config in helper.hpke_keys:
+            writer.uint(config.key.suite.value, 2).blob(config.key.raw, 2)
+            writer.uint(config.not_before, 8).uint(config.not_after, 8)
+    return tagged_hash("helper set", writer.done())
 
 
 def _key_from_json(stored: dict[str, Any]) -> HpkeKeyConfig:

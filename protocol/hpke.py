@@ -38,17 +38,16 @@ class PublicKey:
 
     suite: Suite
     raw: bytes
+    # Derived from the key, so that an id can never point at two keys; once, because every seal names it.
+    key_id: bytes = field(init=False, compare=False)
     _key: X25519PublicKey = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.raw) != PUBLIC_KEY_SIZE:
             raise ProtocolError(f"an HPKE public key has {PUBLIC_KEY_SIZE} bytes, not {len(self.raw)}")
+        named = tagged_hash("hpke key id", Writer().uint(self.suite.value, 2).done(), self.raw)
+        object.__setattr__(self, "key_id", named[:KEY_ID_SIZE])
         object.__setattr__(self, "_key", X25519PublicKey.from_public_bytes(self.raw))
-
-    @property
-    def key_id(self) -> bytes:
-        """Derived from the key, so that an id can never point at two keys."""
-        return tagged_hash("hpke key id", Writer().uint(self.suite.value, 2).done(), self.raw)[:KEY_ID_SIZE]
 
     def seal(self, plaintext: bytes, info: bytes) -> bytes:
         """Encrypt to this key, bound to `info`."""

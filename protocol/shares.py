@@ -17,7 +17,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protocol.errors import ProtocolError
-from protocol.field import SEED_SIZE, P, Vector, add, expand, from_integers, lift, multiply_constant, subtract
+from protocol.field import (
+    SEED_SIZE,
+    P,
+    Vector,
+    add,
+    expand,
+    expand_many,
+    from_integers,
+    lift,
+    multiply_constant,
+    subtract,
+)
 
 PARTIES = 3
 # SEEDS_OF[party] = the two seeds (0-based) that helper holds, in the order its payload carries them.
@@ -56,7 +67,7 @@ def share(values: Sequence[int], *, entropy: Entropy = os.urandom) -> SharedVect
     """Run by a device: split integers into three components with fresh seeds."""
     seeds = (entropy(SEED_SIZE), entropy(SEED_SIZE), entropy(SEED_SIZE))
     secret = from_integers(values)
-    x1, x2, mask = (expand(seed, secret.size) for seed in seeds)
+    x1, x2, mask = expand_many(seeds, secret.size)
     x3 = subtract(subtract(secret, x1), x2)
     return SharedVector(seeds, add(x3, mask))
 
