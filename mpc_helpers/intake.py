@@ -298,7 +298,10 @@ class Intake:
                 f"the deadline is {query.deadline - now} s away; this helper accepts 1 to {limits.seconds}",
                 "Ask with another deadline; if it looks right, compare the clocks.",
             )
-        noise.check_cost(query.length, query.gamma)
+        try:
+            noise.check_cost(query.length, query.gamma)
+        except TrefoilError as error:
+            raise Refusal(Trouble.UNWILLING, str(error), error.hint) from None
         running = [job for job in self._jobs.values() if not job.ended]
         if len(running) >= limits.waiting:
             raise Refusal(Trouble.BUSY, f"this helper has {len(running)} queries waiting", "Try again later.")

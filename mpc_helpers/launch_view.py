@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -25,23 +26,33 @@ def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int]
         raise TrefoilError(
             f"three helpers need three ports, not {len(ports)}", "Give --port three times, or not at all."
         )
+    wanted = {site: [site] for site in sites or [DEFAULT_SITE]}
+    with _told_to_stop() as stop:
+        say(f"starting three helpers from {folder}")
+        with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
+            _introduce(running, list(wanted))
+            if out.is_terminal:
+                _watch_live(running, stop)
+            else:
+                _watch_plain(running, stop)
+            say("stopping")
+        say("stopped")
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, instead of breaking off whatever is being done."""
     stop = threading.Event()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, handle)
-    wanted = {site: [site] for site in sites or [DEFAULT_SITE]}
-    say(f"starting three helpers from {folder}")
-    with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
-        _introduce(running, list(wanted))
-        if out.is_terminal:
-            _watch_live(running, stop)
-        else:
-            _watch_plain(running, stop)
-        say("stopping")
-    say("stopped")
+    before = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def say(text: str) -> None:

@@ -85,7 +85,10 @@ def prepare(
     """
     trio = Trio(folder.absolute())
     wanted = sites or {DEFAULT_SITE: [DEFAULT_SITE]}
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise TrefoilError(f"cannot make the directory {folder}: {error.strerror}") from None
     if not trio.helper_set_path.exists():
         _make_helpers(trio, now, list(ports or _free_ports(PARTIES)))
     else:

@@ -1,0 +1,100 @@
+"""The demo and its workload: the same people for the same seed, the same sums on a device and on its clear twin."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from three_helpers import real_now, terms
+
+from benchmarks.demo import DemoOptions, raise_epsilon
+from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
+from device.privacy_filter import FilterKind
+from mpc_helpers.launcher import prepare
+from protocol.errors import TrefoilError
+from protocol.report import SealedReport, seal_report
+
+ROOT = Path(__file__).resolve().parent.parent
+NOW = 1_800_000_000
+FIELDS = {
+    "truth", "answer", "noise_sd", "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
+    "seconds", "replay_refused", "tamper_refused",
+}  # fmt: skip
+
+
+def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
+    """60 standard deviations of noise of scale 4: fails by chance less than once in 10^30."""
+    path = tmp_path / "demo.json"
+    options = ["--reports", "40", "--buckets", "5", "--epsilon", "0.5", "--noise", "pairwise", "--seed", "7"]
+    done = subprocess.run(
+        [sys.executable, "-m", "trefoil", "demo", *options, "--json", str(path)],
+        capture_output=True, text=True, cwd=ROOT, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    stored = json.loads(path.read_text())
+    assert set(stored) == FIELDS
+    assert (stored["reports_submitted"], stored["reports_counted"]) == (41, 40)
+    assert stored["replay_refused"] is True
+    assert stored["tamper_refused"] is True
+    assert stored["truth"] == truth(7, 40, 5, 0.5, stored)
+    for noisy, true in zip(stored["answer"], stored["truth"], strict=True):
+        assert abs(noisy - true) < 60 * stored["noise_sd"]
+    assert {"make reports", "total", "replay"} <= set(stored["seconds"])
+    for words in ("three helpers", "one trusted server", "already spent", "does not open", "this site"):
+        assert words in done.stdout
+
+
+def truth(seed: int, reports: int, buckets: int, epsilon: float, stored: dict[str, object]) -> list[int]:
+    """The plaintext sum, from the seed alone. What is attributed does not depend on the hour the demo ran at."""
+    total = np.zeros(buckets, dtype=int)
+    for person in people(seed, reports, buckets, NOW):
+        total += np.sum(plain_histograms(person, epsilon, buckets), axis=0)
+    assert stored["seconds"]
+    return [int(value) for value in total]
+
+
+def test_people_come_from_the_seed_alone() -> None:
+    first, again, other = (list(people(seed, 50, 8, NOW)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+    assert sum(len(person.conversions) for person in first) == 50
+    assert all(viewing.time < min(person.conversions) for person in first for viewing in person.viewings)
+    assert {viewing.campaign for person in first for viewing in person.viewings} <= set(range(8))
+
+
+def test_a_twin_reports_what_the_device_reports_and_budgets_run_out(tmp_path: Path) -> None:
+    trio = prepare(tmp_path / "trio", now=real_now())
+    busy = next(
+        person
+        for person in people(1, 400, 4, real_now())
+        if len(person.conversions) == 3 and person.viewings and person.viewings[-1].time > real_now() - 3 * 86400
+    )
+    device, reports = sealed_reports(busy, 0.5, 4, trio.helper_set)
+    plain = plain_histograms(busy, 0.5, 4)
+    assert len(reports) == len(plain) == 3
+    assert all(isinstance(report, SealedReport) for report in reports)
+    # ε = ½ each and a budget of 1 per epoch: two conversions are attributed, the third finds nothing left.
+    assert [sum(histogram) for histogram in plain] == [1, 1, 0]
+    spent = {state.spent for state in device.budget() if state.kind is FilterKind.SITE and state.site == SHOP}
+    assert max(spent) == 1_000_000
+
+
+def test_the_altered_report_claims_twice_the_epsilon(tmp_path: Path) -> None:
+    report = seal_report(
+        [1, 0], terms(2, epsilon_micros=250_000), prepare(tmp_path / "trio", now=real_now()).helper_set
+    )
+    assert raise_epsilon(report).terms().epsilon_micros == 500_000
+    assert raise_epsilon(report).digest != report.digest
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"reports": 0}, {"buckets": 0}, {"buckets": 2000}, {"epsilon": 0.0}, {"epsilon": float("nan")}, {"seed": -1}],
+)
+def test_options_are_checked_before_anything_starts(wrong: dict[str, float]) -> None:
+    with pytest.raises(TrefoilError):
+        DemoOptions(**wrong)  # type: ignore[arg-type] # wrong on purpose

@@ -1,0 +1,151 @@
+"""The commands as people type them: three operators set three helpers up, and a site queries them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from three_helpers import SITE, seal_all, terms, write_batch
+from typer.testing import CliRunner
+
+from mpc_helpers.launcher import health
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet
+from trefoil import app
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def trefoil(*arguments: str | Path, fails: bool = False) -> str:
+    """Run a command in this process; returns what it printed, and the error as the front door would print it."""
+    ran = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200"})
+    failure = ran.exception if isinstance(ran.exception, TrefoilError) else None
+    if ran.exception is not None and failure is None and not isinstance(ran.exception, SystemExit):
+        raise ran.exception
+    assert (ran.exit_code != 0) == fails, ran.output
+    return ran.output + (f"error: {failure}\nhint: {failure.hint}" if failure else "")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def set_up(folder: Path) -> Path:
+    """Three operators, each in a directory of its own, as README tells them. Returns the signed set."""
+    names = ("north", "south", "west")
+    for name in names:
+        address = f"https://127.0.0.1:{free_port()}"
+        said = trefoil("keygen", "helper", "--name", name, "--address", address, "--dir", folder / name)
+        assert str(folder / name / "entry.json") in said
+    draft = folder / "draft.json"
+    entries = [argument for name in names for argument in ("--entry", str(folder / name / "entry.json"))]
+    digest = trefoil("helper-set", "new", draft, *entries).split()[1]
+    assert "no" in trefoil("helper-set", "verify", draft, fails=True)
+    for name in names:
+        copy = folder / name / "signed.json"
+        copy.write_bytes(draft.read_bytes())
+        assert digest in trefoil("helper-set", "sign", copy, "--key", folder / name / "identity.key")
+    helpers = folder / "helpers.json"
+    copies = [argument for name in names for argument in ("--copy", str(folder / name / "signed.json"))]
+    trefoil("helper-set", "join", helpers, *copies)
+    trefoil("helper-set", "verify", helpers)
+    return helpers
+
+
+def configure(folder: Path, helpers: Path, public_key: str) -> None:
+    for name in ("north", "south", "west"):
+        path = folder / name / "config.json"
+        stored = json.loads(path.read_text())
+        stored.update(host="127.0.0.1", processes=0, sites={SITE: {"key": public_key, "callers": [SITE]}})
+        path.write_text(json.dumps(stored))
+        (folder / name / "helpers.json").write_bytes(helpers.read_bytes())
+
+
+@contextlib.contextmanager
+def started(folder: Path, helpers: Path) -> Iterator[None]:
+    command = [sys.executable, "-m", "trefoil", "helper", "--stop-with-stdin", "--config"]
+    processes = [
+        subprocess.Popen([*command, str(folder / name / "config.json")], stdin=subprocess.PIPE, cwd=ROOT)
+        for name in ("north", "south", "west")
+    ]
+    try:
+        deadline = time.monotonic() + 60
+        for helper in HelperSet.load(helpers).helpers:
+            while not health(helper):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            assert process.wait(30) == 0
+
+
+def test_three_operators_and_a_site(tmp_path: Path) -> None:
+    helpers = set_up(tmp_path)
+    public_key = trefoil("keygen", "site", tmp_path / "shop.key").split()[-1]
+    assert "exists already" in trefoil("keygen", "site", tmp_path / "shop.key", fails=True)
+    configure(tmp_path, helpers, public_key)
+    assert "there is no ledger" in trefoil("helper", "--config", tmp_path / "north" / "config.json", fails=True)
+    for name in ("north", "south", "west"):
+        trefoil("ledger", "create", "--config", tmp_path / name / "config.json")
+    assert "not replaced" in trefoil("ledger", "create", "--config", tmp_path / "north" / "config.json", fails=True)
+    write_batch(tmp_path / "batch", seal_all([[3, 4]] * 5, terms(2, debug=True), HelperSet.load(helpers)))
+    ask: list[str | Path] = [
+        "query",
+        "--reports",
+        tmp_path / "batch",
+        "--helpers",
+        helpers,
+        "--site-key",
+        tmp_path / "shop.key",
+    ]
+    with started(tmp_path, helpers):
+        said = trefoil(*ask, "--json", tmp_path / "answer.json", "--plot", tmp_path / "answer.png")
+        assert "5 of 5 reports counted" in said
+        stored = json.loads((tmp_path / "answer.json").read_text())
+        assert stored["answer"] == [15, 20]
+        assert (tmp_path / "answer.png").stat().st_size > 1000
+        trefoil(*ask, "--json", tmp_path / "again.json")
+        again = json.loads((tmp_path / "again.json").read_text())
+        assert (again["answer"], again["query_id"]) == (stored["answer"], stored["query_id"])
+        assert "5 already spent" in trefoil(*ask, "--new", fails=True)
+    said = trefoil(*ask, fails=True)
+    assert "error: submitting: north cannot be reached" in said
+    assert "Check that the helper runs" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["helper", "--config", "nothing.json"], "cannot read the configuration"),
+        (["query", "--reports", "x", "--helpers", "nothing.json", "--site-key", "y"], "there is no helper set"),
+        (["helper-set", "verify", "nothing.json"], "there is no helper set"),
+        (["helper-set", "new", "out.json", "--entry", "a"], "three entries"),
+        (["launch", "--dir", "/proc/nowhere"], "error:"),
+        (["launch", "--dir", "/proc/nowhere", "--port", "1"], "three ports"),
+    ],
+)
+def test_a_mistake_gets_an_error_not_a_traceback(arguments: list[str], complaint: str) -> None:
+    assert complaint in trefoil(*arguments, fails=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["helper", "launch", "query", "demo", "keygen helper", "keygen site", "ledger create"]
+    + [f"helper-set {verb}" for verb in ("new", "sign", "join", "verify")],
+)
+def test_every_command_has_an_example(command: str) -> None:
+    assert f"Example: trefoil {command}" in trefoil(*command.split(), "--help")

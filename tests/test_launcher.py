@@ -1,0 +1,170 @@
+"""Three real processes: the happy path, restarts, a killed helper, a stopped helper, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from three_helpers import SITE, real_now, seal_all, terms, write_batch
+
+from mpc_helpers.launcher import Launched, Trio, health, launched, launched_helpers, prepare
+from mpc_helpers.transport import endpoint
+from protocol.asked import AskedQuery, Wishes, make_query
+from protocol.batch import BatchReader
+from protocol.errors import TrefoilError
+from protocol.keys import load_identity
+from protocol.querier import Querier, QueryFailed, Result
+from protocol.query import NoiseMode
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    with launched_helpers(tmp_path_factory.mktemp("trio"), now=real_now(), sites={SITE: [SITE]}) as trio:
+        yield trio
+
+
+class Asking:
+    """A querier of the launched helpers."""
+
+    def __init__(self, running: Launched, folder: Path) -> None:
+        self.running = running
+        self.folder = folder
+        self.key = load_identity(running.trio.site_key_path(SITE))
+        self.helper_set = running.trio.helper_set
+        self._count = 0
+
+    def batch(self, count: int, *, debug: bool = True) -> BatchReader:
+        """Debug reports, so that the answer is exact: the noise of installed helpers cannot be recorded."""
+        self._count += 1
+        reports = seal_all([[0, 1, 0, 2]] * count, terms(4, debug=debug), self.helper_set)
+        return write_batch(self.folder / f"batch-{self._count}", reports)
+
+    def query(self, batch: BatchReader, **wishes: object) -> AskedQuery:
+        return make_query(batch, Wishes(**wishes), self.helper_set, self.key, real_now())  # type: ignore[arg-type] # fields by name
+
+    def ask(self, asked: AskedQuery, batch: BatchReader, patience: float = 30) -> Result:
+        return asyncio.run(Querier(self.helper_set, patience=patience).ask(asked, batch))
+
+
+@pytest.fixture
+def asking(running: Launched, tmp_path: Path) -> Asking:
+    return Asking(running, tmp_path)
+
+
+def test_a_query_over_three_processes_is_answered_once(asking: Asking) -> None:
+    batch = asking.batch(7)
+    asked = asking.query(batch)
+    result = asking.ask(asked, batch)
+    assert result.answer.histogram == [0, 7, 0, 14]
+    assert asking.ask(asked, batch).answer == result.answer
+    with pytest.raises(QueryFailed, match="7 already spent"):
+        asking.ask(asking.query(batch), batch)
+
+
+@pytest.mark.parametrize("mode", list(NoiseMode))
+def test_real_reports_get_real_noise(asking: Asking, mode: NoiseMode) -> None:
+    """Within 60 standard deviations: the noise has tails e^(−x·γ), so this fails by chance less than once in 10^30."""
+    batch = asking.batch(5, debug=False)
+    result = asking.ask(asking.query(batch, noise=mode), batch)
+    assert result.answer.counted == 5
+    for value, truth in zip(result.answer.histogram, [0, 5, 0, 10], strict=True):
+        assert abs(value - truth) < 60 * result.noise_sd
+
+
+def test_a_killed_helper_comes_back_and_gives_the_same_bytes(asking: Asking) -> None:
+    batch = asking.batch(4)
+    asked = asking.query(batch)
+    first = asking.ask(asked, batch)
+    asking.running.helpers[1].kill()
+    with pytest.raises(QueryFailed, match="helper-2 cannot be reached"):
+        asking.ask(asked, batch)
+    asking.running.restart(1)
+    assert asking.ask(asked, batch).answer == first.answer
+    with pytest.raises(QueryFailed, match="already spent"):
+        asking.ask(asking.query(batch), batch)
+
+
+def test_a_stopped_helper_is_named_and_the_query_resumes(asking: Asking) -> None:
+    """SIGSTOP: connections stay open and nothing answers."""
+    batch = asking.batch(3)
+    asked = asking.query(batch, seconds=120)
+    process = asking.running.helpers[2].process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(QueryFailed, match="helper-3 does not answer"):
+            asyncio.run(Querier(asking.helper_set, request_seconds=1).ask(asked, batch))
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert asking.ask(asked, batch).answer.histogram == [0, 3, 0, 6]
+
+
+def test_a_second_launcher_on_the_same_directory_is_refused(running: Launched) -> None:
+    with pytest.raises(TrefoilError, match=r"running from .* already"), launched(running.trio):
+        raise AssertionError("it started")
+
+
+def test_preparing_again_changes_nothing_but_what_is_asked_for(tmp_path: Path) -> None:
+    first = prepare(tmp_path / "trio", now=real_now())
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    prepare(tmp_path / "trio", now=real_now() + 5)
+    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+    prepare(tmp_path / "trio", now=real_now(), sites={"b.example": ["b.example"]}, ports=[1, 2, 3])
+    again = first.helper_set
+    assert [helper.address[-2:] for helper in again.helpers] == [":1", ":2", ":3"]
+    assert again.number == 2
+    # Addresses are not in the digest: no report is voided by a helper that moves.
+    text = first.config_path(0).read_text()
+    assert "b.example" in text
+    assert SITE in text
+
+
+def test_a_helper_that_cannot_start_says_why(tmp_path: Path) -> None:
+    trio = prepare(tmp_path / "trio", now=real_now())
+    (trio.helper_folder(1) / "identity.key").chmod(0o644)
+    with pytest.raises(TrefoilError, match=r"helper-2 ended at once: error: .* can be read by others"), launched(trio):
+        raise AssertionError("it started")
+
+
+def test_ctrl_c_stops_launch_and_its_helpers(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trefoil", "launch", "--dir", str(tmp_path / "trio")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launch:
+        assert launch.stdout is not None
+        said = []
+        for line in launch.stdout:
+            said.append(line)
+            if line.startswith("helper-1: up"):
+                break
+        helpers = prepare(tmp_path / "trio", now=real_now(), ports=_ports(tmp_path / "trio")).helper_set.helpers
+        assert all(health(helper) for helper in helpers), said
+        launch.send_signal(signal.SIGINT)
+        rest = launch.stdout.read()
+    assert launch.returncode == 0, rest
+    assert rest.splitlines()[-2:] == ["stopping", "stopped"]
+    assert not any(health(helper, 0.5) for helper in helpers)
+
+
+def _ports(folder: Path) -> list[int]:
+    return [endpoint(helper.address)[1] for helper in Trio(folder).helper_set.helpers]
+
+
+def test_a_killed_launcher_leaves_no_helper_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trefoil", "launch", "--dir", str(tmp_path / "trio")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launch:
+        assert launch.stdout is not None
+        for line in launch.stdout:
+            if line.startswith("helper-1: up"):
+                break
+        launch.kill()
+    helpers = Trio(tmp_path / "trio").helper_set.helpers
+    deadline = time.monotonic() + 30
+    while any(health(helper, 0.5) for helper in helpers):
+        assert time.monotonic() < deadline, "a helper outlived its launcher"
+        time.sleep(0.1)

@@ -1,0 +1,293 @@
+"""A helper's HTTPS interface: who is let in, what is refused and how, what survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import fields, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from three_helpers import SITE, Three, terms, three_helpers
+
+from mpc_helpers.attempt import Step
+from mpc_helpers.commands import helper
+from mpc_helpers.config import HelperConfig, Limits, load_config
+from mpc_helpers.daemon import Parts
+from mpc_helpers.launcher import prepare
+from protocol.asked import AskedQuery, Wishes
+from protocol.batch import BatchReader
+from protocol.keys import IdentityKey, load_identity
+from protocol.querier import QueryFailed
+from protocol.query import SignedQuery
+
+Reply = tuple[int, Any]
+
+
+@asynccontextmanager
+async def talking_to(three: Three, party: int = 0) -> AsyncIterator[aiohttp.ClientSession]:
+    helper = three.helper_set.helpers[party]
+    connector = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(helper.tls_pin))
+    async with aiohttp.ClientSession(helper.address, connector=connector) as session:
+        yield session
+
+
+async def send(session: aiohttp.ClientSession, method: str, path: str, data: bytes | None = None) -> Reply:
+    async with session.request(method, path, data=data) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text.startswith("{") else text
+
+
+def column(batch: BatchReader, party: int) -> bytes:
+    out = BytesIO()
+    batch.write_column(party, batch.order(), out)
+    return out.getvalue()
+
+
+def url(signed: SignedQuery, rest: str = "") -> str:
+    return f"/v1/queries/{signed.query.digest.hex()}{rest}"
+
+
+def small_batch(three: Three, count: int = 5, **more: Any) -> BatchReader:
+    return three.batch(three.seal([[1, 0, 0, 0]] * count, terms(4, **more)))
+
+
+async def test_the_public_pages_say_who_and_how_it_is(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        status, config = await send(session, "GET", "/v1/config")
+        assert (status, config["party"], config["name"]) == (200, 1, "helper-1")
+        assert config["helper_set"]["digest"] == three.helper_set.digest.hex()
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)
+        status, health = await send(session, "GET", "/healthz")
+        assert (status, health) == (200, {"status": "ok", "queries": {"released": 1}})
+        status, page = await send(session, "GET", "/metrics")
+        assert 'trefoil_queries_total{state="released"} 1' in page
+        assert "# TYPE trefoil_queries gauge" in page
+        assert SITE not in page
+
+
+async def test_a_stranger_a_wrong_key_and_a_wrong_caller_are_refused(tmp_path: Path) -> None:
+    sites = {SITE: [SITE, "agency.example"], "other.example": ["other.example"]}
+    async with three_helpers(tmp_path, sites=sites) as three, talking_to(three) as session:
+        query = three.query(small_batch(three)).query
+        attempts = {
+            "unknown site": (replace(query, site="unknown.example"), three.site_key()),
+            "another site's key": (query, three.site_key("other.example")),
+            "a key of nobody": (query, IdentityKey.generate()),
+            "a caller that is not registered": (replace(query, caller="other.example"), three.site_key()),
+        }
+        for what, (asked, key) in attempts.items():
+            signed = SignedQuery.sign(asked, key)
+            status, answer = await send(session, "PUT", url(signed), signed.encode())
+            assert status == 403, what
+            assert answer["error"] and answer["hint"], what
+            assert (await send(session, "GET", url(signed)))[0] == 404, what
+        signed = SignedQuery.sign(replace(query, caller="agency.example"), three.site_key())
+        assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 200
+
+
+async def test_a_query_id_means_one_query_for_ever(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        batch = small_batch(three)
+        asked = three.query(batch)
+        await three.ask(asked, batch)
+        for changed in ({"batch_root": bytes(32)}, {"epsilon_micros": 5}, {"deadline": asked.query.deadline + 1}):
+            signed = SignedQuery.sign(replace(asked.query, **changed), three.site_key())
+            assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 409
+        await three.stop(0)
+        await three.start(0)
+        signed = SignedQuery.sign(replace(asked.query, minimum_reports=2), three.site_key())
+        status, answer = await send(session, "PUT", url(signed), signed.encode())
+        assert status == 409
+        assert "used before" in answer["error"]
+        # The debug realm has its own ledger, but not its own ids.
+        signed = SignedQuery.sign(replace(asked.query, debug=True), three.site_key())
+        assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 409
+
+
+async def test_a_column_of_another_batch_is_refused_and_the_right_one_still_accepted(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        batch, other = small_batch(three), small_batch(three)
+        signed = three.query(batch).signed
+        assert (await send(session, "PUT", url(signed), signed.encode()))[1]["state"] == "awaiting"
+        status, answer = await send(session, "PUT", url(signed, "/column"), column(other, 0))
+        assert (status, "not of the batch" in answer["error"]) == (409, True)
+        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)[:-1]))[0] == 413
+        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 1)))[0] == 413
+        assert (await send(session, "PUT", url(signed, "/column"), b""))[0] == 413
+        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)))[0] == 200
+        assert (await send(session, "GET", url(signed, "/answer")))[0] == 425
+        folder = load_config(three.trio.config_path(0)).data / "queries" / signed.query.digest.hex()
+        assert not (folder / "column.part").exists()
+
+
+async def test_nonsense_is_an_answer_not_a_crash(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        signed = three.query(small_batch(three)).signed
+        wrong_digest = f"/v1/queries/{'00' * 32}"
+        for method, path, body, expected in (
+            ("PUT", url(signed), b"", 400),
+            ("PUT", url(signed), signed.encode() + b"x", 400),
+            ("PUT", url(signed), bytes(9000), 413),
+            ("PUT", wrong_digest, signed.encode(), 400),
+            ("PUT", "/v1/queries/nonsense", signed.encode(), 400),
+            ("GET", wrong_digest, None, 404),
+            ("GET", wrong_digest + "/answer", None, 404),
+            ("PUT", wrong_digest + "/column", b"x", 404),
+            ("GET", "/nothing/here", None, 404),
+            ("DELETE", url(signed), None, 405),
+        ):
+            status, answer = await send(session, method, path, body)
+            assert status == expected, (method, path)
+            assert answer["error"], (method, path)
+        assert (await send(session, "GET", "/healthz"))[0] == 200
+
+
+async def test_what_this_helper_will_not_do_is_said_at_submission(tmp_path: Path) -> None:
+    limits = {"minimum_reports": 3, "maximum_reports": 6, "seconds": 100, "queries_per_site": 1}
+    async with three_helpers(tmp_path, options={"limits": limits}) as three, talking_to(three) as session:
+
+        async def refused(asked: AskedQuery) -> tuple[int, str]:
+            status, answer = await send(session, "PUT", url(asked.signed), asked.signed.encode())
+            return status, answer.get("error", "")
+
+        def changed(**fields: Any) -> AskedQuery:
+            asked = three.query(small_batch(three))
+            return AskedQuery(SignedQuery.sign(replace(asked.query, **fields), three.site_key()), asked.answer_key)
+
+        assert (await refused(three.query(small_batch(three, 2))))[0] == 422
+        assert (await refused(three.query(small_batch(three, 7))))[0] == 422
+        assert (await refused(changed(deadline=1)))[0] == 422
+        assert (await refused(three.query(small_batch(three), Wishes(seconds=1000))))[0] == 422
+        assert (await refused(changed(helper_set=bytes(32))))[0] == 422
+        status, error = await refused(changed(epsilon_micros=1, sensitivity=2**40))
+        assert (status, "too much to draw" in error) == (422, True)
+        assert (await refused(three.query(small_batch(three))))[0] == 200
+        assert (await refused(three.query(small_batch(three))))[0] == 429
+
+
+async def test_only_the_two_peers_speak_on_the_peers_path(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)  # by now they know each other's certificates
+        async with talking_to(three) as session:
+            assert (await send(session, "POST", "/v1/peer/real", b"hello"))[0] == 403
+        config = load_config(three.trio.config_path(1))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+        address = three.helper_set.helpers[0].address
+        async with aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(ssl=context)) as session:
+            # Helper 2's certificate, without helper 2's signature: heard, and not believed.
+            assert await send(session, "POST", "/v1/peer/real", b"hello") == (200, "")
+            assert (await send(session, "POST", "/v1/peer/nowhere", b"hello"))[0] == 404
+        # Helper 1 does not accept its own certificate from outside either.
+        own = load_config(three.trio.config_path(0))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(own.tls_certificate, own.tls_key)
+        async with aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(ssl=context)) as session:
+            with pytest.raises(aiohttp.ClientError):
+                await send(session, "POST", "/v1/peer/real", b"hello")
+
+
+async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        batch = small_batch(three)
+        signed = three.query(batch).signed
+        await send(session, "PUT", url(signed), signed.encode())
+
+        def full(_handle: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("mpc_helpers.intake.os.fsync", full)
+            status, answer = await send(session, "PUT", url(signed, "/column"), column(batch, 0))
+        assert (status, "No space left" in answer["error"]) == (507, True)
+        folder = load_config(three.trio.config_path(0)).data / "queries" / signed.query.digest.hex()
+        assert [path.name for path in folder.iterdir()] == ["query"]
+        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)))[0] == 200
+
+
+async def test_a_failure_keeps_stage_helper_and_reason_through_a_restart(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)
+        asked = three.query(batch)
+        with pytest.raises(QueryFailed):
+            await three.ask(asked, batch)
+        before = (await send(session, "GET", url(asked.signed)))[1]
+        assert before["state"] == "failed"
+        assert before["failure"]["stage"] == "agreeing"
+        await three.stop(0)
+        await three.start(0)
+        after = (await send(session, "GET", url(asked.signed)))[1]
+        assert (after["state"], after["failure"]["reason"]) == ("failed", before["failure"]["reason"])
+
+
+async def test_a_query_goes_on_after_all_three_helpers_were_restarted(tmp_path: Path) -> None:
+    """Helper 3 is away while the columns arrive at the others; all are stopped, all come back, the answer comes."""
+    reached = asyncio.Event()
+
+    def note(step: Step) -> None:
+        if step is Step.PROPOSE_SENT_TO_ONE:
+            reached.set()
+
+    async with three_helpers(tmp_path, steps={0: note}) as three:
+        batch = small_batch(three)
+        asked = three.query(batch, Wishes(seconds=60))
+        for party in range(3):
+            async with talking_to(three, party) as session:
+                await send(session, "PUT", url(asked.signed), asked.signed.encode())
+                if party < 2:
+                    await send(session, "PUT", url(asked.signed, "/column"), column(batch, party))
+        await reached.wait()
+        for party in range(3):
+            await three.stop(party)
+        for party in range(3):
+            await three.start(party)
+        result = await three.ask(asked, batch)
+        assert result.answer.histogram[0] - three.noise_of(result)[0] == 5
+
+
+async def test_a_ledger_is_never_made_by_the_daemon(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path, start=False) as three:
+        load_config(three.trio.config_path(0)).ledger.unlink()
+        with pytest.raises(Exception, match="there is no ledger"):
+            await three.start(0)
+
+
+async def test_a_taken_port_is_said_so(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        stored = json.loads(three.trio.config_path(0).read_text())
+        await three.stop(0)
+        stored["port"] = json.loads(three.trio.config_path(1).read_text())["port"]
+        three.trio.config_path(0).write_text(json.dumps(stored))
+        with pytest.raises(Exception, match="is taken by another program"):
+            await three.start(0)
+
+
+def test_no_installed_helper_reaches_a_failpoint_or_a_noise_record() -> None:
+    """Only `Parts` has them, and neither a configuration's fields nor the command's options mention them."""
+    reachable = {item.name for item in (*fields(HelperConfig), *fields(Limits))}
+    reachable |= set(helper.__annotations__)
+    assert {"step", "sessions", "clock"} <= {item.name for item in fields(Parts)}
+    assert not {
+        name for name in reachable if any(word in name for word in ("step", "session", "seed", "record", "clock"))
+    }
+
+
+def test_the_site_key_is_a_private_file(tmp_path: Path) -> None:
+    trio = prepare(tmp_path / "trio", now=1_800_000_000)
+    path = trio.site_key_path(SITE)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_identity(path).public.hex() in trio.config_path(0).read_text()
