@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from protocol.errors import ProtocolError
 
+# At this σ and above, all of the helpers' noise modes have a scale above one.
+LEAST_SIGMA = 2.5
+
 
 @dataclass(frozen=True, slots=True)
 class BiasBound:
@@ -30,8 +33,8 @@ def bias_bound(noisy_flags: int, *, kappa: int, sigma: float, largest_change: in
     deviation of the noise in it, in the mode that the helpers used; `largest_change` is how far dropping any set of
     epochs can move one report: the value cap for one bucket, twice that for several (Theorem 18).
 
-    The tail ln(1/β)/√2 standard deviations out holds for Laplace noise; the sum of discrete Laplace parts that the
-    helpers add has the same or a lighter tail at equal σ.
+    The paper's tail is for Laplace noise. The discrete noise that helpers add stays inside it from a scale of about
+    one on; less noise than that is reckoned as `LEAST_SIGMA`, which is sound since tails only grow with the scale.
     """
     if not (kappa > 0 and largest_change > 0):
         raise ProtocolError("a bias bound needs a side query: κ and the largest change must be positive")
@@ -39,5 +42,6 @@ def bias_bound(noisy_flags: int, *, kappa: int, sigma: float, largest_change: in
         raise ProtocolError(f"β must be between 0 and 1, not {beta}")
     if not (0 <= sigma < math.inf):
         raise ProtocolError(f"σ must be a standard deviation, not {sigma}")
-    flagged = (noisy_flags + sigma * math.log(1 / beta) / math.sqrt(2)) / kappa
+    spread = max(sigma, LEAST_SIGMA) if sigma else 0.0
+    flagged = (noisy_flags + spread * math.log(1 / beta) / math.sqrt(2)) / kappa
     return BiasBound(max(0.0, flagged) * largest_change, beta)
