@@ -23,7 +23,7 @@ def bench_report(
     buckets: Annotated[
         list[int] | None, typer.Option("--buckets", metavar="N", help="Histogram size; repeat for several.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 40,
 ) -> None:
     """Bytes per report, and the cost of sealing and opening beside the bare HPKE calls.
 
