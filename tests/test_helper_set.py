@@ -1,0 +1,210 @@
+"""The helper set: signed by all three, digested without what may change, and read without trusting its types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import protocol_samples as samples
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState
+
+SET = samples.HELPER_SET
+
+
+def with_first(change: Callable[[HelperEntry], HelperEntry]) -> HelperSet:
+    first, second, third = SET.helpers
+    return replace(SET, helpers=(change(first), second, third))
+
+
+def test_json_gives_the_same_set_back() -> None:
+    again = HelperSet.from_json(json.loads(json.dumps(SET.to_json())))
+    assert again == SET
+    assert again.digest == SET.digest
+    again.verify()
+
+
+def test_a_file_is_loaded_only_with_all_three_signatures(tmp_path: Path) -> None:
+    path = tmp_path / "helpers.json"
+    path.write_text(json.dumps(SET.to_json()))
+    assert HelperSet.load(path) == SET
+    path.write_text(json.dumps(replace(SET, signatures=SET.signatures[:2]).to_json()))
+    with pytest.raises(TrefoilError, match="not signed by Cedar"):
+        HelperSet.load(path)
+    assert HelperSet.load_unverified(path).digest == SET.digest
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_each_signature_is_needed(missing: int) -> None:
+    signatures = list(SET.signatures)
+    signatures[missing] = b""
+    with pytest.raises(TrefoilError, match=f"not signed by {samples.HELPER_NAMES[missing]}"):
+        replace(SET, signatures=tuple(signatures)).verify()
+
+
+def test_signatures_of_the_wrong_helper_are_refused() -> None:
+    first, second, third = SET.signatures
+    for wrong in ((second, first, third), (first, first, first), ()):
+        with pytest.raises(TrefoilError, match="not signed by"):
+            replace(SET, signatures=wrong).verify()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: replace(one, address="https://elsewhere.example"),
+        lambda one: replace(one, tls_pin=bytes(32)),
+    ],
+)
+def test_address_and_pin_are_signed_but_not_digested(change: Callable[[HelperEntry], HelperEntry]) -> None:
+    """Renewing a certificate voids no report, and still needs all three operators."""
+    moved = with_first(change)
+    assert moved.digest == SET.digest
+    with pytest.raises(TrefoilError, match="not signed by"):
+        moved.verify()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda one: replace(one, name="Elm"),
+        lambda one: replace(one, identity_key=samples.QUERIER.public),
+        lambda one: replace(one, hpke_keys=one.hpke_keys[:1]),
+        lambda one: replace(one, hpke_keys=one.hpke_keys[::-1]),
+        lambda one: replace(one, hpke_keys=(replace(one.hpke_keys[0], not_before=0), one.hpke_keys[1])),
+        lambda one: replace(one, hpke_keys=(replace(one.hpke_keys[0], not_after=2**40), one.hpke_keys[1])),
+        lambda one: replace(one, hpke_keys=(replace(one.hpke_keys[0], key=samples.ANSWER_KEY.public),)),
+    ],
+)
+def test_names_keys_and_validity_are_digested(change: Callable[[HelperEntry], HelperEntry]) -> None:
+    changed = with_first(change)
+    assert changed.digest != SET.digest
+    with pytest.raises(TrefoilError, match="not signed by"):
+        changed.verify()
+
+
+def test_the_number_is_signed_and_the_order_digested() -> None:
+    renumbered = replace(SET, number=8)
+    assert renumbered.digest == SET.digest
+    with pytest.raises(TrefoilError):
+        renumbered.verify()
+    first, second, third = SET.helpers
+    assert replace(SET, helpers=(second, first, third)).digest != SET.digest
+
+
+def test_a_strangers_key_cannot_sign() -> None:
+    assert SET.sign(samples.IDENTITIES[1]) == SET.signatures[1]
+    with pytest.raises(TrefoilError, match="none of the three"):
+        SET.sign(samples.QUERIER)
+
+
+def test_key_states_through_a_life() -> None:
+    config = HpkeKeyConfig(samples.KEYS[0].public, 100, 200)
+    states = [config.state(now) for now in (0, 99, 100, 199, 200, 10**9)]
+    pending, active, expired = KeyState.PENDING, KeyState.ACTIVE, KeyState.EXPIRED
+    assert states == [pending, pending, active, active, expired, expired]
+
+
+def test_devices_seal_to_the_active_key_that_lasts_longest() -> None:
+    entry = samples.helper_entry(0)
+    assert entry.active_key(samples.OLD_END - 1).key == samples.KEYS[0].public
+    only_old = replace(entry, hpke_keys=entry.hpke_keys[1:])
+    assert only_old.active_key(samples.OLD_END - 1).key == samples.OLD_KEYS[0].public
+    for now in (samples.SET_START - 1, samples.OLD_END):
+        with pytest.raises(TrefoilError, match="no active HPKE key"):
+            only_old.active_key(now)
+
+
+def test_keys_are_found_by_their_id() -> None:
+    entry = samples.helper_entry(0)
+    assert entry.key_by_id(samples.OLD_KEYS[0].public.key_id) == entry.hpke_keys[1]
+    assert entry.key_by_id(samples.KEYS[1].public.key_id) is None
+
+
+@pytest.mark.parametrize(("not_before", "not_after"), [(-1, 5), (5, 5), (6, 5), (0, 2**63)])
+def test_a_validity_that_is_no_span_is_refused(not_before: int, not_after: int) -> None:
+    with pytest.raises(ProtocolError, match="span of time"):
+        HpkeKeyConfig(samples.KEYS[0].public, not_before, not_after)
+
+
+def test_two_helpers_under_one_identity_are_refused() -> None:
+    first, second, _ = SET.helpers
+    with pytest.raises(ProtocolError, match="three different helpers"):
+        HelperSet(1, (first, second, replace(first, name="Elm")))
+
+
+PLACES: list[tuple[tuple[str | int, ...], object]] = [
+    (("number",), 0),
+    (("number",), True),
+    (("number",), 1.0),
+    (("number",), 2**32),
+    (("signatures", 0), "00"),
+    (("signatures",), None),
+    (("helpers",), []),
+    (("helpers", 0), 7),
+    (("helpers", 0, "name"), ""),
+    (("helpers", 0, "name"), ["a"]),
+    (("helpers", 0, "name"), "\u202e"),
+    (("helpers", 0, "identity_key"), "00"),
+    (("helpers", 0, "tls_pin"), None),
+    (("helpers", 0, "address"), 5),
+    (("helpers", 0, "address"), "http://alder.example"),
+    (("helpers", 0, "address"), "https://\ud800"),
+    (("helpers", 0, "hpke_keys"), []),
+    (("helpers", 0, "hpke_keys", 0, "suite"), 2),
+    (("helpers", 0, "hpke_keys", 0, "suite"), [1]),
+    (("helpers", 0, "hpke_keys", 0, "key_id"), "0011223344556677"),
+    (("helpers", 0, "hpke_keys", 0, "public_key"), "00"),
+    (("helpers", 0, "hpke_keys", 0, "not_before"), 1.5),
+    (("helpers", 0, "hpke_keys", 0, "not_before"), None),
+    (("helpers", 0, "hpke_keys", 0, "not_after"), float("nan")),
+    (("helpers", 0, "hpke_keys", 0, "not_after"), True),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), PLACES, ids=[f"{place}={value!a}" for place, value in PLACES])
+def test_a_wrong_value_anywhere_is_a_protocol_error(place: tuple[str | int, ...], value: object) -> None:
+    stored: Any = json.loads(json.dumps(SET.to_json()))
+    inner = stored
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    with pytest.raises(ProtocolError):
+        HelperSet.from_json(stored)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(JSON)
+def test_any_json_is_a_set_or_a_protocol_error(stored: object) -> None:
+    with pytest.raises(ProtocolError):
+        HelperSet.from_json(stored)
+    with pytest.raises(ProtocolError):
+        HelperSet.from_json({"trefoil_helper_set": 1, "number": 1, "helpers": stored, "signatures": []})
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_a_file_that_is_no_set_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "helpers.json"
+    path.write_bytes(content)
+    with pytest.raises(ProtocolError, match="helper set"):
+        HelperSet.load(path)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(TrefoilError, match="there is no helper set"):
+        HelperSet.load(tmp_path / "absent.json")
+    with pytest.raises(TrefoilError, match="cannot read"):
+        HelperSet.load(tmp_path)

@@ -1,0 +1,178 @@
+"""Keys: files only their owner can read, signatures for one purpose each, and seals that open in one context."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import protocol_samples as samples
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.hpke import OVERHEAD, PrivateKey, PublicKey, Suite
+from protocol.keys import (
+    IdentityKey,
+    load_hpke_key,
+    load_identity,
+    read_private_file,
+    save_hpke_key,
+    save_identity,
+    verify_signature,
+    write_private_file,
+)
+
+SUITE = Suite.X25519_HKDF_SHA256_AES_128_GCM
+
+
+def test_identity_survives_its_file(tmp_path: Path) -> None:
+    key = IdentityKey.generate()
+    save_identity(tmp_path / "identity", key)
+    assert load_identity(tmp_path / "identity").public == key.public
+
+
+def test_hpke_key_survives_its_file(tmp_path: Path) -> None:
+    key = PrivateKey.generate()
+    save_hpke_key(tmp_path / "hpke", key)
+    loaded = load_hpke_key(tmp_path / "hpke")
+    assert loaded.open(key.public.seal(b"x", b"info"), b"info") == b"x"
+
+
+def test_a_key_file_is_private_from_the_start(tmp_path: Path) -> None:
+    save_identity(tmp_path / "identity", IdentityKey.generate())
+    assert (tmp_path / "identity").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601, 0o777])
+def test_a_key_file_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "identity"
+    save_identity(path, IdentityKey.generate())
+    path.chmod(mode)
+    with pytest.raises(TrefoilError, match=f"mode {mode:04o}") as error:
+        load_identity(path)
+    assert error.value.hint == f"Run: chmod 600 {path}"
+
+
+def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "identity"
+    first = IdentityKey.generate()
+    save_identity(path, first)
+    with pytest.raises(TrefoilError, match="exists already"):
+        save_identity(path, IdentityKey.generate())
+    with pytest.raises(TrefoilError, match="exists already"):
+        save_hpke_key(path, PrivateKey.generate())
+    assert load_identity(path).public == first.public
+
+
+def test_missing_and_unreadable_files_say_so(tmp_path: Path) -> None:
+    with pytest.raises(TrefoilError, match="there is no key file"):
+        read_private_file(tmp_path / "absent")
+    with pytest.raises(TrefoilError, match="cannot read"):
+        read_private_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"\xff",
+        b'{"trefoil_key": "hpke"}',
+        b'{"trefoil_key": "identity"}',
+        b'{"trefoil_key": "identity", "private": "zz"}',
+        b'{"trefoil_key": "identity", "private": "ab"}',
+    ],
+)
+def test_a_damaged_identity_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    write_private_file(tmp_path / "key", content)
+    with pytest.raises(TrefoilError):
+        load_identity(tmp_path / "key")
+
+
+@pytest.mark.parametrize("suite", [2, None, "1", [1]])
+def test_an_hpke_key_of_an_unknown_suite_is_refused(tmp_path: Path, suite: object) -> None:
+    stored = {"trefoil_key": "hpke", "suite": suite, "private": "00" * 32}
+    write_private_file(tmp_path / "key", json.dumps(stored).encode())
+    with pytest.raises(ProtocolError, match="unknown cipher suite"):
+        load_hpke_key(tmp_path / "key")
+
+
+def test_a_key_of_one_kind_is_not_read_as_the_other(tmp_path: Path) -> None:
+    save_identity(tmp_path / "identity", IdentityKey.generate())
+    with pytest.raises(TrefoilError, match="not a Trefoil hpke key file"):
+        load_hpke_key(tmp_path / "identity")
+
+
+@given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(["query", "helper set", "vote"]))
+def test_a_signature_holds_for_its_message_label_and_key_alone(message: bytes, other: bytes, label: str) -> None:
+    signature = samples.QUERIER.sign(label, message)
+    assert verify_signature(samples.QUERIER.public, label, message, signature)
+    assert verify_signature(samples.QUERIER.public, label, other, signature) == (message == other)
+    assert not verify_signature(samples.QUERIER.public, label + "x", message, signature)
+    assert not verify_signature(samples.IDENTITIES[0].public, label, message, signature)
+
+
+@pytest.mark.parametrize(("public", "signature"), [(b"", b""), (bytes(31), bytes(64)), (bytes(32), bytes(63))])
+def test_a_signature_of_the_wrong_size_is_no_signature(public: bytes, signature: bytes) -> None:
+    assert not verify_signature(public, "query", b"", signature)
+
+
+def test_private_parts_do_not_show() -> None:
+    identity, hpke = samples.QUERIER, samples.KEYS[0]
+    assert identity.raw.hex() not in repr(identity)
+    assert hpke.raw.hex() not in repr(hpke)
+    assert "PrivateKey" not in repr(identity).replace("IdentityKey", "")
+
+
+@given(st.binary(max_size=100), st.binary(max_size=30), st.binary(max_size=30))
+def test_a_seal_opens_under_its_own_context_alone(plaintext: bytes, info: bytes, other: bytes) -> None:
+    key = samples.KEYS[0]
+    sealed = key.public.seal(plaintext, info)
+    assert len(sealed) == len(plaintext) + OVERHEAD
+    assert key.open(sealed, info) == plaintext
+    if info != other:
+        with pytest.raises(ProtocolError, match="does not open"):
+            key.open(sealed, other)
+    with pytest.raises(ProtocolError, match="does not open"):
+        samples.KEYS[1].open(sealed, info)
+
+
+def test_a_seal_with_any_changed_bit_does_not_open() -> None:
+    """Bit 255 of the ephemeral key included, which X25519 itself ignores: HPKE hashes the key as it was sent."""
+    key = samples.KEYS[0]
+    sealed = key.public.seal(b"seeds", b"info")
+    for bit in range(8 * len(sealed)):
+        changed = bytearray(sealed)
+        changed[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(ProtocolError):
+            key.open(bytes(changed), b"info")
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 47])
+def test_what_is_too_short_for_a_seal_does_not_open(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        samples.KEYS[0].open(bytes(size), b"")
+
+
+def test_a_public_key_of_low_order_seals_nothing() -> None:
+    with pytest.raises(ProtocolError, match="not a usable point"):
+        PublicKey(SUITE, bytes(32)).seal(b"", b"")
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_keys_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        PublicKey(SUITE, bytes(size))
+    with pytest.raises(ProtocolError):
+        PrivateKey.from_raw(SUITE, bytes(size))
+    with pytest.raises(ProtocolError):
+        IdentityKey.from_raw(bytes(size))
+
+
+def test_a_key_id_belongs_to_its_key() -> None:
+    ids = {key.public.key_id for key in (*samples.KEYS, *samples.OLD_KEYS)}
+    assert len(ids) == 6
+    assert samples.KEYS[0].public.key_id == samples.hpke_key("Alder").public.key_id
