@@ -1,0 +1,268 @@
+"""`trefoil device ...` and `trefoil conformance ...` as a person runs them: results, JSON, hints, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from protocol_samples import HELPER_SET, helper_entry, signed
+from typer.testing import CliRunner, Result
+
+import trefoil
+from device import actions, agent
+from device.conversion import ConversionOptions
+from device.limits import TREFOIL_SERVICE
+from protocol.batch import BatchReader
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet, HpkeKeyConfig
+from protocol.report import SealedReport
+
+OURS = Path(__file__).parent / "scenarios"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(trefoil.app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments: str | Path) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def fail(*arguments: str | Path) -> TrefoilError:
+    """The error that `trefoil.main` turns into two lines."""
+    result = run(*arguments)
+    assert isinstance(result.exception, TrefoilError), result.output
+    return result.exception
+
+
+@pytest.fixture
+def helpers(tmp_path: Path) -> Path:
+    """A signed helper set whose keys are active now."""
+    now = int(time.time())
+    entries = [
+        replace(helper_entry(party), hpke_keys=(HpkeKeyConfig(helper_entry(party).hpke_keys[0].key, 0, now + 10**6),))
+        for party in range(3)
+    ]
+    helper_set = signed(HelperSet(HELPER_SET.number, (entries[0], entries[1], entries[2])))
+    path = tmp_path / "helpers.json"
+    path.write_text(json.dumps(helper_set.to_json()))
+    return path
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Path:
+    return tmp_path / "ann.db"
+
+
+def test_an_impression_a_conversion_and_what_they_cost(db: Path, helpers: Path, tmp_path: Path) -> None:
+    output = succeed("device", "impression", "www.news.example", "--db", db, "--bucket", "2")
+    assert "is a new device" in output
+    assert "news.example for bucket 2" in output
+    batch, result = tmp_path / "shop.batch", tmp_path / "result.json"
+    convert: list[str | Path] = [
+        "device",
+        "convert",
+        "shop.example",
+        "--db",
+        db,
+        "--helpers",
+        helpers,
+        "--buckets",
+        "4",
+        "--epsilon",
+        "0.25",
+    ]
+    succeed(*convert, "--batch", batch, "--json", result)
+    succeed(*convert, "--batch", batch)
+    written = json.loads(result.read_text())
+    reports = list(BatchReader(batch))
+    assert written["report"] == reports[0].digest.hex()
+    assert written["bytes"] == len(reports[0].encode())
+    assert "histogram" not in written
+    assert len(reports) == 2
+    output = succeed("device", "budget", "--db", db, "--json", result)
+    assert "shop.example" in output
+    budget = json.loads(result.read_text())
+    spent = {entry["kind"]: entry["spent_micros"] for entry in budget["filters"]}
+    assert spent == {"site": 500_000, "global": 500_000, "impression_site": 500_000}
+
+
+def test_a_single_report_file(db: Path, helpers: Path, tmp_path: Path) -> None:
+    path = tmp_path / "one.report"
+    succeed("device", "convert", "shop.example", "--db", db, "--helpers", helpers, "--buckets", "3", "--report", path)
+    report = SealedReport.decode(path.read_bytes())
+    assert (report.terms().site, report.terms().buckets, report.terms().debug) == ("shop.example", 3, False)
+
+
+def test_a_debug_device_shows_the_histogram(db: Path, helpers: Path, tmp_path: Path) -> None:
+    succeed("device", "create", "--db", db, "--debug")
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "1", "--conversion-site", "shop.example")
+    result = tmp_path / "result.json"
+    output = succeed(
+        *("device", "convert", "shop.example", "--db", db, "--helpers", helpers, "--buckets", "2", "--value", "3"),
+        *("--max-value", "5", "--credit", "1", "--credit", "1", "--report", tmp_path / "r", "--json", result),
+    )
+    assert "the histogram is [0, 3]" in output
+    assert json.loads(result.read_text())["histogram"] == [0, 3]
+    assert SealedReport.decode((tmp_path / "r").read_bytes()).terms().debug
+
+
+def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None:
+    succeed("device", "create", "--db", db, "--debug")
+
+    def histogram() -> list[int]:
+        result = tmp_path / "result.json"
+        command: list[str | Path] = [
+            "device",
+            "convert",
+            "shop.example",
+            "--db",
+            db,
+            "--helpers",
+            helpers,
+            "--buckets",
+            "1",
+        ]
+        succeed(*command, "--epsilon", "0.1", "--report", tmp_path / "r", "--json", result)
+        numbers: list[int] = json.loads(result.read_text())["histogram"]
+        return numbers
+
+    succeed("device", "switch", "false", "--db", db)
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    succeed("device", "switch", "true", "--db", db)
+    assert histogram() == [0]
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    assert histogram() == [1]
+    succeed("device", "clear", "--db", db, "--site", "news.example", "--stored-data")
+    assert histogram() == [0]
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    assert histogram() == [1]
+    succeed("device", "clear", "--db", db, "--site", "shop.example")
+    assert histogram() == [0]
+    assert "spent" in succeed("device", "budget", "--db", db, "--site", "www.shop.example")
+    succeed("device", "clear", "--db", db, "--forget-visits")
+    assert "no site has cost" in succeed("device", "budget", "--db", db)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "shop.example", "--helpers", "HELPERS", "--buckets", "2"], "one place"),
+        (["convert", "shop.example", "--helpers", "HELPERS", "--buckets", "0", "--report", "R"], "histogram_size"),
+        (["convert", "localhost", "--helpers", "HELPERS", "--buckets", "1", "--report", "R"], "this machine"),
+        (["convert", "shop.example", "--helpers", "nowhere.json", "--buckets", "1", "--report", "R"], "nowhere.json"),
+        (["impression", "news.example", "--bucket", "5000"], "histogram_index"),
+        (["clear"], "what to clear"),
+        (["clear", "--stored-data"], "named sites"),
+        (["clear", "--site", "a", "--forget-visits"], "single label"),
+    ],
+)
+def test_mistakes_are_explained_and_leave_nothing(
+    arguments: list[str], message: str, db: Path, helpers: Path, tmp_path: Path
+) -> None:
+    succeed("device", "create", "--db", db)
+    places = {"HELPERS": str(helpers), "R": str(tmp_path / "r")}
+    command = [places.get(argument, argument) for argument in arguments]
+    error = fail("device", *command, "--db", db)
+    assert message in str(error)
+    assert not (tmp_path / "r").exists()
+    with agent.opened(db) as device:
+        assert device.budget() == []
+        assert device.overview().impressions == []
+
+
+def test_a_missing_or_damaged_database(db: Path) -> None:
+    assert "create" in fail("device", "budget", "--db", db).hint
+    db.write_bytes(b"x" * 5000)
+    assert "damaged" in str(fail("device", "impression", "news.example", "--db", db, "--bucket", "0"))
+    assert db.read_bytes() == b"x" * 5000
+
+
+def test_a_batch_of_another_shape_is_refused_before_anything_is_paid(db: Path, helpers: Path, tmp_path: Path) -> None:
+    batch = tmp_path / "shop.batch"
+    convert: list[str | Path] = [
+        "device",
+        "convert",
+        "shop.example",
+        "--db",
+        db,
+        "--helpers",
+        helpers,
+        "--batch",
+        batch,
+    ]
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    succeed(*convert, "--buckets", "2", "--epsilon", "0.1")
+    size = batch.stat().st_size
+    for change in (["--buckets", "3"], ["--buckets", "2", "--unit", "cents"]):
+        assert "holds reports" in str(fail(*convert, *change))
+    assert batch.stat().st_size == size
+    with agent.opened(db) as device:
+        assert max(state.spent for state in device.budget()) == 100_000
+
+
+def test_a_device_without_helpers_makes_no_reports(db: Path) -> None:
+    agent.create(db)
+    with agent.opened(db) as device, pytest.raises(TrefoilError, match="helper set"):
+        device.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 1))
+
+
+def test_reports_of_the_command_line_leave_at_the_tick(
+    db: Path, helpers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    agent.create(db)
+    monkeypatch.setattr("device.tick.Tick.__call__", lambda self: lambda: waited.append(self.period))
+    options = ConversionOptions(TREFOIL_SERVICE, 1)
+    actions.convert(db, helpers, "shop.example", options, None, actions.Destination(db.with_name("r"), is_batch=False))
+    assert waited == [0.05]
+
+
+@pytest.mark.parametrize("command", ["create", "impression", "convert", "budget", "clear", "switch"])
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    output = " ".join(succeed("device", command, "--help").split())
+    assert "Example: trefoil device" in output
+    assert "--json" in output
+
+
+def test_conformance_counts_and_exits(tmp_path: Path) -> None:
+    result = tmp_path / "results.json"
+    count = len(list(OURS.glob("*.json"))) - 1
+    output = succeed("conformance", "w3c", OURS, "--json", result)
+    assert output.endswith(f"{count} passed, 0 failed\n")
+    assert json.loads(result.read_text())["passed"] == count
+    event: dict[str, Any] = {"seconds": 1, "event": "clearImpressionsForSite", "site": "localhost"}
+    (tmp_path / "wrong").mkdir()
+    (tmp_path / "wrong" / "one.json").write_text(json.dumps({"events": [event]}))
+    failed = run("conformance", "w3c", tmp_path / "wrong")
+    assert failed.exit_code == 1
+    assert "0 passed, 1 failed" in failed.output
+
+
+def readme_blocks(fence: str) -> list[str]:
+    text = (Path(__file__).parents[1] / "device" / "README.md").read_text()
+    if fence == "python":
+        return [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    return [line.strip() for line in text.splitlines() if line.startswith("    trefoil ")]
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_readmes_examples_run(number: int) -> None:
+    blocks = readme_blocks("python")
+    assert len(blocks) == 2
+    exec(blocks[number], {})  # noqa: S102 - our own documentation
+
+
+def test_the_readmes_commands_run(helpers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = readme_blocks("sh")
+    assert len(commands) == 5
+    monkeypatch.chdir(helpers.parent)
+    (helpers.parent / "tests").symlink_to(OURS.parent)
+    for command in commands:
+        succeed(*command.split()[1:])
