@@ -23,7 +23,7 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.05
 # A worker listens before anyone is told its port, so a port that refuses this often belongs to a worker that died.
 MAX_REFUSALS = 40
-# Strangers can open connections but not complete them; this many at a time may try.
+# Strangers can open connections but not complete them. This many may try at a time; one more cuts off the oldest.
 MAX_HANDSHAKES = 16
 
 
@@ -116,20 +116,21 @@ class Links:
         loop = asyncio.get_running_loop()
         trusted = tuple(self._peers[party].certificate for party in self._session.peers)
         context = tls.server_context(self._identity, trusted)
-        handshakes: set[asyncio.Task[None]] = set()
+        handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
         try:
             while True:
                 connection, _ = await loop.sock_accept(self._listener)
                 if len(handshakes) >= MAX_HANDSHAKES:
-                    connection.close()
-                    continue
+                    next(iter(handshakes)).cancel()
                 task = asyncio.create_task(self._welcome(connection, context, progress))
-                handshakes.add(task)
-                task.add_done_callback(handshakes.discard)
+                handshakes[task] = None
+                task.add_done_callback(handshakes.pop)
+                await asyncio.sleep(0)  # let it begin: a task cancelled before that would never close its connection
         finally:
-            for task in handshakes:
+            rest = list(handshakes)
+            for task in rest:
                 task.cancel()
-            await asyncio.gather(*handshakes, return_exceptions=True)
+            await asyncio.gather(*rest, return_exceptions=True)
 
     async def _welcome(self, connection: socket.socket, context: ssl.SSLContext, progress: Progress) -> None:
         """One incoming connection: keep it if its certificate is that of a party we wait for, drop it otherwise."""
@@ -140,16 +141,13 @@ class Links:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection, ssl=context, ssl_shutdown_timeout=1.0
             )
-        except (OSError, asyncio.CancelledError) as error:
-            connection.close()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            progress.remarks.append(f"refused a connection: {_reason(error)}")
+        except OSError as error:
+            progress.remark(f"refused a connection: {_reason(error)}")
             return
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         party = self._whose(_shown(writer))
         if party is None or party in self._channels:
-            progress.remarks.append("refused a connection: not a certificate we are waiting for")
+            progress.remark("refused a connection: not a certificate we are waiting for")
             writer.close()
             return
         self._channels[party] = Channel(party, reader, writer)

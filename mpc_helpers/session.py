@@ -78,6 +78,11 @@ class Progress:
         self.stage = stage
         self.waiting = set(waiting)
 
+    def remark(self, text: str) -> None:
+        """Something that may explain a failure later. Strangers can cause these, so only the first few are kept."""
+        if text not in self.remarks and len(self.remarks) < 4:
+            self.remarks.append(text)
+
     def too_late(self, seconds: float) -> MpcError:
         """The error for a deadline that passed now."""
         blamed = sorted(self.waiting)

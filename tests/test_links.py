@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from mpc_helpers.channel import Channel, _hello
-from mpc_helpers.links import listen
+from mpc_helpers.links import MAX_HANDSHAKES, listen
 from mpc_helpers.runtime import Engine, run_party
 from mpc_helpers.session import MpcError, MpcSession, Peer, Stage
 from mpc_helpers.tls import TlsIdentity, client_context, make_identity
@@ -104,10 +104,10 @@ def forged_hello(sender: int, receiver: int) -> bytes:
 
 
 async def test_strangers_at_the_door_do_not_stop_the_session(identities: list[TlsIdentity]) -> None:
-    """Plain TCP connections, silent or noisy, to a worker's port: dropped, and the three parties still meet."""
+    """Plain TCP connections, silent or noisy, more than are let in at a time: the three parties still meet."""
     sockets = listeners()
     peers = addresses(identities, sockets)
-    strangers = [await asyncio.open_connection("127.0.0.1", peers[2].port) for _ in range(5)]
+    strangers = [await asyncio.open_connection("127.0.0.1", peers[2].port) for _ in range(MAX_HANDSHAKES + 5)]
     strangers[0][1].write(b"GET / HTTP/1.1\r\n\r\n")
     runs = [run_party(session(i, 10.0), peers, identities[i], sockets[i], say_hello) for i in range(3)]
     assert await asyncio.gather(*runs) == [[b"\0", b"\1", b"\2"]] * 3
