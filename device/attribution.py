@@ -8,7 +8,9 @@ answers is cut to non-negative integers that sum to at most the value. Then ‖A
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -124,14 +126,15 @@ def fair_allocation(value: int, credit: Sequence[float], coins: Sequence[float])
     In IEEE doubles, in the standard's order: what it gives for its own scenarios depends on that. Needs one coin in
     [0, 1) fewer than there are credits.
     """
-    parts = _proportions(value, credit)
+    parts = _proportions(value, [float(share) for share in credit])
     carried = 0
     for other, coin in zip(range(1, len(parts)), coins, strict=False):
         fraction1, fraction2 = parts[carried] % 1, parts[other] % 1
-        if fraction1 == 0 and fraction2 == 0:
-            continue
         up = fraction1 + fraction2 > 1
         step1, step2 = (1 - fraction1, 1 - fraction2) if up else (-fraction1, -fraction2)
+        if step1 + step2 == 0:
+            # Both are whole already, or a rounding error short of it.
+            continue
         step = step2
         if coin < step2 / (step1 + step2):
             step = step1
@@ -142,7 +145,8 @@ def fair_allocation(value: int, credit: Sequence[float], coins: Sequence[float])
 
 
 def _proportions(value: int, credit: Sequence[float]) -> list[float]:
-    total = sum(credit)
+    # Added one by one: newer versions of Python's sum() round differently.
+    total = functools.reduce(operator.add, credit)
     parts = [value * share / total for share in credit]
     if not all(math.isfinite(part) for part in parts) or not math.isfinite(total):
         # Credits near the largest double overflow on the way; only their ratios matter.
