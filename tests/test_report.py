@@ -1,0 +1,273 @@
+"""The report: one encoding, sizes that say nothing, and a header every field of which is bound to every payload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import protocol_samples as samples
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.epsilon import MAX_MICROS, MAX_SENSITIVITY
+from protocol.errors import ProtocolError, Rejected, Rejection, TrefoilError
+from protocol.report import (
+    BODY_HASH_AT,
+    COMMITMENTS_AT,
+    FIXED,
+    MAX_BUCKETS,
+    NONCE_AT,
+    PAYLOAD_SIZE,
+    Header,
+    ReportTerms,
+    SealedReport,
+    check_seeds,
+    coarse_time,
+    open_report,
+    seal_report,
+    seed_commitment,
+)
+from protocol.shares import PARTIES, reconstruct
+
+NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=20).map(str.lower)
+HASHES = st.binary(min_size=32, max_size=32)
+IDS = st.binary(min_size=8, max_size=8)
+TERMS = st.builds(
+    ReportTerms,
+    site=NAMES,
+    caller=NAMES,
+    time=st.integers(0, 2**50).map(coarse_time),
+    epsilon_micros=st.integers(1, MAX_MICROS),
+    sensitivity=st.integers(1, MAX_SENSITIVITY),
+    buckets=st.integers(1, MAX_BUCKETS),
+    kappa=st.integers(0, MAX_SENSITIVITY),
+    unit=st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=32),
+    debug=st.booleans(),
+)
+HEADERS = st.builds(
+    Header,
+    terms=TERMS,
+    helper_set=HASHES,
+    key_ids=st.tuples(IDS, IDS, IDS),
+    nonce=st.binary(min_size=16, max_size=16),
+    commitments=st.tuples(HASHES, HASHES, HASHES),
+    body_hash=HASHES,
+)
+REPORT = samples.report("test report", [1, 2, 3, 4, 5, 6, 7, 8])
+
+
+@given(HEADERS)
+def test_decoding_a_header_reverses_encoding(header: Header) -> None:
+    assert Header.decode(header.encode()) == header
+
+
+@given(HEADERS, st.data())
+def test_no_second_encoding_of_a_header_decodes(header: Header, data: st.DataObject) -> None:
+    """Whatever bytes decode at all are exactly the bytes their meaning encodes to."""
+    changed = bytearray(header.encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decoded = Header.decode(bytes(changed))
+    except Rejected:
+        return
+    assert decoded.encode() == bytes(changed)
+
+
+@given(HEADERS, st.data())
+def test_a_header_cut_or_extended_is_refused(header: Header, data: st.DataObject) -> None:
+    encoded = header.encode()
+    with pytest.raises(Rejected):
+        Header.decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+    with pytest.raises(Rejected):
+        Header.decode(encoded + data.draw(st.binary(min_size=1, max_size=300)))
+
+
+def test_every_single_byte_of_a_report_has_one_meaning() -> None:
+    """Every byte changed in eight ways: refused, or another report with exactly those bytes."""
+    encoded = REPORT.encode()
+    for at in range(len(encoded)):
+        for bit in range(8):
+            changed = encoded[:at] + bytes([encoded[at] ^ (1 << bit)]) + encoded[at + 1 :]
+            try:
+                decoded = SealedReport.decode(changed)
+            except Rejected:
+                continue
+            assert decoded.encode() == changed
+            assert decoded != REPORT
+
+
+def test_a_changed_header_byte_leaves_nothing_to_open() -> None:
+    """The whole header is authenticated: no byte of it can change and any payload still open."""
+    keys = [samples.private_keys(party) for party in range(PARTIES)]
+    for at in range(len(REPORT.header)):
+        changed = bytes([REPORT.header[at] ^ (1 << (at % 8))])
+        report = replace(REPORT, header=REPORT.header[:at] + changed + REPORT.header[at + 1 :])
+        for party in range(PARTIES):
+            with pytest.raises(Rejected):
+                open_report(party, report, keys[party])
+
+
+def test_positions_of_fields_are_those_of_the_layout() -> None:
+    header = Header.decode(REPORT.header)
+    assert REPORT.header[NONCE_AT : NONCE_AT + 16] == header.nonce
+    for index, commitment in enumerate(header.commitments):
+        assert REPORT.header[COMMITMENTS_AT + 32 * index :][:32] == commitment
+    assert REPORT.header[BODY_HASH_AT : BODY_HASH_AT + 32] == header.body_hash
+    assert FIXED.size == BODY_HASH_AT + 32 == 239
+
+
+def test_header_as_annotated_bytes() -> None:
+    no_hash, no_id = bytes(32), bytes(8)
+    terms = ReportTerms("a.b", "c.d", 7200, 1_500_000, 10, 3, kappa=2, unit="u", debug=True)
+    header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(16), (no_hash, no_hash, no_hash), no_hash)
+    expected = (
+        "0001 0001 0001 01"  # version, suite, schema, flags: debug
+        + "00" * (32 + 24 + 16)  # helper set, key ids, nonce
+        + "0000000000001c20"  # time: 7200
+        + "0016e360"  # ε: 1,500,000 micros
+        + "000000000000000a 0000000000000002 00000003"  # Δ, κ, buckets
+        + "00" * 128  # commitments, body hash
+        + "0001 75 0003 612e62 0003 632e64"  # unit, site, caller
+    )
+    assert header.encode() == bytes.fromhex(expected)
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=8, max_size=8))
+@settings(max_examples=30)
+def test_what_is_sealed_is_what_opens(values: list[int]) -> None:
+    report = samples.report(f"values {values}", values)
+    views = [open_report(party, report, samples.private_keys(party)) for party in range(PARTIES)]
+    components = {**views[0], **views[1]}
+    assert reconstruct([components[index] for index in range(PARTIES)]) == values
+    assert all((views[2][index] == components[index]).all() for index in views[2])
+
+
+def test_real_and_null_reports_have_the_same_size_and_shape() -> None:
+    null, real = samples.report("null"), samples.report("real", [2**40, 0, 0, 0, 5, 0, 0, 0])
+    assert len(null.header) == len(real.header)
+    assert len(null.body) == len(real.body) == 64
+    assert [len(payload) for payload in null.payloads] == [len(payload) for payload in real.payloads] == [112] * 3
+
+
+def test_nothing_public_in_a_header_depends_on_the_histogram() -> None:
+    """With the same coins, headers differ in the body's hash alone, and that is a hash of a masked vector."""
+    null, real = samples.report("same coins"), samples.report("same coins", [9] * 8)
+    assert null.header[:BODY_HASH_AT] == real.header[:BODY_HASH_AT]
+    assert null.header[FIXED.size :] == real.header[FIXED.size :]
+    assert null.header != real.header
+
+
+def test_two_reports_of_the_same_data_are_unlike() -> None:
+    one, two = (seal_report([0] * 8, samples.TERMS, samples.HELPER_SET) for _ in range(2))
+    assert one.digest != two.digest
+    assert one.body != two.body
+    assert Header.decode(one.header).nonce != Header.decode(two.header).nonce
+
+
+def test_a_side_query_adds_one_number() -> None:
+    terms = samples.terms(kappa=5)
+    assert terms.length == terms.buckets + 1
+    assert len(samples.report("side", [0] * 9, terms).body) == 72
+    with pytest.raises(ProtocolError, match="promise 9 numbers, not 8"):
+        samples.report("side", [0] * 8, terms)
+
+
+def test_sealing_needs_keys_that_are_active() -> None:
+    with pytest.raises(TrefoilError, match="no active HPKE key"):
+        samples.report(
+            "late", None, samples.terms(time=samples.SET_END + samples.HOUR - samples.SET_END % samples.HOUR)
+        )
+
+
+def test_commitments_tell_index_nonce_and_seed_apart() -> None:
+    made = {
+        seed_commitment(index, nonce * 16, seed * 32)
+        for index in range(3)
+        for nonce in (b"a", b"b")
+        for seed in (b"c", b"d")
+    }
+    assert len(made) == 12
+
+
+@pytest.mark.parametrize("size", [0, 32, 63, 65, 96])
+def test_a_payload_is_exactly_two_seeds(size: int) -> None:
+    with pytest.raises(Rejected) as error:
+        check_seeds(0, REPORT.header, bytes(size))
+    assert error.value.rejection is Rejection.UNOPENABLE
+
+
+def test_sizes_that_contradict_the_header_are_malformed() -> None:
+    first, second, third = REPORT.payloads
+    for wrong in (
+        replace(REPORT, body=REPORT.body[:-8]),
+        replace(REPORT, body=REPORT.body + bytes(8)),
+        replace(REPORT, body=b""),
+        replace(REPORT, payloads=(first, second, third + b"\x00")),
+        replace(REPORT, payloads=(first[:-1], second, third)),
+    ):
+        with pytest.raises(Rejected) as error:
+            SealedReport.decode(wrong.encode())
+        assert error.value.rejection is Rejection.MALFORMED
+    assert len(first) == PAYLOAD_SIZE
+
+
+def test_unknown_versions_are_named_whatever_follows() -> None:
+    for header in (b"\x00\x02\x00\x01\x00\x01", b"\xff\xff" + bytes(500)):
+        with pytest.raises(Rejected) as error:
+            Header.decode(header)
+        assert error.value.rejection is Rejection.UNKNOWN_VERSION
+
+
+WRONG_TERMS: list[dict[str, Any]] = [
+    {"site": ""},
+    {"site": "Shop.example"},
+    {"site": "sho p.example"},
+    {"site": "bücher.example"},
+    {"site": "a" * 254},
+    {"site": "a\n"},
+    {"caller": ""},
+    {"time": -3600},
+    {"time": 1},
+    {"time": 2**63},
+    {"epsilon_micros": 0},
+    {"epsilon_micros": MAX_MICROS + 1},
+    {"sensitivity": 0},
+    {"sensitivity": MAX_SENSITIVITY + 1},
+    {"buckets": 0},
+    {"buckets": MAX_BUCKETS + 1},
+    {"kappa": -1},
+    {"kappa": MAX_SENSITIVITY + 1},
+    {"unit": ""},
+    {"unit": "x" * 33},
+    {"unit": "€"},
+    {"unit": "\t"},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG_TERMS, ids=str)
+def test_terms_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError):
+        samples.terms(**wrong)
+
+
+def test_header_fields_of_another_length_are_refused() -> None:
+    header = Header.decode(REPORT.header)
+    for wrong in ({"nonce": bytes(15)}, {"helper_set": b""}, {"body_hash": bytes(33)}, {"key_ids": (b"", b"", b"")}):
+        changes: dict[str, Any] = {**wrong}
+        with pytest.raises(ProtocolError, match="wrong length"):
+            replace(header, **changes)
+
+
+def test_coarse_time_is_the_hour() -> None:
+    assert [coarse_time(now) for now in (0, 3599, 3600, 7201)] == [0, 0, 3600, 7200]
+
+
+def test_sealed_parts_do_not_show() -> None:
+    assert REPORT.payloads[0].hex()[:16] not in repr(REPORT)
+    assert "body" not in repr(REPORT)
+
+
+def test_a_report_states_its_terms() -> None:
+    assert REPORT.terms() == samples.TERMS
