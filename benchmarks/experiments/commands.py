@@ -44,17 +44,22 @@ def microbenchmark(
     scale: Scale = 1.0,
     json: Json = None,
     plots: Plots = None,
+    mpc: Annotated[bool, typer.Option("--mpc", help="Also run the point through devices and three helpers.")] = False,
 ) -> None:
     """Figure 4: budget spent by the three systems as users and impressions vary. One point if a knob is given."""
     from benchmarks.experiments.experiments import DEFAULT_KNOB, figure_4_settings
     from benchmarks.experiments.experiments import microbenchmark as run
 
     options = _options(accounting, kappa, epoch_days, seed, scale, json)
-    one = participation is not None or rate is not None
+    one = mpc or participation is not None or rate is not None
     knobs = (_or(participation, DEFAULT_KNOB), _or(rate, DEFAULT_KNOB))
     settings = [knobs] if one else figure_4_settings()
+    if mpc:
+        _check_mpc(options, settings)
     with progress("microbenchmark", len(settings) * round(40_000 * scale)) as advance:
         result = run(options, settings, advance)
+    if mpc:
+        result.findings["mpc"] = _through_mpc(options, *knobs)
     _finish([result], _draw("draw_figure_4", result, plots), json)
 
 
@@ -169,6 +174,32 @@ def attack(json: Json = None) -> None:
     attacks = measure()
     out.print(attack_table(attacks))
     write_json(json, {"experiment": "attack", "attacks": [one.as_json() for one in attacks]})
+
+
+def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
+    """Refuse before any work what real devices would not do."""
+    from benchmarks.experiments.microbenchmark import Microbenchmark
+    from benchmarks.experiments.policies import Accounting
+
+    Microbenchmark(*settings[0], options.seed, options.scale)
+    if options.accounting is not Accounting.PAPER or options.kappa:
+        raise TrefoilError("--mpc runs real devices: the paper's accounting, no side query", "Leave both options out.")
+
+
+def _through_mpc(options: Options, participation: float, rate: float) -> list[dict[str, object]]:
+    """One point's queries through devices, sealed reports and three helpers, in both noise modes."""
+    import time
+
+    from benchmarks.experiments.microbenchmark import Microbenchmark, generate
+    from benchmarks.experiments.through_mpc import mpc_table, run_through_mpc
+    from protocol.query import NoiseMode
+
+    spec = Microbenchmark(participation, rate, options.seed, options.scale)
+    now = int(time.time())  # noqa: TID251 - the edge: helpers live by the real clock
+    with progress("sealed reports", len(NoiseMode) * spec.conversions) as advance:
+        results = run_through_mpc(generate(spec), options.epoch_days, list(NoiseMode), now, advance)
+    out.print(mpc_table(results))
+    return [one.as_json() for one in results]
 
 
 def _or(value: float | None, default: float) -> float:

@@ -89,9 +89,9 @@ def _plot(body: Callable[[Any], None]) -> bytes:
     return drawn.getvalue()
 
 
-def _legend(axes: Any) -> None:
+def _legend(axes: Any, columns: int = 4) -> None:
     """Above the plot, where it hides nothing."""
-    axes.legend(fontsize=7, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.legend(fontsize=7, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def _plain_ticks(axis: Any) -> None:
@@ -180,7 +180,7 @@ def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[references
     axes.set_ylim(0, 1.03)
     axes.set_xlabel("RMSRE")
     axes.set_ylabel("share of submitted queries")
-    _legend(axes)
+    _legend(axes, 2 if recorded else 3)
 
 
 def _step(axes: Any, values: Floats, total: int, colour: str, label: str) -> None:
@@ -240,7 +240,7 @@ def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
     axes.set_xlabel("avg. budget across epochs, per device and advertiser (ε)")
     axes.set_ylabel("share of (device, advertiser) pairs")
     axes.set_ylim(0, 1.03)
-    _legend(axes)
+    _legend(axes, 3)
 
 
 def _label(point: Point) -> tuple[str, str]:
@@ -287,7 +287,7 @@ def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
     _plain_ticks(axes.yaxis)
     axes.set_xlabel("share of submitted queries")
     axes.set_ylabel("RMSRE")
-    _legend(axes)
+    _legend(axes, 3)
 
 
 def _cutoffs(axes: Any, studies: Sequence[Study]) -> None:
@@ -296,11 +296,11 @@ def _cutoffs(axes: Any, studies: Sequence[Study]) -> None:
         colour = (KAPPA_COLOUR, "#555555")[offset]
         places = [index + (offset - 0.5) * 0.3 for index in range(len(CUTOFFS))]
         _boxes(axes, [study.worst(cutoff) for cutoff in CUTOFFS], places, colour)
-        accepted = ", ".join(f"{study.accepted(cutoff).mean():.0%}" for cutoff in (0.05,))
-        axes.plot([], [], color=colour, label=f"{study.margin.value}'s margin ({accepted} accepted at 0.05)")
+        accepted = float(study.accepted(0.05).mean())
+        axes.plot([], [], color=colour, label=f"{study.margin.value}'s margin ({accepted:.0%} accepted at 0.05)")
     axes.plot(range(len(CUTOFFS)), CUTOFFS, "_", color="black", markersize=22, label="the cutoff itself")
     axes.set_xticks(range(len(CUTOFFS)), [f"{cutoff:g}" for cutoff in CUTOFFS])
     axes.set_xlabel("cutoff on the estimated RMSRE")
     axes.set_ylabel("largest true RMSRE accepted, by draw")
     axes.set_ylim(0, 0.32)
-    _legend(axes)
+    _legend(axes, 2)
