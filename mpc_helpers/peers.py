@@ -112,7 +112,7 @@ class Peers:
     def _landed(self, key: tuple[int, Hashable], task: asyncio.Task[None]) -> None:
         self._in_flight.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("handling a reply of helper %d failed: %s", key[0] + 1, error)
+            logger.error("handling a reply of helper %d failed: %r", key[0] + 1, error)
 
     def _open(self, peer: int, data: bytes) -> Envelope | None:
         try:

@@ -219,7 +219,7 @@ class Spending:
     def _stopped_asking(self, attempt_id: bytes, task: asyncio.Task[None]) -> None:
         self._asking.pop(attempt_id, None)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("asking about an attempt failed: %s", error)
+            logger.error("asking about an attempt failed: %r", error)
 
     def _own_vote(self, record: AttemptRecord) -> SignedVote:
         if word_about(record.state) is Word.YES:

@@ -1,0 +1,350 @@
+"""Agree and Spend as the helper's page uses them: three helpers in one process, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commit_world import (
+    IDENTITIES,
+    KEYS,
+    PACE,
+    SET_DIGEST,
+    AskedQuery,
+    inline,
+    rejected,
+    report_digest,
+    run,
+)
+
+from mpc_helpers.agreement import AdmittedBatch, Agreement, Attempt
+from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
+from mpc_helpers.messages import Ask, Envelope
+from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
+from protocol.errors import Rejection
+
+QUERY = AskedQuery.of(1, range(6))
+OTHER = AskedQuery.of(2, range(4, 10))
+PARAMETERS = b"p" * 32
+
+
+class Three:
+    """Three helpers over a network that works, except where a test says otherwise."""
+
+    def __init__(self, folder: Path, *, threads: bool = False) -> None:
+        self.down: set[int] = set()
+        self.delay = 0.01
+        self.calls: list[tuple[int, int]] = []
+        self.ledgers: list[NonceLedger] = []
+        for helper in range(3):
+            NonceLedger.create(folder / f"{helper}.db", Owner(helper, KEYS[helper]))
+            self.ledgers.append(NonceLedger(folder / f"{helper}.db", Owner(helper, KEYS[helper])))
+        self._threads = threads
+        self.agreements: list[Agreement] = []
+
+    def start(self) -> None:
+        offload = None if self._threads else inline
+        self.agreements = [
+            Agreement(
+                self.ledgers[helper],
+                IDENTITIES[helper],
+                KEYS,
+                SET_DIGEST,
+                self._sender(helper),
+                pace=PACE,
+                offload=offload,
+            )
+            for helper in range(3)
+        ]
+
+    def _sender(self, source: int) -> Callable[[int, bytes], Awaitable[bytes | None]]:
+        async def send(target: int, data: bytes) -> bytes | None:
+            self.calls.append((source, target))
+            await asyncio.sleep(self.delay)
+            if {source, target} & self.down:
+                raise OSError("connection refused")
+            return await self.agreements[target].receive(source, data)
+
+        return send
+
+    async def agree(
+        self,
+        query: AskedQuery = QUERY,
+        batches: dict[int, AdmittedBatch] | None = None,
+        seconds: float = 20.0,
+        helpers: tuple[int, ...] = (0, 1, 2),
+        **changes: Any,
+    ) -> list[Any]:
+        """Every helper agrees at once; results or errors in order."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        work = []
+        for helper in helpers:
+            batch = (batches or {}).get(helper, query.batch())
+            name = changes.get("names", {}).get(helper, query.name)
+            parameters = changes.get("parameters", {}).get(helper, PARAMETERS)
+            endpoint = b"port %d" % helper
+            minimum = changes.get("minimum", 1)
+            work.append(self.agreements[helper].agree(name, batch, parameters, endpoint, deadline, minimum=minimum))
+        return await asyncio.gather(*work, return_exceptions=True)
+
+    async def commit(self, attempts: list[Attempt]) -> list[Outcome]:
+        deadline = asyncio.get_running_loop().time() + 20.0
+        return await asyncio.gather(
+            *(
+                self.agreements[helper].commit(attempt, b"share %d" % helper, deadline)
+                for helper, attempt in enumerate(attempts)
+            )
+        )
+
+    async def stop(self) -> None:
+        for agreement in self.agreements:
+            await agreement.close()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Three]:
+    three = Three(tmp_path)
+    yield three
+    for ledger in three.ledgers:
+        ledger.close()
+
+
+def play(three: Three, scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        three.start()
+        try:
+            await scenario()
+        finally:
+            await three.stop()
+
+    run(main)
+
+
+def test_a_report_counts_only_if_all_three_admitted_it(three: Three) -> None:
+    batch = QUERY.batch()
+    batches = {0: rejected(batch, [0], Rejection.EXPIRED), 2: rejected(batch, [3, 4], Rejection.WRONG_BODY)}
+
+    async def scenario() -> None:
+        attempts = await three.agree(batches=batches)
+        assert len({attempt.attempt_id for attempt in attempts}) == 1
+        for attempt in attempts:
+            assert attempt.accepted.tolist() == [False, True, True, False, False, True]
+            assert attempt.counted == 3
+            assert attempt.rejections == ({Rejection.EXPIRED: 1}, {}, {Rejection.WRONG_BODY: 2})
+        assert attempts[0].endpoints == {1: b"port 1", 2: b"port 2"}
+        assert await three.commit(attempts) == [Outcome.RELEASED] * 3
+
+    play(three, scenario)
+
+
+def test_what_one_query_released_is_seen_by_the_next(three: Three) -> None:
+    async def scenario() -> None:
+        await three.commit(await three.agree())
+        attempts = await three.agree(OTHER)
+        assert {attempt.counted for attempt in attempts} == {4}
+        assert attempts[0].rejections == ({Rejection.SEEN: 2},) * 3
+        counted = {bytes(row) for row in OTHER.batch().digests[attempts[0].accepted]}
+        assert counted == {report_digest(report) for report in range(6, 10)}
+
+    play(three, scenario)
+
+
+def test_a_retry_gets_the_same_bytes_and_never_a_new_attempt(three: Three) -> None:
+    async def scenario() -> None:
+        attempts = await three.agree()
+        await three.commit(attempts)
+        first = [await agreement.answer(QUERY.name.key) for agreement in three.agreements]
+        again = await three.agree()
+        assert all(isinstance(error, AlreadyReleased) for error in again)
+        assert [await agreement.answer(QUERY.name.key) for agreement in three.agreements] == first
+        release = first[1]
+        assert release is not None
+        assert release.sealed_share == b"share 1"
+        assert {vote.helper for vote in release.votes} == {0, 1, 2}
+        assert "share 1" not in repr(release)
+
+    play(three, scenario)
+
+
+def test_a_given_up_attempt_frees_its_reports_everywhere_and_the_next_has_a_higher_number(three: Three) -> None:
+    async def scenario() -> None:
+        attempts = await three.agree()
+        assert await three.agreements[1].give_up(attempts[1], "the MPC failed")
+        await asyncio.sleep(1)
+        assert all(attempt.ended.is_set() for attempt in attempts)
+        for ledger in three.ledgers:
+            assert not np.any(ledger.lookup(QUERY.batch().digests, OTHER.name.key))
+        again = await three.agree()
+        assert {attempt.number for attempt in again} == {2}
+        assert again[0].attempt_id != attempts[0].attempt_id
+        assert not await three.agreements[1].give_up(attempts[1], "too late")
+
+    play(three, scenario)
+
+
+def test_a_silent_helper_fails_the_query_by_name_and_nothing_is_spent(three: Three) -> None:
+    async def scenario() -> None:
+        three.down = {2}
+        errors = await three.agree(seconds=5, helpers=(0, 1))
+        for error in errors:
+            assert isinstance(error, AgreementError)
+            assert error.helper == 2
+            assert "helper 3: no answer" in str(error)
+        assert all(not np.any(ledger.lookup(QUERY.batch().digests, OTHER.name.key)) for ledger in three.ledgers)
+
+    play(three, scenario)
+
+
+def test_a_helper_that_was_not_asked_yet_says_so(three: Three) -> None:
+    async def scenario() -> None:
+        (error, _) = await three.agree(seconds=3, helpers=(0, 1))
+        assert "helper 3: has not begun this query" in str(error)
+
+    play(three, scenario)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": {1: QueryName(QUERY.name.key, b"x" * 32)}}, "another query under the same id"),
+        ({"batches": {1: AskedQuery.of(1, range(7)).batch()}}, "other reports"),
+        ({"parameters": {1: b"x" * 32}}, "other parameters"),
+    ],
+)
+def test_a_different_question_is_refused_before_anything_is_spent(
+    three: Three, changes: dict[str, Any], message: str
+) -> None:
+    async def scenario() -> None:
+        errors = await three.agree(**changes, seconds=5)
+        assert isinstance(errors[0], AgreementError)
+        assert message in str(errors[0])
+        assert errors[0].helper == 1
+        assert [ledger.head.sequence for ledger in three.ledgers] == [0, 0, 0]
+
+    play(three, scenario)
+
+
+def test_too_few_reports_fail_before_anything_is_spent(three: Three) -> None:
+    async def scenario() -> None:
+        errors = await three.agree(batches={1: rejected(QUERY.batch(), [1, 2], Rejection.SEEN)}, minimum=5, seconds=5)
+        assert all(isinstance(error, TooFewReports) for error in errors)
+        assert [ledger.head.sequence for ledger in three.ledgers] == [0, 0, 0]
+
+    play(three, scenario)
+
+
+def test_busy_reports_are_waited_for_holding_nothing(three: Three) -> None:
+    """The larger query waits for the smaller; when that gives up, it goes on with all of its reports."""
+
+    async def scenario() -> None:
+        held = await three.agree(QUERY)
+        waiting = asyncio.get_running_loop().create_task(three.agree(OTHER, seconds=30))
+        await asyncio.sleep(3)
+        assert not waiting.done()
+        assert all(ledger.live(OTHER.name.key) is None for ledger in three.ledgers)
+        await three.agreements[0].give_up(held[0], "deadline")
+        attempts = await waiting
+        assert {attempt.counted for attempt in attempts} == {6}
+
+    play(three, scenario)
+
+
+def test_busy_until_the_deadline_is_a_failure_with_its_reason(three: Three) -> None:
+    async def scenario() -> None:
+        await three.agree(QUERY)
+        errors = await three.agree(OTHER, seconds=3)
+        assert all("2 reports that another query holds" in str(error) for error in errors)
+
+    play(three, scenario)
+
+
+def test_a_smaller_query_takes_reports_that_are_merely_reserved(three: Three) -> None:
+    async def scenario() -> None:
+        larger = await three.agree(OTHER)
+        smaller = await three.agree(QUERY)
+        assert {attempt.counted for attempt in smaller} == {6}
+        assert all(attempt.ended.is_set() for attempt in larger)
+        assert await three.commit(larger) == [Outcome.ABORTED] * 3
+        assert await three.commit(smaller) == [Outcome.RELEASED] * 3
+
+    play(three, scenario)
+
+
+def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(three: Three) -> None:
+    async def scenario() -> None:
+        attempts = await three.agree()
+        three.down = {2}
+        deadline = asyncio.get_running_loop().time() + 10.0
+        outcomes = await asyncio.gather(
+            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1))
+        )
+        assert outcomes == [Outcome.UNDECIDED] * 2
+        await asyncio.sleep(120)
+        assert three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key).tolist() == [Standing.BUSY] * 6
+        three.down = set()
+        assert await three.agreements[2].commit(attempts[2], b"share", asyncio.get_running_loop().time() + 20)
+        await asyncio.sleep(10)
+        states = {record.state for ledger in three.ledgers if (record := ledger.live(QUERY.name.key))}
+        assert states == {State.RELEASED}
+
+    play(three, scenario)
+
+
+def test_one_copy_in_flight_per_peer_and_subject(three: Three) -> None:
+    async def scenario() -> None:
+        await three.agreements[0].peers.call(1, Ask(b"x" * 32))
+        three.calls.clear()
+        three.delay = 1.0
+
+        async def ignore(peer: int, body: object) -> None:
+            return None
+
+        for _ in range(5):
+            three.agreements[0].peers.post(1, "subject", Ask(b"x" * 32), ignore)
+        three.agreements[0].peers.post(1, "other subject", Ask(b"x" * 32), ignore)
+        await asyncio.sleep(3)
+        assert three.calls == [(0, 1), (0, 1)]
+
+    play(three, scenario)
+
+
+def test_strangers_and_wrong_senders_get_no_reply(three: Three) -> None:
+    async def scenario() -> None:
+        head = three.ledgers[2].head
+        agreement = three.agreements[0]
+        ask = Envelope(2, b"b" * 16, head, Ask(b"x" * 32))
+        assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[1])) is None
+        assert await agreement.receive(1, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
+        assert await agreement.receive(2, b"nonsense") is None
+        # Rightly signed, but of a run of helper 3 that does not exist: its ledger cannot be checked.
+        assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
+
+    play(three, scenario)
+
+
+def test_one_query_is_agreed_on_once_at_a_time(three: Three) -> None:
+    async def scenario() -> None:
+        running = asyncio.get_running_loop().create_task(three.agree(helpers=(0,), seconds=3))
+        await asyncio.sleep(1)
+        (error,) = await three.agree(helpers=(0,))
+        assert "already being agreed" in str(error)
+        await running
+
+    play(three, scenario)
+
+
+async def test_with_the_ledger_in_its_own_thread_and_real_time(tmp_path: Path) -> None:
+    three = Three(tmp_path, threads=True)
+    three.delay = 0.0
+    three.start()
+    attempts = await three.agree(seconds=60)
+    assert await three.commit(attempts) == [Outcome.RELEASED] * 3
+    await three.stop()
+    assert len(set(itertools.chain(*three.calls))) == 3
+    for ledger in three.ledgers:
+        ledger.close()

@@ -1,0 +1,139 @@
+"""The messages between helpers: one encoding each, signed for one sender, one realm and one purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from commit_world import IDENTITIES, KEYS, REALM, SET_DIGEST
+
+from mpc_helpers import messages
+from mpc_helpers.attempt import QueryName, Vote, Word
+from mpc_helpers.ledger_file import LedgerHead
+from mpc_helpers.messages import Ask, Body, Envelope, Head, Hello, Propose, Refuse, Reserved, SignedVote
+from protocol.errors import ProtocolError, Rejection
+
+NAME = QueryName(b"q" * 32, b"d" * 32)
+HEAD = LedgerHead(b"l" * 16, 3, b"h" * 32)
+ATTEMPT = b"a" * 32
+
+
+def proposal(mask: list[bool], **changes: object) -> Propose:
+    packed = messages.pack_mask(np.array(mask, dtype=np.bool_))
+    rejections = messages.pack_rejections({Rejection.EXPIRED: mask.count(False)})
+    values: dict[str, object] = {"number": 4, "count": len(mask), "bitmap": packed, "rejections": rejections}
+    fixed = {"query": NAME, "parameters": b"p" * 32, "batch_root": b"r" * 32, "salt": b"s" * 32}
+    return Propose(**(fixed | values | changes))  # type: ignore[arg-type]  # a table of fields, some wrong on purpose
+
+
+def vote(helper: int, cast: Vote) -> SignedVote:
+    return SignedVote.sign(helper, ATTEMPT, cast, REALM, IDENTITIES[helper])
+
+
+BODIES: list[Body] = [
+    proposal([True, False, True]),
+    proposal([True] * 17),
+    proposal([]),
+    Reserved(NAME, 4, ATTEMPT, b"port 1234"),
+    messages.State(ATTEMPT, Word.YES, (vote(0, Vote.YES), vote(1, Vote.YES), vote(2, Vote.YES))),
+    messages.State(ATTEMPT, Word.NO, (vote(0, Vote.RENOUNCED), vote(1, Vote.ABORTED))),
+    messages.State(ATTEMPT, Word.UNKNOWN, ()),
+    Ask(ATTEMPT),
+    Refuse(b"q" * 32, "waiting for 3 reports that another query holds"),
+    Hello(b"c" * 16, None),
+    Hello(b"c" * 16, HEAD),
+    Head(b"c" * 16, b"h" * 32),
+]
+
+
+def seal(body: Body, sender: int = 0) -> bytes:
+    return Envelope(sender, b"b" * 16, HEAD, body).seal(REALM, IDENTITIES[sender])
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_every_message_comes_back_as_it_was(body: Body) -> None:
+    sealed = seal(body)
+    opened = Envelope.open(sealed, REALM, 0, KEYS[0])
+    assert opened == Envelope(0, b"b" * 16, HEAD, body)
+    assert opened.seal(REALM, IDENTITIES[0]) == sealed
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
+def test_every_changed_byte_and_every_other_length_is_refused(body: Body) -> None:
+    sealed = seal(body)
+    wrong = [sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :] for at in range(len(sealed))]
+    for data in (*wrong, sealed[:-1], sealed + b"\0", b""):
+        with pytest.raises(ProtocolError):
+            Envelope.open(data, REALM, 0, KEYS[0])
+
+
+def test_a_message_is_of_one_sender_one_realm_and_one_purpose() -> None:
+    sealed = seal(Ask(ATTEMPT))
+    for realm, sender, key in (
+        (messages.realm(SET_DIGEST, debug=True), 0, KEYS[0]),
+        (messages.realm(b"x" * 32, debug=False), 0, KEYS[0]),
+        (REALM, 1, KEYS[1]),
+        (REALM, 1, KEYS[0]),
+        (REALM, 0, KEYS[1]),
+    ):
+        with pytest.raises(ProtocolError, match="not signed"):
+            Envelope.open(sealed, realm, sender, key)
+    # ASK and STATE(unknown) begin alike; only the signed purpose tells them apart.
+    assert messages.State(ATTEMPT, Word.UNKNOWN, ()).encode().startswith(Ask(ATTEMPT).encode())
+    relabelled = bytearray(sealed)
+    relabelled[4] = messages.Kind.STATE.value
+    with pytest.raises(ProtocolError, match="not signed"):
+        Envelope.open(bytes(relabelled), REALM, 0, KEYS[0])
+
+
+def test_a_vote_is_of_one_helper_one_attempt_one_word_and_one_realm() -> None:
+    cast = vote(0, Vote.YES)
+    cast.verify(REALM, KEYS[0])
+    for changed in (
+        dataclasses.replace(cast, helper=1),
+        dataclasses.replace(cast, attempt_id=b"b" * 32),
+        dataclasses.replace(cast, vote=Vote.ABORTED),
+    ):
+        with pytest.raises(ProtocolError):
+            changed.verify(REALM, KEYS[0])
+    with pytest.raises(ProtocolError):
+        cast.verify(messages.realm(SET_DIGEST, debug=True), KEYS[0])
+
+
+def test_a_bitmap_is_what_it_seems() -> None:
+    mask = [True, False, True, True, False, False, True, True, False, True]
+    assert proposal(mask).mask.tolist() == mask
+    assert proposal(mask).rejection_counts == {Rejection.EXPIRED: 4}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"number": 0},
+        {"number": 2**63},
+        {"salt": b"short"},
+        {"count": 4},
+        {"count": 9},
+        {"bitmap": b"\xa1"},
+        {"rejections": messages.pack_rejections({})},
+        {"rejections": (1,)},
+    ],
+)
+def test_a_proposal_that_contradicts_itself_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        proposal([True, False, True], **changes)
+
+
+def test_none_censors_silently_but_a_duplicate_has_no_place_in_the_batch() -> None:
+    counted = messages.pack_rejections({Rejection.EXPIRED: 1, Rejection.DUPLICATE: 2})
+    assert proposal([True, False, True], rejections=counted).rejection_counts[Rejection.DUPLICATE] == 2
+
+
+def test_a_state_comes_with_votes_on_its_own_attempt() -> None:
+    with pytest.raises(ProtocolError):
+        messages.State(b"b" * 32, Word.YES, (vote(0, Vote.YES),))
+    with pytest.raises(ProtocolError):
+        messages.State(ATTEMPT, Word.YES, ())
+    with pytest.raises(ProtocolError):
+        messages.State(ATTEMPT, Word.WORKING, (vote(0, Vote.YES),))
