@@ -53,7 +53,7 @@ def probability(r: float, rate: Fraction, x: int) -> float:
 
 def misfits(samples: Samples, r: float, rate: Fraction) -> list[str]:
     """What about these samples contradicts a difference of two NB(r, q)."""
-    bins = range(-16, 17)
+    bins = [x for x in range(-16, 17) if samples.size * probability(r, rate, x) >= 30]
     expected = np.array([probability(r, rate, x) for x in bins])
     observed = np.array([float(np.mean(samples == x)) for x in bins])
     found = [
