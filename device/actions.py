@@ -46,17 +46,18 @@ class Destination:
             return cls(report, is_batch=False)
         raise TrefoilError("name one place for the report", "Give --batch FILE or --report FILE.")
 
-    def check(self, site: str, buckets: int, unit: str) -> None:
+    def check(self, site: str, intermediary: str | None, options: ConversionOptions) -> None:
         """Refuse a batch that the report would not fit, before it is paid for."""
         if not self.is_batch or not self.path.exists() or not self.path.stat().st_size:
             return
         batch = BatchReader(self.path)
         if len(batch):
             terms = batch[0].terms()
-            if (terms.site, terms.buckets, terms.unit, terms.kappa) != (parse_site(site), buckets, unit, 0):
+            shape = (parse_site(site), parse_site(intermediary or site), options.histogram_size, options.unit, 0)
+            if (terms.site, terms.caller, terms.buckets, terms.unit, terms.kappa) != shape:
                 raise TrefoilError(
                     f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}",
-                    "Keep one file per site, unit and number of buckets.",
+                    "Keep one file per site, caller, unit and number of buckets.",
                 )
 
     def write(self, report: SealedReport) -> None:
@@ -86,7 +87,7 @@ def convert(
 ) -> dict[str, object]:
     """Measure one conversion and write its report."""
     helper_set = HelperSet.load(helpers)
-    destination.check(site, options.histogram_size, options.unit)
+    destination.check(site, intermediary, options)
     with agent.opened(_present(db), helper_set) as device:
         report = device.measure_conversion(site, options, intermediary=intermediary)
     sealed = report.sealed if isinstance(report, DebugReport) else report

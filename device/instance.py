@@ -44,8 +44,13 @@ class InstanceToken:
         self._latest = _BEGINNING
 
     def vouches_for(self, token: bytes, counter: int) -> bool:
-        """Whether the database with this token and counter is the one that this file was last written for."""
+        """Whether the database with this token and counter is the one that this file was last written for.
+
+        A database that nothing was ever done with needs no voucher: its maker is about to write one.
+        """
         known, inode, reached, _ = self._read()
+        if not known and counter == 0:
+            return True
         return known == token and inode == self._inode and counter >= reached
 
     def latest(self) -> int:

@@ -200,7 +200,8 @@ def test_a_batch_of_another_shape_is_refused_before_anything_is_paid(db: Path, h
     succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
     succeed(*convert, "--buckets", "2", "--epsilon", "0.1")
     size = batch.stat().st_size
-    for change in (["--buckets", "3"], ["--buckets", "2", "--unit", "cents"]):
+    two = ["--buckets", "2"]
+    for change in (["--buckets", "3"], [*two, "--unit", "cents"], [*two, "--intermediary", "ads.example"]):
         assert "holds reports" in str(fail(*convert, *change))
     assert batch.stat().st_size == size
     with agent.opened(db) as device:

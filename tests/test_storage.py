@@ -207,6 +207,15 @@ def test_a_database_without_its_token_is_closed_up_to_now(database: Path) -> Non
         assert ask(device) == 0
 
 
+def test_a_new_database_may_be_opened_before_its_maker_has_finished(tmp_path: Path) -> None:
+    """Its token is written a moment after the database has its name; nothing was spent yet that could be lost."""
+    path = make(tmp_path / "ann.db")
+    token_path(path).unlink()
+    with opened(path) as device:
+        device.save_impression("news.example", ImpressionOptions(0))
+        assert ask(device) == 1
+
+
 def test_a_process_killed_between_commit_and_token_is_no_copy(database: Path) -> None:
     """The counter in the file may be behind the database, never ahead of it."""
     token = token_path(database).read_bytes()
