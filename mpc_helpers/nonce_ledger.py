@@ -67,8 +67,10 @@ class NonceLedger:
         self._step = step
         self._lock = threading.RLock()
         self._db = ledger_file.open_connection(path, owner)
-        self._heads: dict[int, LedgerHead] = {}
         self.ledger_id: bytes = self._value("SELECT ledger_id FROM ledger")
+        self._head = self._read_head()
+        heads = self._db.execute("SELECT helper, ledger_id, sequence, head FROM peer_heads")
+        self._peer_heads = {helper: LedgerHead(*known) for helper, *known in heads}
         self.queries = QueryBook(self._db, self._lock, path)
 
     @classmethod
@@ -210,11 +212,8 @@ class NonceLedger:
 
     @property
     def head(self) -> LedgerHead:
-        """How far this ledger has come."""
-        with self._lock, ledger_file.clear_errors(self.path):
-            row = self._db.execute("SELECT sequence, head FROM moves ORDER BY sequence DESC LIMIT 1").fetchone()
-        sequence, digest = row or (0, ledger_file.first_head(self.ledger_id))
-        return LedgerHead(self.ledger_id, sequence, digest)
+        """How far this ledger has come on disk. Never waits for a move that is under way."""
+        return self._head
 
     def head_at(self, sequence: int) -> bytes | None:
         """The chain's head after move `sequence`, if the ledger came that far."""
@@ -226,16 +225,11 @@ class NonceLedger:
 
     def peer_head(self, helper: int) -> LedgerHead | None:
         """The furthest this helper has seen a peer's ledger."""
-        if helper in self._heads:
-            return self._heads[helper]
-        with self._lock, ledger_file.clear_errors(self.path):
-            query = "SELECT ledger_id, sequence, head FROM peer_heads WHERE helper = ?"
-            row = self._db.execute(query, (helper,)).fetchone()
-        return LedgerHead(*row) if row else None
+        return self._peer_heads.get(helper)
 
     def remember_peer(self, helper: int, head: LedgerHead) -> None:
         """Noted at once, and durable with this ledger's next move: nothing it made us do can be forgotten."""
-        self._heads[helper] = head
+        self._peer_heads[helper] = head
 
     def save_peer_heads(self) -> None:
         """Make what is remembered of the peers durable now."""
@@ -245,7 +239,7 @@ class NonceLedger:
     def forget_peer(self, helper: int) -> None:
         """Run by an operator who has made sure that the peer's new ledger is a rebuilt one."""
         with self._transaction(None, None):
-            self._heads.pop(helper, None)
+            self._peer_heads.pop(helper, None)
             self._db.execute("DELETE FROM peer_heads WHERE helper = ?", (helper,))
 
     # Rebuilding a peer's lost ledger.
@@ -276,6 +270,7 @@ class NonceLedger:
                 if before:
                     self._step(before)
                 self._db.execute("COMMIT")
+                self._head = self._read_head()
             except BaseException:
                 with suppress(sqlite3.ProgrammingError):  # closed meanwhile, which rolls back as well
                     if self._db.in_transaction:
@@ -373,8 +368,13 @@ class NonceLedger:
                 (heard.helper, heard.vote.value, heard.message, attempt_id),
             )
 
+    def _read_head(self) -> LedgerHead:
+        row = self._db.execute("SELECT sequence, head FROM moves ORDER BY sequence DESC LIMIT 1").fetchone()
+        sequence, digest = row or (0, ledger_file.first_head(self.ledger_id))
+        return LedgerHead(self.ledger_id, sequence, digest)
+
     def _append(self, attempt_id: bytes, state: State) -> None:
-        head = self.head
+        head = self._read_head()
         digest = ledger_file.next_head(head.digest, head.sequence + 1, attempt_id, state.value)
         self._db.execute(
             "INSERT INTO moves SELECT ?, attempt, ?, ? FROM attempts WHERE attempt_id = ?",
@@ -383,7 +383,7 @@ class NonceLedger:
         self._write_heads()
 
     def _write_heads(self) -> None:
-        for helper, head in self._heads.items():
+        for helper, head in list(self._peer_heads.items()):
             row = (helper, head.ledger_id, head.sequence, head.digest)
             self._db.execute("INSERT OR REPLACE INTO peer_heads VALUES (?, ?, ?, ?)", row)
 

@@ -152,38 +152,39 @@ class Spending:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _move(self, record: AttemptRecord, votes: list[HeardVote]) -> bool:
-        """One move of COMMIT.md's table, if `votes` allow one. A NO goes before a YES: it is final, a YES is not."""
-        nos = [vote for vote in votes if vote.vote.is_no]
-        yes = [vote for vote in votes if vote.vote is Vote.YES]
-        attempt_id, reason = record.attempt_id, _blame(nos)
-        match record.state:
-            case State.RESERVED:
-                # Its own lock is held, so abort here and tell afterwards like every other move.
-                move = (lambda: self._ledger.abort(attempt_id, reason)) if nos else None
-                new = State.ABORTED
-            case State.VOTED if nos:
-                move, new = lambda: self._ledger.renounce(attempt_id, votes, reason), State.RENOUNCED
-            case State.VOTED:
-                both = {vote.helper for vote in yes} == set(self._peers.others)
-                move, new = (lambda: self._ledger.release(attempt_id, yes)) if both else None, State.RELEASED
-            case State.RENOUNCED:
-                both = {vote.helper for vote in nos} == set(self._peers.others)
-                move, new = (lambda: self._ledger.free(attempt_id, votes, reason)) if both else None, State.ABORTED
-            case State.RELEASED | State.ABORTED:
-                move = None
-            case _:
-                assert_never(record.state)
-        if move is None:
+        """Make one move if `votes` allow one, on disk first, and then tell the peers."""
+        allowed = self._next_move(record, votes)
+        if allowed is None:
             await self._keep_proof(record, votes)
             return False
+        new, move = allowed
         try:
             await self._offload(move)
         except Fenced:
             return True
-        self._settle(attempt_id, new)
+        self._settle(record.attempt_id, new)
         # The reply to a pushed STATE is the peer's own, so telling is also asking.
-        await self.tell(attempt_id, Step.ASK_SENT_TO_ONE if new is State.RENOUNCED else None)
+        await self.tell(record.attempt_id, Step.ASK_SENT_TO_ONE if new is State.RENOUNCED else None)
         return True
+
+    def _next_move(self, record: AttemptRecord, votes: list[HeardVote]) -> tuple[State, Callable[[], None]] | None:
+        """The rows of COMMIT.md's table. A NO goes before a YES: it is final, and a YES is not."""
+        nos = [vote for vote in votes if vote.vote.is_no]
+        yes = [vote for vote in votes if vote.vote is Vote.YES]
+        attempt_id, reason, both = record.attempt_id, _blame(nos), set(self._peers.others)
+        match record.state:
+            case State.RESERVED if nos:
+                return State.ABORTED, lambda: self._ledger.abort(attempt_id, reason)
+            case State.VOTED if nos:
+                return State.RENOUNCED, lambda: self._ledger.renounce(attempt_id, votes, reason)
+            case State.VOTED if {vote.helper for vote in yes} == both:
+                return State.RELEASED, lambda: self._ledger.release(attempt_id, yes)
+            case State.RENOUNCED if {vote.helper for vote in nos} == both:
+                return State.ABORTED, lambda: self._ledger.free(attempt_id, votes, reason)
+            case State.RESERVED | State.VOTED | State.RENOUNCED | State.RELEASED | State.ABORTED:
+                return None
+            case _:
+                assert_never(record.state)
 
     async def _keep_proof(self, record: AttemptRecord, votes: Sequence[HeardVote]) -> None:
         """A signed YES and a signed first-hand NO of one helper prove that it lied: the query is disputed."""
