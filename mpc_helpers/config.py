@@ -44,13 +44,15 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this helper is willing to do. `seconds` bounds a query from its arrival, whatever deadline it names."""
+    """What this helper is willing to do. `seconds` bounds a query from its arrival, whatever deadline it names;
+    `running` is how many batches are admitted, and how many workers kept ready, at the same time.
+    """
 
     minimum_reports: int = 1
     maximum_reports: int = 10_000_000
     queries_per_site: int = 64
     running: int = 4
-    waiting: int = 1000
+    waiting: int = 256
     seconds: int = 3600
     mpc_seconds: int = 60
     peer_seconds: int = 10
@@ -187,7 +189,7 @@ class Membership:
     helper_set: HelperSet
     known_sets: tuple[HelperSet, ...]
     identity: IdentityKey
-    hpke: Mapping[bytes, PrivateKey]
+    hpke: dict[bytes, PrivateKey] = field(repr=False)
 
     @property
     def peers(self) -> tuple[int, ...]:

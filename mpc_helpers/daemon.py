@@ -22,10 +22,11 @@ from mpc_helpers.attempt import Step
 from mpc_helpers.config import ConfigError, HelperConfig, Membership, load_config, load_membership
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.intake import Intake
+from mpc_helpers.meetings import Meetings
 from mpc_helpers.metrics import Metrics
 from mpc_helpers.nonce_ledger import NonceLedger
 from mpc_helpers.pool import Pool
-from mpc_helpers.server import Server
+from mpc_helpers.server import Realm, Server
 from mpc_helpers.setup import owners
 from mpc_helpers.transport import Certificates, Transport
 from mpc_helpers.worker_sessions import WorkerSessions
@@ -35,6 +36,7 @@ from protocol.report import VERSION
 
 _LOG = logging.getLogger("trefoil.daemon")
 REALMS = {False: "real", True: "debug"}
+WORKERS = "workers"
 HOUSEKEEPING_SECONDS = 3600.0
 SHUTDOWN_SECONDS = 2.0
 
@@ -51,7 +53,7 @@ class Parts:
 
     clock: Clock = lambda: int(time.time())  # noqa: TID251 - an edge: the daemon reads the real clock
     step: Callable[[Step], None] = _nothing
-    sessions: Callable[[HelperConfig, Membership, Certificates], Sessions] = WorkerSessions
+    sessions: Callable[[HelperConfig, Membership, Certificates, Meetings], Sessions] = WorkerSessions
     pace: Pace | None = None
 
 
@@ -74,15 +76,17 @@ async def serving(config: HelperConfig, parts: Parts | None = None) -> AsyncIter
             await agreement.recover()
         executor = Pool(config.processes)
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        sessions = parts.sessions(config, membership, certificates)
+        meetings = Meetings(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
+        sessions = parts.sessions(config, membership, certificates, meetings)
         helper = _helper(config, membership, ledgers, agreements, sessions, executor, metrics, parts)
         intake = _intake(config, membership, ledgers, helper, metrics, parts)
         stack.push_async_callback(intake.close)
-        realms = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
+        realms: dict[str, Realm] = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
+        realms[WORKERS] = meetings
         server = Server(intake, realms, certificates.whose, metrics, public_configuration(config, membership))
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
-        keeper = asyncio.create_task(_keep_house(config, ledgers, parts.clock))
+        keeper = asyncio.create_task(_keep_house(config, membership, ledgers, parts.clock))
         stack.callback(keeper.cancel)
         yield intake
 
@@ -187,14 +191,20 @@ async def _listening(config: HelperConfig, server: Server, certificates: Certifi
         await runner.cleanup()
 
 
-async def _keep_house(config: HelperConfig, ledgers: Mapping[bool, NonceLedger], clock: Clock) -> None:
+async def _keep_house(
+    config: HelperConfig, membership: Membership, ledgers: Mapping[bool, NonceLedger], clock: Clock
+) -> None:
     """Every hour: forget reports that are too old to be admitted, and destroy keys that nothing is sealed to."""
     while True:
-        now = clock()
-        for ledger in ledgers.values():
-            await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
-        with contextlib.suppress(TrefoilError):
-            await asyncio.to_thread(load_membership, config, now)
+        try:
+            now = clock()
+            for ledger in ledgers.values():
+                await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
+            usable = (await asyncio.to_thread(load_membership, config, now)).hpke
+            for key_id in set(membership.hpke) - set(usable):
+                del membership.hpke[key_id]
+        except TrefoilError as error:
+            _LOG.error("housekeeping failed: %s", error)
         await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
 

@@ -79,11 +79,7 @@ class Watch(Protocol):
 
 
 class NoisySum(Protocol):
-    """One MPC session to be: the noise is drawn, and peers can be told where to find it."""
-
-    async def endpoint(self) -> bytes:
-        """Where peers find it, once it listens."""
-        ...
+    """One MPC session to be, for one attempt: its noise is drawn already, or being drawn."""
 
     async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
         """This helper's share of sum + noise, computed with both peers."""
@@ -137,6 +133,9 @@ class Helper:
         self._clock = clock
         self._step = step
         self._rejected = rejected
+        # Only admitting is rationed. A query that waits for its peers must not keep another from waiting for its own,
+        # or three helpers that took queries in different orders would wait for each other for ever.
+        self._admitting = asyncio.Semaphore(limits.running)
 
     async def answer(self, query: Query, column: Path, watch: Watch) -> QueryState:
         """*Admit · Agree · Spend · Sum · Noise · Open.* Ends with this helper's share released, or an error.
@@ -155,7 +154,7 @@ class Helper:
                 admitted = admitted or await self._admit(query, column, watch)
                 # Agree: the reports that all three admitted and none has seen, under one accepted root.
                 await watch.enter(QueryState.AGREEING)
-                attempt = await self._agree(query, admitted.batch, parameters, await session.endpoint(), failures)
+                attempt = await self._agree(query, admitted.batch, parameters, failures)
                 # Spend: reserved at all three by now; free again unless the block ends in a vote.
                 async with self._spending(query, attempt, failures):
                     await watch.enter(QueryState.COMPUTING)
@@ -192,6 +191,10 @@ class Helper:
         return False
 
     async def _admit(self, query: Query, column: Path, watch: Watch) -> Admitted:
+        async with self._admitting:
+            return await self._admit_now(query, column, watch)
+
+    async def _admit_now(self, query: Query, column: Path, watch: Watch) -> Admitted:
         await watch.enter(QueryState.ADMITTING)
         now = self._clock()
         watermark = await asyncio.to_thread(lambda: self._ledgers[query.debug].watermark)
@@ -212,14 +215,14 @@ class Helper:
         return ingest(reader, rules, self._executor, parallel=self._parallel, progress=progress)
 
     async def _agree(
-        self, query: Query, batch: AdmittedBatch, parameters: bytes, endpoint: bytes, failures: list[AttemptFailed]
+        self, query: Query, batch: AdmittedBatch, parameters: bytes, failures: list[AttemptFailed]
     ) -> Attempt:
         """Agree, with too few or too many bad reports refused before anything is spent."""
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
         agreement, deadline = self._agreements[query.debug], self._deadline(query)
         try:
-            return await agreement.agree(QueryName.of(query), batch, parameters, endpoint, deadline, minimum=minimum)
+            return await agreement.agree(QueryName.of(query), batch, parameters, b"", deadline, minimum=minimum)
         except AgreementError as error:
             if failures:  # what went wrong before says more than that time ran out since
                 raise failures[-1] from None

@@ -126,7 +126,8 @@ class Job:
         """For whoever asks."""
         record = self.record
         state = record.state.value
-        if record.state is QueryState.QUEUED and self.task is None and not self.column.exists():
+        idle = self.task is None or self.task.done()
+        if record.state is QueryState.QUEUED and idle and not self.column.exists():
             state = AWAITING
         failure: dict[str, object] = {}
         if record.state in (QueryState.FAILED, QueryState.DISPUTED):
@@ -167,7 +168,7 @@ class Intake:
         self._helper = helper
         self._clock = clock
         self._jobs: dict[bytes, Job] = {}
-        self._slots = asyncio.Semaphore(limits.running)
+        self._keeping = asyncio.Lock()
         self._answer_sent = answer_sent
         self._ended = metrics.counter("trefoil_queries_total", "queries that ended, by how")
         self._spent = metrics.counter("trefoil_stage_seconds_total", "seconds spent in each stage of queries")
@@ -182,13 +183,14 @@ class Intake:
         self._authenticate(signed)
         if query.digest != digest:
             raise ProtocolError("the query is not the one that the address names")
-        job = self._jobs.get(digest)
-        if job is None:
-            self._check_willing(query)
-            job = await self._keep(signed)
-        elif job.record.state is QueryState.FAILED and self._clock() < query.deadline:
-            await job.enter(QueryState.QUEUED)
-            self._start(job)
+        async with self._keeping:
+            job = self._jobs.get(digest)
+            if job is None:
+                self._check_willing(query)
+                job = await self._keep(signed)
+            elif job.record.state is QueryState.FAILED and self._clock() < query.deadline:
+                await job.enter(QueryState.QUEUED)
+                self._start(job)
         return job.status()
 
     async def take_column(self, digest: bytes, size: int, pieces: AsyncIterator[bytes]) -> Status:
@@ -366,8 +368,7 @@ class Intake:
     async def _run(self, job: Job) -> None:
         """Answer one query. However it ends, the book says so and the daemon lives on."""
         try:
-            async with self._slots:
-                state = await self._helper.answer(job.query, job.column, job)
+            state = await self._helper.answer(job.query, job.column, job)
             if state in _ENDS:
                 await job.enter(state)
         except TrefoilError as error:

@@ -1,42 +1,48 @@
-"""The MPC as an installed helper runs it: a worker process for every attempt, found by its peers through RESERVED."""
+"""The MPC as an installed helper runs it: a worker process of its own for every attempt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from mpc_helpers.config import HelperConfig, Membership
+from mpc_helpers.meetings import Meetings
 from mpc_helpers.noisy_sum import SumKind
 from mpc_helpers.session import MpcError, Peer, Stage
 from mpc_helpers.talk import Attempt
 from mpc_helpers.transport import Certificates, endpoint
 from mpc_helpers.worker import Worker, WorkerRun, WorkerSetup
-from protocol.errors import ProtocolError
 from protocol.field import Vector, from_integers
 from protocol.query import Query
-from protocol.wire import Reader, Writer
-
-CERTIFICATE_SECONDS = 30.0
+from protocol.shares import PARTIES
 
 
-@dataclass(frozen=True, slots=True)
 class WorkerSession:
-    """A worker that is starting, listens, or has drawn its noise already, while its helper admits reports."""
+    """One worker for one attempt. Started ahead, it draws its noise while its helper admits reports."""
 
-    worker: Worker
-    port: asyncio.Future[int]
-    membership: Membership
-    certificates: Certificates
+    def __init__(self, worker: Worker, membership: Membership, certificates: Certificates, meetings: Meetings) -> None:
+        self._worker = worker
+        self._membership = membership
+        self._certificates = certificates
+        self._meetings = meetings
+        self._port: asyncio.Task[int] | None = None
 
-    async def endpoint(self) -> bytes:
-        """What peers are told: the port. The host is the one in the helper set."""
-        return Writer().uint(await asyncio.shield(self.port), 2).done()
+    def start(self) -> asyncio.Task[int]:
+        """Start the process, unless that was done; gives the port it listens on."""
+        if self._port is None:
+            self._port = asyncio.create_task(self._worker.start())
+        return self._port
+
+    async def close(self) -> None:
+        """The process is killed by its `Worker`; here only the waiting for it ends."""
+        if self._port is not None:
+            self._port.cancel()
+            await asyncio.gather(self._port, return_exceptions=True)
 
     async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
         """Let the worker compute with the two others, in a session that is bound to this attempt."""
-        peers = [await self._peer(party, attempt) for party in range(len(self.membership.helper_set.helpers))]
+        peers = await self._find_peers(attempt.attempt_id, seconds)
         run = WorkerRun(
             session_digest=attempt.attempt_id,
             parameters=parameters,
@@ -44,37 +50,40 @@ class WorkerSession:
             peers=(peers[0], peers[1], peers[2]),
             share=[int(value) for value in share.tolist()],
         )
-        return from_integers(await self.worker.run(run))
+        return from_integers(await self._worker.run(run))
 
-    async def _peer(self, party: int, attempt: Attempt) -> Peer:
-        host, _ = endpoint(self.membership.helper_set.helpers[party].address)
+    async def _find_peers(self, attempt_id: bytes, seconds: float) -> list[Peer]:
+        own = await self.start()
         try:
-            async with asyncio.timeout(CERTIFICATE_SECONDS):
-                certificate = await self.certificates.of(party)
+            async with asyncio.timeout(seconds):
+                ports = {self._membership.party: own, **await self._meetings.meet(attempt_id, own)}
+                return [await self._peer(party, ports[party]) for party in range(PARTIES)]
         except TimeoutError:
-            message = f"the certificate of {self.membership.name(party)} is not known"
-            raise MpcError(Stage.CONNECT, message, peer=party) from None
-        port = await self.port if party == self.membership.party else _port(party, attempt)
-        return Peer(host, port, certificate)
+            missing = self._meetings.missing(attempt_id)
+            names = " and ".join(map(self._membership.name, missing)) or "a helper"
+            message = f"{names} did not say where its worker is within {seconds:g} s"
+            raise MpcError(Stage.CONNECT, message, peer=missing[0] if len(missing) == 1 else None) from None
 
-
-def _port(party: int, attempt: Attempt) -> int:
-    try:
-        reader = Reader(attempt.endpoints[party])
-        port = reader.uint(2)
-        reader.finish()
-    except (KeyError, ProtocolError):
-        raise MpcError(Stage.CONNECT, f"helper {party + 1} did not say where its worker is", peer=party) from None
-    return port
+    async def _peer(self, party: int, port: int) -> Peer:
+        host, _ = endpoint(self._membership.helper_set.helpers[party].address)
+        return Peer(host, port, await self._certificates.of(party))
 
 
 class WorkerSessions:
-    """Starts workers for one helper. What it returns is used for one attempt and then killed."""
+    """Starts workers for one helper. What it gives is used for one attempt and then killed.
 
-    def __init__(self, config: HelperConfig, membership: Membership, certificates: Certificates) -> None:
+    A few queries at a time get their worker ahead of need; the others when all three helpers have reserved, so that
+    many queries that wait for a peer cost no memory.
+    """
+
+    def __init__(
+        self, config: HelperConfig, membership: Membership, certificates: Certificates, meetings: Meetings
+    ) -> None:
         self._config = config
         self._membership = membership
         self._certificates = certificates
+        self._meetings = meetings
+        self._ahead = 0
 
     @asynccontextmanager
     async def __call__(self, query: Query, kind: SumKind) -> AsyncIterator[WorkerSession]:
@@ -89,9 +98,13 @@ class WorkerSessions:
             ports=self._config.mpc_ports,
         )
         async with Worker(setup) as worker:
-            port = asyncio.ensure_future(worker.start())
+            session = WorkerSession(worker, self._membership, self._certificates, self._meetings)
+            ahead = self._ahead < self._config.limits.running
+            if ahead:
+                self._ahead += 1
+                session.start()
             try:
-                yield WorkerSession(worker, port, self._membership, self._certificates)
+                yield session
             finally:
-                port.cancel()
-                await asyncio.gather(port, return_exceptions=True)
+                self._ahead -= int(ahead)
+                await session.close()

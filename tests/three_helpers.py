@@ -8,11 +8,15 @@ no configuration of an installed helper reaches.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +29,7 @@ from mpc_helpers.daemon import Parts, serving
 from mpc_helpers.helper import Sessions
 from mpc_helpers.intake import Intake
 from mpc_helpers.launcher import Trio, prepare
+from mpc_helpers.meetings import Meetings
 from mpc_helpers.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, pairwise_sum, sum_parameters
 from mpc_helpers.runtime import run_over_channels
 from mpc_helpers.session import MpcSession
@@ -112,7 +117,9 @@ class MemoryMpc:
         self._pairs: dict[bytes, dict[bytes, list[int]]] = {}
         self._intercept = intercept
 
-    def sessions(self, config: HelperConfig, membership: Membership, certificates: Certificates) -> Sessions:
+    def sessions(
+        self, config: HelperConfig, membership: Membership, certificates: Certificates, meetings: Meetings
+    ) -> Sessions:
         """For `Parts.sessions`."""
 
         @asynccontextmanager
@@ -140,9 +147,6 @@ class _MemorySession:
     party: int
     query: Query
     kind: SumKind
-
-    async def endpoint(self) -> bytes:
-        return b"memory"
 
     async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
         self.mpc.before_add(self.party, attempt)
@@ -219,6 +223,15 @@ class Three:
         return self.mpc.records[result.answer.accepted_root].total()
 
 
+@cache
+def _template() -> Path:
+    """Keys and empty ledgers, made once: what takes time and what no test looks at."""
+    folder = Path(tempfile.mkdtemp(prefix="trefoil-template-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    prepare(folder / "trio", now=real_now())
+    return folder / "trio"
+
+
 @asynccontextmanager
 async def three_helpers(
     folder: Path,
@@ -231,6 +244,7 @@ async def three_helpers(
     start: bool = True,
 ) -> AsyncIterator[Three]:
     """Three helpers in one process, over real HTTPS and real ledgers."""
+    shutil.copytree(_template(), folder / "trio")
     trio = prepare(
         folder / "trio", now=clock(), sites=sites or {SITE: [SITE]}, options={"processes": 0, **(options or {})}
     )
