@@ -7,7 +7,7 @@ import contextlib
 import signal
 import tempfile
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from socket import socket
 
@@ -27,67 +27,78 @@ from device.dashboard.serve import serving
 from device.dashboard.server import Dashboard
 from device.dashboard.words import Clockface
 from device.device import Device
-from mpc_helpers.launcher import Trio, launched_helpers
+from mpc_helpers.launcher import Trio, launched, prepare
 from protocol.console import err, out, write_json
 from protocol.keys import load_identity
 
 
-def run(*, port: int, seed: int, open_browser: bool, json_file: Path | None) -> None:
-    """Start everything, say where it is, and stop it all together at Ctrl-C. Nothing is kept."""
-    with tempfile.TemporaryDirectory(prefix="trefoil-live-") as name, ports_taken(port) as (where, sockets):
-        folder = Path(name)
-        err.print("starting three helpers…", markup=False)
-        sites = {SHOP_SITE: [SHOP_SITE]}
-        with launched_helpers(folder / "helpers", now=system_clock(), sites=sites) as helpers:
-            device_agent.create(folder / "device.sqlite")
-            with device_agent.opened(folder / "device.sqlite", helpers.trio.helper_set) as device:
-                asyncio.run(
-                    _serve(_Demonstration(folder, where, helpers.trio, device, seed), sockets, open_browser, json_file)
-                )
-
-
-class _Demonstration:
-    """The places of one demonstration, as applications."""
+class Demonstration:
+    """The places of one demonstration. The helpers need not run before someone asks them something."""
 
     def __init__(self, folder: Path, where: Map, trio: Trio, device: Device[Report], seed: int) -> None:
         self.where = where
         self._trio = trio
         self._device = device
-        key = load_identity(trio.site_key_path(SHOP_SITE))
         self._tracker = Tracker()
-        self.dashboard = Dashboard(device, where[Place.DASHBOARD])
-        self.measurement = Measurement(folder, trio.helper_set, key, system_clock, seed)
+        self._dashboard = Dashboard(device, where[Place.DASHBOARD])
+        key = load_identity(trio.site_key_path(SHOP_SITE))
+        self._measurement = Measurement(folder, trio.helper_set, key, system_clock, seed)
 
-    def apps(self) -> Mapping[Place, Callable[[], web.Application]]:
-        """How to make the application of every place."""
-        where, tracker, measurement = self.where, self._tracker, self.measurement
+    @contextlib.asynccontextmanager
+    async def serving(self, sockets: Mapping[Place, socket]) -> AsyncIterator[None]:
+        """All places are open inside."""
+        async with contextlib.AsyncExitStack() as stack:
+            for place, app in self._apps().items():
+                await stack.enter_async_context(serving(app, sockets[place]))
+            stack.push_async_callback(self._measurement.stop)
+            yield
+
+    def _apps(self) -> Mapping[Place, web.Application]:
+        where, tracker, measurement = self.where, self._tracker, self._measurement
         return {
-            Place.HOME: Home(where, self.dashboard.invite).app,
-            Place.NEWS: Publisher(Place.NEWS, where, tracker, system_clock).app,
-            Place.BLOG: Publisher(Place.BLOG, where, tracker, system_clock).app,
-            Place.SHOP: Shop(where, tracker, system_clock, measurement.collect).app,
-            Place.MEASUREMENT: MeasurementPage(where, measurement, tracker, Clockface()).app,
-            Place.HELPERS: HelperViews(where, measurement, self._trio).app,
-            Place.DASHBOARD: self.dashboard.app,
-            Place.AGENT: Agent(self._device, where[Place.AGENT], where.sites()).app,
+            Place.HOME: Home(where, self._dashboard.invite).app(),
+            Place.NEWS: Publisher(Place.NEWS, where, tracker, system_clock).app(),
+            Place.BLOG: Publisher(Place.BLOG, where, tracker, system_clock).app(),
+            Place.SHOP: Shop(where, tracker, system_clock, measurement.collect).app(),
+            Place.MEASUREMENT: MeasurementPage(where, measurement, tracker, Clockface()).app(),
+            Place.HELPERS: HelperViews(where, measurement, self._trio).app(),
+            Place.DASHBOARD: self._dashboard.app(),
+            Place.AGENT: Agent(self._device, where[Place.AGENT], where.sites()).app(),
         }
 
 
-async def _serve(
-    shown: _Demonstration, sockets: Mapping[Place, socket], open_browser: bool, json_file: Path | None
+@contextlib.contextmanager
+def prepared(folder: Path, trio: Trio, port: int, seed: int) -> Iterator[tuple[Demonstration, dict[Place, socket]]]:
+    """A new device in `folder`, and a demonstration with it whose ports are taken."""
+    path = folder / "device.sqlite"
+    device_agent.create(path)
+    with ports_taken(port) as (where, sockets), device_agent.opened(path, trio.helper_set) as device:
+        yield Demonstration(folder, where, trio, device, seed), sockets
+
+
+def run(*, port: int, seed: int, open_browser: bool, json_file: Path | None) -> None:
+    """Start everything, say where it is, and stop it all together at Ctrl-C. Nothing is kept."""
+    with tempfile.TemporaryDirectory(prefix="trefoil-live-") as name:
+        folder = Path(name)
+        trio = prepare(folder / "helpers", now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
+        with prepared(folder, trio, port, seed) as (shown, sockets):
+            err.print("starting three helpers…", markup=False)
+            with launched(trio):
+                asyncio.run(_until_stopped(shown, sockets, open_browser=open_browser, json_file=json_file))
+        err.print("stopped", markup=False)
+
+
+async def _until_stopped(
+    shown: Demonstration, sockets: Mapping[Place, socket], *, open_browser: bool, json_file: Path | None
 ) -> None:
-    async with contextlib.AsyncExitStack() as stack:
-        for place, make in shown.apps().items():
-            await stack.enter_async_context(serving(make(), sockets[place]))
-        stack.push_async_callback(shown.measurement.stop)
-        stop = _stop_signal()
+    stop = _stop_signal()
+    async with shown.serving(sockets):
         start = f"{shown.where[Place.HOME]}/"
         out.print(f"\nOpen this in your browser:\n\n  {start}\n\nPress Ctrl-C to stop; nothing is kept.", markup=False)
         write_json(json_file, {place.name.lower(): shown.where[place] for place in Place})
         if open_browser:
             webbrowser.open(start)
         await stop.wait()
-        err.print("stopping", markup=False)
 
 
 def _stop_signal() -> asyncio.Event:

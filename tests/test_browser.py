@@ -1,0 +1,437 @@
+"""The live demonstration and the dashboard in real Chromium: the whole story, and everything that must be refused."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import (
+    address,
+    axe_findings,
+    axe_source,
+    chromium,
+    demonstration,
+    needs_chromium,
+    own_findings,
+    person,
+    picture,
+)
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from benchmarks.live.places import CAMPAIGNS, Map, Place
+from device.dashboard.guard import listen, origin_of
+
+pytestmark = needs_chromium
+START_SECONDS = 90
+ANSWER_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Iterator[Map]:
+    """A demonstration with a fresh device. Its helpers are not running: only the story needs them."""
+    with demonstration(tmp_path) as places:
+        yield places
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with person(browser) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map]:
+    """`trefoil live` as a person starts it, with three helpers, on any free ports; stopped as Ctrl-C does."""
+    addresses = tmp_path_factory.mktemp("live") / "addresses.json"
+    command = [sys.executable, "trefoil.py", "live", "--port", "0", "--json", str(addresses)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not addresses.exists():
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+            yield Map({Place[name.upper()]: origin for name, origin in json.loads(addresses.read_text()).items()})
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=START_SECONDS)
+    assert process.returncode == 0, errors.decode()
+
+
+def click_ad(page: Page, where: Map, place: Place, number: int = 0) -> None:
+    page.goto(address(where, place))
+    page.locator("a.ad").nth(number).click()
+    page.wait_for_url(address(where, Place.SHOP))
+
+
+def buy(page: Page, where: Map) -> str:
+    """Buy once; what the shop's page says afterwards, without the bytes."""
+    page.goto(address(where, Place.SHOP))
+    page.get_by_role("button", name="Buy the shoes").click()
+    told = page.get_by_role("status")
+    expect(told).to_contain_text("Thank you")
+    assert len(page.locator("#bytes").inner_text()) == 2 * 192
+    return told.inner_text().replace(page.locator("#bytes").inner_text(), "")
+
+
+def open_dashboard(page: Page, where: Map) -> None:
+    page.goto(f"{where[Place.HOME]}/dashboard")
+    expect(page.get_by_role("heading", name="What measurement has cost you")).to_be_visible()
+
+
+def settle(page: Page) -> None:
+    """Until the advertiser's page has stopped reloading itself."""
+    expect(page.locator("meta[http-equiv=refresh]")).to_have_count(0, timeout=ANSWER_MS)
+
+
+def row(page: Page, table: str, name: str) -> list[str]:
+    """The cells of one row."""
+    found = page.get_by_role("table", name=table).get_by_role("row").filter(has_text=name).first
+    return found.locator("td").all_inner_texts()
+
+
+def test_the_whole_story(browser: Browser, live: Map) -> None:
+    """From the ad to the histogram: click, buy, look at the cost, ask, hide in a crowd, replay, look at the helpers."""
+    with person(browser) as page:
+        page.goto(address(live, Place.HOME))
+        picture(page, "start")
+        click_ad(page, live, Place.NEWS)
+        buy(page, live)
+        picture(page, "shop")
+
+        page.get_by_role("link", name="look at your dashboard").click()
+        expect(page.get_by_role("heading", name="What measurement has cost you")).to_be_visible()
+        assert row(page, "Budget of shoes.example", "now")[1:3] == ["0.25 ε", "0.75 ε"]
+        assert "0.25 ε in one week" in row(page, "Reports released", "shoes.example")
+        assert "news.example" in row(page, "Impressions stored", "news.example")
+        picture(page, "dashboard")
+
+        ask_alone_then_in_a_crowd(page, live)
+        replay(page)
+        look_over_the_helpers_shoulders(page, live)
+
+
+def ask_alone_then_in_a_crowd(page: Page, where: Map) -> None:
+    page.goto(address(where, Place.MEASUREMENT))
+    page.get_by_role("button", name="Ask the helpers").click()
+    alone = page.locator("#batch-1")
+    expect(alone).to_contain_text("1 report counted", timeout=ANSWER_MS)
+    settle(page)
+    buy(page, where)
+    page.goto(address(where, Place.MEASUREMENT))
+    page.get_by_label("People").fill("300")
+    page.get_by_role("button", name="Let a crowd buy shoes too").click()
+    expect(page.locator("#collected")).to_contain_text("301 sealed reports, 1 of them yours", timeout=ANSWER_MS)
+    settle(page)
+    page.get_by_role("button", name="Ask the helpers").click()
+    crowd = page.locator("#batch-2")
+    expect(crowd).to_contain_text("301 reports counted", timeout=ANSWER_MS)
+    settle(page)
+    expect(crowd.get_by_role("img")).to_be_visible()
+    assert_the_answer_is_the_truth_with_noise(page)
+
+
+def assert_the_answer_is_the_truth_with_noise(page: Page) -> None:
+    """Every answer lies within 150 of the exact count.
+
+    The noise is a difference of two NB(3/2, e^(−1/8)); summing its probabilities gives P(|X| > 150) = 2.4·10⁻⁸, so
+    four buckets fail by chance with a probability of 10⁻⁷.
+    """
+    for campaign in CAMPAIGNS:
+        tracker, answer, interval = (
+            page.locator("#batch-2 tbody tr").filter(has_text=campaign).locator("td").all_inner_texts()
+        )
+        assert abs(int(answer) - int(tracker)) <= 150
+        low, high = (int(end) for end in interval.split(" to "))
+        assert low < int(answer) < high and high - low < 80
+
+
+def replay(page: Page) -> None:
+    page.locator("#batch-2").get_by_role("button", name="Ask again with the same reports").click()
+    refused = page.locator("#batch-2 .warn")
+    expect(refused).to_contain_text("301 already spent", timeout=ANSWER_MS)
+    settle(page)
+    picture(page, "advertiser")
+
+
+def look_over_the_helpers_shoulders(page: Page, where: Map) -> None:
+    page.goto(f"{where[Place.HELPERS]}/?report=1")
+    numbers = page.locator(".three code").all_inner_texts()
+    assert len(numbers) == 3 * 2 * len(CAMPAIGNS)
+    # Three parts, each of them at two helpers; none is small, as the numbers of a report in the clear would be.
+    assert len(set(numbers)) == 3 * len(CAMPAIGNS) and all(int(number, 16) > 2**20 for number in numbers)
+    picture(page, "helpers")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_is_accessible(browser: Browser, live: Map, dark: bool) -> None:
+    """Our own rules always, axe-core's serious and critical ones where npm can fetch it. After the story, so that
+    every page has something to show.
+    """
+    axe = axe_source()
+    findings: list[str] = []
+    with person(browser, dark=dark) as page:
+
+        def check() -> None:
+            findings.extend(own_findings(page))
+            if axe is not None:
+                findings.extend(axe_findings(page, axe))
+
+        for place in Place:
+            if place not in (Place.AGENT, Place.DASHBOARD):
+                page.goto(address(live, place))
+                check()
+        buy(page, live)
+        check()
+        open_dashboard(page, live)
+        check()
+        home = page.url
+        for action in ("clear-site?site=news.example", "clear-history", "switch-off", "switch-on"):
+            page.goto(home + action)
+            check()
+    assert findings == []
+
+
+def test_our_own_check_finds_what_it_should(page: Page) -> None:
+    """Each planted fault must be found, so that a page without findings means something."""
+    page.set_content(
+        "<style>p { color: #bbb; background: #fff }</style><h1>One</h1><h3>Three</h3><p>pale</p><a href='#x'></a>"
+        "<button></button><input><img src='data:,'><svg></svg><nav></nav><table><tr><th>x</th></tr></table>"
+        "<i id='same'></i><i id='same'></i><i tabindex='3'></i>"
+    )
+    found = "\n".join(own_findings(page))
+    for fault in (
+        "names no language",
+        "no title",
+        "one main landmark",
+        "skip to the content",
+        "skips a level",
+        "no name: <a",
+        "no name: <button",
+        "no label: <input",
+        "no alternative text",
+        "no name: <svg",
+        "landmark without a name",
+        "table without a caption",
+        "header without a scope",
+        "used twice",
+        "order of focus",
+        "contrast 1.9",
+    ):
+        assert fault in found, fault
+
+
+def test_the_budget_runs_out_and_the_shop_is_not_told(page: Page, where: Map) -> None:
+    click_ad(page, where, Place.BLOG)
+    told = [buy(page, where) for _ in range(5)]
+    assert len(set(told)) == 1, "the shop sees the same, with budget and without"
+    open_dashboard(page, where)
+    assert row(page, "Budget of shoes.example", "now")[1:3] == ["1 ε", "0 ε"]
+    costs = page.get_by_role("table", name="Reports released").locator("tbody tr td:nth-child(3)").all_inner_texts()
+    assert costs == ["Nothing. The budget is used up: an empty report"] + ["0.25 ε in one week"] * 4
+    picture(page, "budget-used-up")
+
+
+def test_clearing_one_site(page: Page, where: Map) -> None:
+    click_ad(page, where, Place.NEWS)
+    click_ad(page, where, Place.BLOG)
+    buy(page, where)
+    open_dashboard(page, where)
+    page.get_by_role("link", name="Clear shoes.example").click()
+    picture(page, "confirmation")
+    page.get_by_role("link", name="No, go back").click()
+    assert page.locator("#impressions tbody tr").count() == 2, "asking changes nothing"
+    page.get_by_role("link", name="Clear shoes.example").click()
+    page.get_by_label("Also set its budgets to zero").check()
+    page.get_by_role("button", name="Clear this site").click()
+    expect(page.get_by_role("status")).to_contain_text("Done")
+    expect(page.get_by_text("No impression is stored.")).to_be_visible()
+    assert row(page, "Budget of shoes.example", "now")[1:3] == ["1 ε", "0 ε"]
+
+
+def test_clearing_history(page: Page, where: Map) -> None:
+    click_ad(page, where, Place.NEWS)
+    buy(page, where)
+    open_dashboard(page, where)
+    page.get_by_role("link", name="Clear history").click()
+    page.get_by_role("button", name="Clear everything").click()
+    for told in ("No site has had anything", "No report has left", "No impression is stored"):
+        expect(page.get_by_text(told)).to_be_visible()
+    buy(page, where)
+    open_dashboard(page, where)
+    assert "Nothing. All of these weeks are closed: an empty report" in row(page, "Reports released", "shoes.example")
+
+
+def test_switching_off_and_on_again(page: Page, where: Map) -> None:
+    said = buy(page, where)
+    open_dashboard(page, where)
+    page.get_by_role("link", name="Switch measurement off").click()
+    page.get_by_role("button", name="Switch off").click()
+    expect(page.get_by_text("Measurement is off", exact=True)).to_be_visible()
+    click_ad(page, where, Place.NEWS)
+    assert buy(page, where) == said, "no page can tell"
+    open_dashboard(page, where)
+    expect(page.get_by_text("No impression is stored.")).to_be_visible()
+    assert "Nothing. Measurement was off: an empty report" in row(page, "Reports released", "shoes.example")
+    page.get_by_role("link", name="Switch measurement on").click()
+    page.get_by_role("button", name="Switch on").click()
+    expect(page.get_by_text("Measurement is on", exact=True)).to_be_visible()
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Press Tab until what is focused has this name; it must show that it is focused."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        focused = page.evaluate("document.activeElement.textContent.trim()")
+        if focused.startswith(name):
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+            return
+    pytest.fail(f"Tab never reaches {name!r}")
+
+
+def test_with_the_keyboard_alone(page: Page, where: Map) -> None:
+    page.goto(address(where, Place.HOME))
+    tab_to(page, "the news")
+    page.keyboard.press("Enter")
+    page.wait_for_url(address(where, Place.NEWS))
+    tab_to(page, "Trail shoes")
+    page.keyboard.press("Enter")
+    page.wait_for_url(address(where, Place.SHOP))
+    tab_to(page, "Buy the shoes")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("Thank you")
+    tab_to(page, "look at your dashboard")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="What measurement has cost you")).to_be_visible()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    tab_to(page, "Switch measurement off")
+    page.keyboard.press("Enter")
+    tab_to(page, "Switch off")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Measurement is off", exact=True)).to_be_visible()
+
+
+def test_the_dashboard_reads_and_works_without_scripts(browser: Browser, where: Map) -> None:
+    with person(browser) as page:
+        click_ad(page, where, Place.NEWS)
+        buy(page, where)
+    with person(browser, scripts=False) as page:
+        open_dashboard(page, where)
+        assert row(page, "Budget of shoes.example", "now")[1:3] == ["0.25 ε", "0.75 ε"]
+        page.get_by_role("link", name="Clear history").click()
+        page.get_by_role("button", name="Clear everything").click()
+        expect(page.get_by_text("No impression is stored.")).to_be_visible()
+
+
+def test_the_script_has_the_standards_names_shapes_and_errors(browser: Browser, where: Map) -> None:
+    calls = """async () => {
+      const caught = async (call) => { try { await call(); return "none"; } catch (error) { return `${error.name}`; } };
+      const api = navigator.attribution;
+      const good = { aggregationService: "trefoil", histogramSize: 4, epsilon: 0.25 };
+      const { report } = await api.measureConversion(good);
+      return {
+        services: Array.from(api.aggregationServices.keys()),
+        saved: await api.saveImpression({ histogramIndex: 1, conversionSites: ["shoes.example"], extra: 1 }),
+        report: report instanceof Uint8Array && report.length,
+        errors: [
+          await caught(() => api.saveImpression()),
+          await caught(() => api.saveImpression({ histogramIndex: "x" })),
+          await caught(() => api.saveImpression({ histogramIndex: 1e6 })),
+          await caught(() => api.saveImpression({ histogramIndex: 1, conversionSites: ["localhost"] })),
+          await caught(() => api.measureConversion({ ...good, aggregationService: "other" })),
+          await caught(() => api.measureConversion({ ...good, value: 2 })),
+        ],
+      };
+    }"""
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.goto(address(where, Place.NEWS))
+        told = page.evaluate(calls)
+    finally:
+        context.close()
+    assert told["services"] == ["trefoil"] and told["saved"] == {} and told["report"] > 600
+    assert told["errors"] == ["TypeError", "TypeError", "RangeError", "SyntaxError", "ReferenceError", "RangeError"]
+
+
+def visit_stranger(context: BrowserContext) -> Page:
+    """A page of an origin that nobody knows, on this machine; it may send what it likes."""
+    with listen(0) as bound:
+        origin = origin_of(bound)
+    page = context.new_page()
+    body = "<!doctype html><title>Stranger</title>"
+    page.route(f"{origin}/**", lambda route: route.fulfill(body=body, content_type="text/html"))
+    page.goto(f"{origin}/")
+    return page
+
+
+FETCH = """async ([url, options]) => {
+  try { const response = await fetch(url, options); return `${response.type} ${response.status}`; }
+  catch (error) { return error.name; }
+}"""
+
+
+def test_another_origin_is_refused_by_the_agent(page: Page, where: Map) -> None:
+    stranger = visit_stranger(page.context)
+    agent = where[Place.AGENT]
+    as_json = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": '{"histogramIndex": 1}'}
+    as_text = {"method": "POST", "body": '{"histogramIndex": 1}', "mode": "no-cors"}
+    for name in ("saveImpression", "measureConversion"):
+        assert stranger.evaluate(FETCH, [f"{agent}/{name}", as_json]) == "TypeError"
+        stranger.evaluate(FETCH, [f"{agent}/{name}", as_text])
+    open_dashboard(page, where)
+    expect(page.get_by_text("No impression is stored.")).to_be_visible()
+    expect(page.get_by_text("No report has left this device.")).to_be_visible()
+
+
+POST_FORM = """(url) => {
+  const form = document.createElement("form");
+  form.method = "post";
+  form.action = url;
+  document.body.append(form);
+  form.submit();
+}"""
+
+
+def test_another_origin_is_refused_by_the_dashboard(page: Page, where: Map) -> None:
+    """In the very browser that holds the cookie: reading across origins, framing, and sending a form."""
+    click_ad(page, where, Place.NEWS)
+    open_dashboard(page, where)
+    home = page.url
+    stranger = visit_stranger(page.context)
+    assert stranger.evaluate(FETCH, [home, {"credentials": "include"}]) == "TypeError"
+    stranger.evaluate("(url) => { document.body.innerHTML = `<iframe src='${url}'></iframe>`; }", home)
+    stranger.wait_for_timeout(500)
+    assert all("shoes.example" not in frame.content() for frame in stranger.frames if frame.parent_frame)
+    stranger.evaluate(POST_FORM, f"{home}clear-history")
+    stranger.wait_for_url(f"{home}clear-history")
+    assert stranger.inner_text("body").startswith("Refused.")
+    page.reload()
+    assert page.locator("#impressions tbody tr").count() == 1
+
+
+def test_the_dashboard_needs_its_cookie_and_its_own_name(browser: Browser, page: Page, where: Map) -> None:
+    open_dashboard(page, where)
+    home = page.url
+    context = browser.new_context()
+    try:
+        assert context.request.get(home).status == 403
+    finally:
+        context.close()
+    assert page.request.get(home).status == 200
+    assert (
+        page.request.get(home, headers={"Host": home.split("/")[2].replace("127.0.0.1", "evil.example")}).status == 403
+    )

@@ -1,0 +1,378 @@
+"""The parts of the live demonstration, without a browser: who may call the device, what the crowd is, what is shown."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from benchmarks.live.chart import HEIGHT, Axis, histogram_chart
+from benchmarks.live.crowd import MAX_PEOPLE, OPTIONS, crowd
+from benchmarks.live.helper_views import helper_keys, views_of
+from benchmarks.live.idl import WrongType, read_options
+from benchmarks.live.live import prepared
+from benchmarks.live.measurement import Measurement
+from benchmarks.live.places import BUCKETS, CAMPAIGNS, SHOP_SITE, Map, Place, ports_taken
+from benchmarks.live.tracker import Tracker, exact_histogram
+from device.agent import system_clock
+from device.conversion import ConversionOptions
+from device.dashboard.guard import listen
+from device.device import Device
+from device.impression import ImpressionOptions
+from device.memory_store import MemoryStore
+from device.report import HelperSetSeal
+from mpc_helpers.launcher import Trio, prepare
+from protocol.batch import BatchReader
+from protocol.errors import TrefoilError
+from protocol.field import P
+from protocol.keys import load_identity
+from protocol.report import SealedReport
+from protocol.shares import reconstruct
+
+CONVERSION = {"aggregationService": "trefoil", "histogramSize": BUCKETS, "epsilon": 0.25}
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    """Three helpers with keys. They do not run."""
+    folder = tmp_path_factory.mktemp("helpers")
+    return prepare(folder, now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
+
+
+@dataclass
+class Visitor:
+    """Sends what a browser would, from whatever origin it likes."""
+
+    session: aiohttp.ClientSession
+    where: Map
+
+    async def get(self, place: Place, path: str = "/", **headers: str) -> tuple[int, str]:
+        async with self.session.get(self.where[place] + path, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def post(self, place: Place, path: str, data: object, origin: str | None = None) -> tuple[int, str]:
+        headers = {"Origin": self.where[place] if origin is None else origin}
+        async with self.session.post(self.where[place] + path, data=data, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def call(self, name: str, options: object, origin: str, **more: str) -> aiohttp.ClientResponse:
+        headers = {"Origin": origin, **more} if origin else more
+        async with self.session.post(f"{self.where[Place.AGENT]}/{name}", json=options, headers=headers) as response:
+            await response.read()
+            return response
+
+    async def measure(self) -> bytes:
+        response = await self.call("measureConversion", CONVERSION, self.where[Place.SHOP])
+        return base64.b64decode((await response.json())["report"])
+
+
+@asynccontextmanager
+async def visiting(folder: Path, trio: Trio) -> AsyncIterator[Visitor]:
+    with prepared(folder, trio, 0, 1) as (shown, sockets):
+        async with shown.serving(sockets), aiohttp.ClientSession() as session:
+            yield Visitor(session, shown.where)
+
+
+class TestOptions:
+    def test_names_are_the_standards_and_unknown_members_are_ignored(self) -> None:
+        passed = {
+            "histogramIndex": 3.0,
+            "conversionSites": ["a.example"],
+            "lifetimeDays": 5,
+            "priority": -1,
+            "other": {},
+        }
+        expected = ImpressionOptions(3, conversion_sites=("a.example",), lifetime_days=5, priority=-1)
+        assert read_options(ImpressionOptions, passed) == expected
+
+    def test_a_conversion_with_everything(self) -> None:
+        passed = {
+            "aggregationService": "trefoil",
+            "histogramSize": 8,
+            "epsilon": 2,
+            "value": 3,
+            "maxValue": 5,
+            "credit": [1, 0.5],
+            "lookbackDays": 7,
+            "matchValues": [1, 2],
+            "impressionSites": ["a.example"],
+            "impressionCallers": ["b.example"],
+        }
+        read = read_options(ConversionOptions, passed)
+        assert read == ConversionOptions("trefoil", 8, 2.0, 3, 5, (1.0, 0.5), 7, (1, 2), ("a.example",), ("b.example",))
+
+    @pytest.mark.parametrize(
+        "passed",
+        [
+            None,
+            [],
+            {},
+            {"histogramIndex": "1"},
+            {"histogramIndex": True},
+            {"histogramIndex": math.nan},
+            {"histogramIndex": math.inf},
+            {"histogramIndex": 1, "conversionSites": "a.example"},
+            {"histogramIndex": 1, "conversionSites": [1]},
+        ],
+    )
+    def test_a_wrong_type_is_a_type_error(self, passed: object) -> None:
+        with pytest.raises(WrongType) as caught:
+            read_options(ImpressionOptions, passed)
+        assert caught.value.standard_name == "TypeError"
+
+
+class TestAgent:
+    async def test_the_origin_decides_which_site_it_is(self, tmp_path: Path, trio: Trio) -> None:
+        """Nothing a page says about itself counts: the browser's Origin header does."""
+        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor = Visitor(session, shown.where)
+                options = {"histogramIndex": 1, "site": "evil.example"}
+                response = await visitor.call("saveImpression", options, shown.where[Place.BLOG])
+                assert response.status == 200
+                assert response.headers["Access-Control-Allow-Origin"] == shown.where[Place.BLOG]
+                (saved,) = shown._device.overview().impressions
+                assert saved.impression.site == "blog.example"
+
+    @pytest.mark.parametrize("name", ["saveImpression", "measureConversion"])
+    async def test_other_origins_are_refused_and_change_nothing(self, tmp_path: Path, trio: Trio, name: str) -> None:
+        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor = Visitor(session, shown.where)
+                own = shown.where[Place.AGENT]
+                for origin in ("http://evil.example", "null", "", own, shown.where[Place.HOME]):
+                    response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, origin)
+                    assert response.status == 403 and "Access-Control-Allow-Origin" not in response.headers, origin
+                known = shown.where[Place.NEWS]
+                response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, known, Host="evil.example")
+                assert response.status == 403
+                overview = shown._device.overview()
+                assert not overview.impressions and not overview.reports
+
+    async def test_preflight_answers_known_origins_only(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            url = f"{visitor.where[Place.AGENT]}/saveImpression"
+            for origin, status in ((visitor.where[Place.NEWS], 204), ("http://evil.example", 403)):
+                async with visitor.session.options(url, headers={"Origin": origin}) as response:
+                    assert response.status == status
+                    assert ("Access-Control-Allow-Origin" in response.headers) == (status == 204)
+
+    async def test_only_json_is_read(self, tmp_path: Path, trio: Trio) -> None:
+        """A form of another page could send text without asking first."""
+        async with visiting(tmp_path, trio) as visitor:
+            news = visitor.where[Place.NEWS]
+            assert (await visitor.post(Place.AGENT, "/saveImpression", '{"histogramIndex": 1}', news))[0] == 415
+
+    async def test_errors_have_the_standards_names(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            cases = {
+                "TypeError": {},
+                "RangeError": {"histogramIndex": 10**6},
+                "SyntaxError": {"histogramIndex": 1, "conversionSites": ["localhost"]},
+            }
+            for name, options in cases.items():
+                response = await visitor.call("saveImpression", options, visitor.where[Place.NEWS])
+                assert response.status == 400 and (await response.json())["error"] == name
+
+    async def test_full_and_empty_reports_have_one_size(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            empty = await visitor.measure()
+            await visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS])
+            full = await visitor.measure()
+            assert len(empty) == len(full) and empty != full
+            assert opened(SealedReport.decode(empty), trio) == [0, 0, 0, 0]
+            assert opened(SealedReport.decode(full), trio) == [0, 0, 1, 0]
+
+
+def opened(report: SealedReport, trio: Trio) -> list[int]:
+    """What only all three helpers together could know."""
+    parts = {index: part for view in views_of(report, helper_keys(trio)) for index, part in view.components.items()}
+    return reconstruct([parts[0], parts[1], parts[2]])
+
+
+class TestCrowd:
+    def test_its_reports_add_up_to_what_a_tracker_counts(self, trio: Trio) -> None:
+        """The clear twin: open every report with all three keys, and compare the sums."""
+        bought = list(crowd(60, trio.helper_set, now=system_clock(), seed=3))
+        sums = [sum(column) for column in zip(*(opened(each.report, trio) for each in bought), strict=True)]
+        assert sums == exact_histogram([each.credit for each in bought])
+        assert len({each.report.digest for each in bought}) == 60
+
+    def test_the_seed_decides_what_is_bought_and_nothing_else(self, trio: Trio) -> None:
+        first, second = (list(crowd(40, trio.helper_set, now=system_clock(), seed=5)) for _ in range(2))
+        assert [each.credit for each in first] == [each.credit for each in second]
+        assert not {each.report.digest for each in first} & {each.report.digest for each in second}
+
+    def test_its_reports_look_like_yours(self, trio: Trio) -> None:
+        (theirs,) = crowd(1, trio.helper_set, now=system_clock(), seed=1)
+        device = Device(MemoryStore(debug=False), HelperSetSeal(trio.helper_set), clock=system_clock)
+        yours = device.measure_conversion(SHOP_SITE, OPTIONS)
+        assert len(theirs.report.encode()) == len(yours.encode())
+        assert theirs.report.terms().epsilon_micros == yours.terms().epsilon_micros and not yours.terms().debug
+
+
+class TestTracker:
+    def test_the_last_click_gets_the_credit(self) -> None:
+        tracker = Tracker()
+        assert tracker.bought("shoes.example", 1) is None
+        tracker.clicked(2, "blog.example", 2)
+        tracker.clicked(0, "news.example", 3)
+        assert tracker.bought("shoes.example", 4) == 0
+        assert len(tracker.sightings) == 4
+
+    def test_exact_counts_leave_out_who_clicked_nothing(self) -> None:
+        assert exact_histogram([0, 0, None, 3]) == [2, 0, 0, 1]
+
+
+class TestChart:
+    @pytest.mark.parametrize("values", [[0.0], [-3.0, 8.0], [0.0, 123.0], [-50.0, 2000.0], [5.0, 5.0]])
+    def test_the_axis_holds_all_values_and_zero_with_few_round_steps(self, values: list[float]) -> None:
+        axis = Axis.around(values)
+        assert axis.low <= min(0, *values) and axis.high >= max(0, *values)
+        assert axis.low % axis.step == axis.high % axis.step == 0 and 1 <= (axis.high - axis.low) / axis.step <= 9
+
+    def test_positive_is_up(self) -> None:
+        axis = Axis.around([-10.0, 10.0])
+        assert 0 < axis.y(10) < axis.y(0) < axis.y(-10) < HEIGHT
+
+    def test_the_table_says_what_the_bars_show(self) -> None:
+        chart = histogram_chart(CAMPAIGNS, [4, 0, 1, 2], [7, -3, 0, 2], 5, 0.95)
+        cells = re.findall(r"<td>([^<]*)</td>", chart)
+        assert cells[:6] == ["4", "7", "2 to 12", "0", "-3", "-8 to 2"]
+        assert chart.count('class="noisy"') == chart.count('class="interval"') == 4
+
+
+class TestWebsites:
+    async def test_the_shop_keeps_only_reports_made_for_it(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            assert (await visitor.post(Place.SHOP, "/reports", b"rubbish"))[0] == 400
+            device = Device(MemoryStore(debug=False), HelperSetSeal(trio.helper_set), clock=system_clock)
+            other = device.measure_conversion("hats.example", OPTIONS).encode()
+            assert (await visitor.post(Place.SHOP, "/reports", other))[0] == 400
+            assert (await visitor.post(Place.SHOP, "/reports", await visitor.measure()))[0] == 204
+            assert (await visitor.post(Place.SHOP, "/reports", await visitor.measure(), "http://evil.example"))[
+                0
+            ] == 403
+            _, page = await visitor.get(Place.MEASUREMENT)
+            assert "1 sealed report, 1 of them yours" in page
+            assert len(BatchReader(tmp_path / "batch-1")) == 1
+
+    async def test_a_publisher_knows_its_own_ads_only(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            statuses = [(await visitor.post(Place.NEWS, "/tracker", told))[0] for told in ("0", "2", "x", "")]
+            assert statuses == [204, 400, 400, 400]
+
+    async def test_pages_run_their_own_scripts_and_nothing_else(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            for place in (Place.HOME, Place.NEWS, Place.BLOG, Place.SHOP, Place.MEASUREMENT, Place.HELPERS):
+                async with visitor.session.get(visitor.where[place] + "/") as response:
+                    policy, page = response.headers["Content-Security-Policy"], await response.text()
+                assert ("script-src 'self'" in policy) == (place.site is not None)
+                assert "unsafe" not in policy and " style=" not in page
+                assert all(body == "" for body in re.findall(r"<script[^>]*>(.*?)</script>", page))
+                assert (await visitor.get(place, Host="evil.example"))[0] == 403
+                assert (await visitor.get(place, "/static/nothing"))[0] == 404
+
+
+class TestMeasurement:
+    async def test_a_crowd_joins_the_batch(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            for people in ("0", str(MAX_PEOPLE + 1), "-1", "many", ""):
+                assert (await visitor.post(Place.MEASUREMENT, "/crowd", {"people": people}))[0] == 400
+            status, page = await visitor.post(Place.MEASUREMENT, "/crowd", {"people": "12"})
+            assert status == 200
+            page = await self._settled(visitor, page)
+            assert "12 sealed reports, 0 of them yours" in page
+            _, views = await visitor.get(Place.HELPERS, "/?report=7")
+            assert "Report 7 of 12" in views and views.count("<code>") == 1 + 3 * 2 * BUCKETS
+
+    async def test_helpers_that_do_not_answer_are_named_and_can_be_asked_again(
+        self, tmp_path: Path, trio: Trio
+    ) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            assert (await visitor.post(Place.MEASUREMENT, "/ask", {"batch": "1"}))[0] == 409
+            await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+            _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"batch": "1"})
+            page = await self._settled(visitor, page)
+            assert "cannot be reached" in page and "Ask again" in page
+            assert "Batch 2 holds 0 sealed reports" in page
+
+    async def test_one_job_at_a_time(self, tmp_path: Path, trio: Trio) -> None:
+        key = load_identity(trio.site_key_path(SHOP_SITE))
+        measurement = Measurement(tmp_path, trio.helper_set, key, system_clock, 1)
+        assert not measurement.busy
+        measurement.add_crowd(5)
+        assert "5 people" in measurement.busy
+        with pytest.raises(TrefoilError, match="one thing at a time"):
+            measurement.add_crowd(5)
+        await measurement.stop()
+        assert not measurement.busy
+
+    @staticmethod
+    async def _settled(visitor: Visitor, page: str) -> str:
+        """The page once it has stopped reloading itself."""
+        for _ in range(600):
+            if 'http-equiv="refresh"' not in page:
+                return page
+            _, page = await visitor.get(Place.MEASUREMENT)
+        raise AssertionError("the page never settles")
+
+
+class TestHome:
+    async def test_hands_out_a_fresh_link_to_the_dashboard_each_time(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            found = []
+            for _ in range(2):
+                url = visitor.where[Place.HOME] + "/dashboard"
+                async with visitor.session.get(url, allow_redirects=False) as response:
+                    assert response.status == 303
+                    found.append(response.headers["Location"])
+            assert found[0] != found[1] and all(link.startswith(visitor.where[Place.DASHBOARD]) for link in found)
+
+    async def test_names_every_address(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            _, page = await visitor.get(Place.HOME)
+            assert all(visitor.where[place] in page for place in Place)
+
+
+class TestPlaces:
+    def test_every_place_has_an_origin_of_its_own_and_three_are_sites(self) -> None:
+        with ports_taken(0) as (where, _):
+            assert len(set(where.origins.values())) == len(Place)
+            assert sorted(where.sites().values()) == ["blog.example", "news.example", "shoes.example"]
+
+    def test_a_taken_port_is_an_error_with_a_hint(self) -> None:
+        with listen(0) as taken:
+            taken.listen()
+            port = taken.getsockname()[1]
+            command = [sys.executable, "trefoil.py", "live", "--port", str(port)]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 1 and "hint:  Choose another --port." in ended.stderr
+
+
+def test_each_helper_sees_uniform_numbers_and_never_the_report(trio: Trio) -> None:
+    """2,400 numbers per helper, from a crowd's reports: their mean is that of uniform ones.
+
+    By Hoeffding the mean of n numbers in [0, 1) is off its expectation by more than 2.81/√n with a probability of at
+    most 2·e^(−2·2.81²) < 2.8·10⁻⁷; three helpers fail by chance with less than 10⁻⁶.
+    """
+    bought = list(crowd(300, trio.helper_set, now=system_clock(), seed=2))
+    keys = helper_keys(trio)
+    for party in range(3):
+        numbers = [
+            int(value) / P
+            for each in bought
+            for part in views_of(each.report, keys)[party].components.values()
+            for value in part
+        ]
+        assert len(numbers) == 300 * 2 * BUCKETS
+        assert abs(sum(numbers) / len(numbers) - 0.5) < 2.81 / math.sqrt(len(numbers))
