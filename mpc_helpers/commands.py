@@ -101,5 +101,55 @@ def ledger_create(config: ConfigFile) -> None:
     out.print(f"created {loaded.ledger}", markup=False, highlight=False)
 
 
+@ledger.command("export")
+def ledger_export(
+    config: ConfigFile,
+    lost_by: Annotated[int, typer.Option(help="The helper that lost its ledger: 1, 2 or 3.")],
+    path: Annotated[Path, typer.Option("--out", help="The file to write and hand over.")],
+) -> None:
+    """Write what a peer that lost its ledger needs. Stop this helper first.
+
+    Example: trefoil ledger export --config config.json --lost-by 2 --out for-helper-2
+    """
+    from mpc_helpers.config import load_config, load_membership
+    from mpc_helpers.ledger_export import export
+
+    loaded = load_config(config)
+    export(loaded, load_membership(loaded, _now()), lost_by - 1, path)
+
+
+@ledger.command("rebuild")
+def ledger_rebuild(
+    config: ConfigFile,
+    entries: Annotated[list[Path], typer.Option(help="What a peer exported; once for each of the two.")],
+) -> None:
+    """Make a lost ledger anew: everything that either peer holds counts as spent.
+
+    Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
+    """
+    from mpc_helpers.config import load_config, load_membership
+    from mpc_helpers.ledger_export import rebuild
+
+    loaded = load_config(config)
+    rebuild(loaded, load_membership(loaded, _now()), entries)
+
+
+@ledger.command("accept-peer")
+def ledger_accept_peer(
+    config: ConfigFile, helper: Annotated[int, typer.Option(help="The helper with the rebuilt ledger: 1, 2 or 3.")]
+) -> None:
+    """Talk again to a peer whose ledger was lost and rebuilt. Stop this helper first.
+
+    Both other operators must have seen the rebuilding: a ledger that went back is refused for a reason.
+
+    Example: trefoil ledger accept-peer --config config.json --helper 2
+    """
+    from mpc_helpers.config import load_config, load_membership
+    from mpc_helpers.ledger_export import accept_peer
+
+    loaded = load_config(config)
+    accept_peer(loaded, load_membership(loaded, _now()), helper - 1)
+
+
 def _now() -> int:
     return int(time.time())  # noqa: TID251 - an edge: commands read the real clock

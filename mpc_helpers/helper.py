@@ -224,6 +224,9 @@ class Helper:
         try:
             return await agreement.agree(QueryName.of(query), batch, parameters, b"", deadline, minimum=minimum)
         except AgreementError as error:
+            for helper, alarm in agreement.peers.alarms.items():
+                hint = "Its operator must rebuild the ledger or retire its keys: trefoil ledger rebuild"
+                raise AgreementError(f"refused: {alarm}", hint, helper=helper) from None
             if failures:  # what went wrong before says more than that time ran out since
                 raise failures[-1] from None
             left_out = await asyncio.to_thread(self._left_out, query, batch)

@@ -144,7 +144,8 @@ def test_a_mistake_gets_an_error_not_a_traceback(arguments: list[str], complaint
 
 @pytest.mark.parametrize(
     "command",
-    ["helper", "launch", "query", "demo", "keygen helper", "keygen site", "ledger create"]
+    ["helper", "launch", "query", "demo", "keygen helper", "keygen site"]
+    + [f"ledger {verb}" for verb in ("create", "export", "rebuild", "accept-peer")]
     + [f"helper-set {verb}" for verb in ("new", "sign", "join", "verify")],
 )
 def test_every_command_has_an_example(command: str) -> None:
