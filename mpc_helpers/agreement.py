@@ -137,7 +137,7 @@ class Agreement:
         """Spend: vote with the share sealed to the querier, release when both peers say YES.
 
         RELEASED is on disk when this returns, so the share may leave. UNDECIDED at the deadline: it stays locked, and
-        peers are asked for ever; `wait_for_change` or a later `agree` sees the end of it.
+        peers are asked for ever; the ledger's `live` record, or a later `agree`, shows the end of it.
         """
         return await self._spending.vote(attempt.attempt_id, sealed_share, deadline)
 
