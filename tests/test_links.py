@@ -97,6 +97,25 @@ async def test_a_certified_party_that_claims_another_number_is_named(identities:
     sockets[0].close()
 
 
+async def test_a_trusted_certificate_of_the_wrong_party_is_not_taken_for_the_awaited_one(
+    identities: list[TlsIdentity],
+) -> None:
+    """Helper 3 dials helper 2, which awaits helper 1, and greets as helper 1: trusted, but not him."""
+    sockets = listeners()
+    peers = addresses(identities, sockets)
+    victim = asyncio.create_task(run_party(session(1, 1.5), peers, identities[1], sockets[1], say_hello))
+    context = client_context(identities[2], (identities[1].der,))
+    _, writer = await asyncio.open_connection("127.0.0.1", peers[1].port, ssl=context)
+    writer.write(forged_hello(sender=0, receiver=1))
+    with pytest.raises(MpcError, match="helper 1 and helper 3 did not answer") as caught:
+        await victim
+    assert "not a certificate we are waiting for" in str(caught.value)
+    writer.close()
+    await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+    sockets[0].close()
+    sockets[2].close()
+
+
 def forged_hello(sender: int, receiver: int) -> bytes:
     """The greeting of one party to another, as that party would send it."""
     body = _hello(session(sender), receiver)
