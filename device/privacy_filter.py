@@ -10,6 +10,8 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from device.limits import Limits
@@ -42,49 +44,35 @@ Capacities = Mapping[FilterKind, int]
 class PrivacyFilter:
     """One owner's filters: what every epoch has paid, in micro-epsilons. A ledger, so it is mutable."""
 
-    __slots__ = ("first", "paid")
+    __slots__ = ("paid",)
 
-    def __init__(self, first: int = 0, paid: bytes = b"") -> None:
-        self.first = first
-        self.paid = array("q", paid)
+    def __init__(self, encoded: bytes = b"") -> None:
+        numbers = array("q", encoded)
+        self.paid: dict[int, int] = dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def encode(self) -> bytes:
+        """Epoch and amount in turn, eight bytes each."""
+        return array("q", chain.from_iterable(self.paid.items())).tobytes()
 
     def spent(self, epoch: int) -> int:
         """What `epoch` has paid so far; nothing, if it was never charged."""
-        place = epoch - self.first
-        return self.paid[place] if 0 <= place < len(self.paid) else 0
+        return self.paid.get(epoch, 0)
 
     def consume(self, epoch: int, amount: int) -> None:
         """Add to what `epoch` has paid. Whoever calls has checked that it can."""
-        place = epoch - self.first
-        if not 0 <= place < len(self.paid):
-            self._reach(epoch)
-            place = epoch - self.first
-        self.paid[place] += amount
+        self.paid[epoch] = self.paid.get(epoch, 0) + amount
 
     def empty(self, epoch: int) -> None:
         """Make `epoch` unable to pay, for ever."""
-        self._reach(epoch)
-        self.paid[epoch - self.first] = EMPTIED
+        self.paid[epoch] = EMPTIED
 
     def forget_before(self, epoch: int) -> None:
         """Drop what no barrier lets anyone ask about any more."""
-        dropped = max(0, min(epoch - self.first, len(self.paid)))
-        del self.paid[:dropped]
-        self.first += dropped
+        self.paid = {known: amount for known, amount in self.paid.items() if known >= epoch}
 
     def entries(self) -> Iterator[tuple[int, int]]:
-        """Epochs that have paid something, and how much."""
-        return ((self.first + place, amount) for place, amount in enumerate(self.paid) if amount)
-
-    def _reach(self, epoch: int) -> None:
-        if not self.paid:
-            self.first = epoch
-        if epoch < self.first:
-            self.paid = array("q", bytes(8 * (self.first - epoch))) + self.paid
-            self.first = epoch
-        missing = epoch - self.first + 1 - len(self.paid)
-        if missing > 0:
-            self.paid.frombytes(bytes(8 * missing))
+        """Epochs that have paid something, and how much, earliest first."""
+        return ((epoch, amount) for epoch, amount in sorted(self.paid.items()) if amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +107,14 @@ def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss, li
     if limits.conversion_site_quota is not None:
         charges[Owner(FilterKind.CONVERSION_SITE, site)] = loss.everyone
     for impression_site in impression_sites:
-        charges[Owner(FilterKind.IMPRESSION_SITE, impression_site)] = loss.quota
+        charges[_quota_of(impression_site)] = loss.quota
     return charges
+
+
+@lru_cache(maxsize=1024)
+def _quota_of(impression_site: str) -> Owner:
+    """Kept, because a conversion asks for the same few once per epoch."""
+    return Owner(FilterKind.IMPRESSION_SITE, impression_site)
 
 
 def check_and_consume(
@@ -128,7 +122,7 @@ def check_and_consume(
 ) -> bool:
     """Whether `epoch` could pay. If one of its filters cannot, none of them does; in unbounded integers."""
     for owner, amount in charges.items():
-        if filters[owner].spent(epoch) + amount > capacity[owner.kind]:
+        if filters[owner].paid.get(epoch, 0) + amount > capacity[owner.kind]:
             return False
     for owner, amount in charges.items():
         filters[owner].consume(epoch, amount)

@@ -50,12 +50,11 @@ CREATE TABLE impression (
     conversion_callers TEXT NOT NULL
 );
 CREATE INDEX impression_time ON impression (time);
--- One row for all epochs of a filter, so that a call touches as many rows for one epoch as for twenty:
--- what epochs first_epoch, first_epoch + 1, ... have paid, eight bytes each.
+-- One row for all epochs of a filter, so that a call touches as many rows for one epoch as for twenty
+-- (PrivacyFilter.encode).
 CREATE TABLE filter (
     kind INTEGER NOT NULL,
     site TEXT NOT NULL,
-    first_epoch INTEGER NOT NULL,
     paid BLOB NOT NULL,
     PRIMARY KEY (kind, site)
 ) WITHOUT ROWID;

@@ -11,8 +11,9 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from device.errors import DatabaseUnavailable
 from device.impression import Impression, SavedImpression, Selection
@@ -21,6 +22,8 @@ from device.privacy_filter import FilterKind, Owner, PrivacyFilter
 from device.schema import connect, create_database, inspect, refusal
 from device.storage import ReportRecord
 
+# As Impression._make, without its check of the length: the query below has the right one, and rows come by the hundred.
+_IMPRESSION = cast("Callable[[Any], Impression]", partial(tuple.__new__, Impression))
 _STATE = "SELECT token, counter, enabled, epoch_start, barrier FROM device"
 _MATCH = """
 SELECT time, site, caller, histogram_index, match_value, priority FROM impression
@@ -30,7 +33,7 @@ AND (conversion_callers = '' OR instr(conversion_callers, ?) > 0)"""
 _ALL = """
 SELECT time, site, caller, histogram_index, match_value, priority, expires, conversion_sites, conversion_callers
 FROM impression ORDER BY time, id"""
-_FILTER = "SELECT first_epoch, paid FROM filter WHERE kind = ? AND site = ?"
+_FILTER = "SELECT paid FROM filter WHERE kind = ? AND site = ?"
 _LISTED = """
 SELECT id, conversion_sites, conversion_callers FROM impression
 WHERE instr(conversion_sites, ?) > 0 OR instr(conversion_callers, ?) > 0"""
@@ -170,7 +173,7 @@ class SqliteStore:
 
     def matching(self, selection: Selection) -> Sequence[Impression]:
         query, values = _where(selection)
-        return [Impression._make(row) for row in self._connection.execute(query, values)]
+        return list(map(_IMPRESSION, self._connection.execute(query, values)))
 
     def impressions(self) -> Sequence[SavedImpression]:
         return [
@@ -209,12 +212,12 @@ class SqliteStore:
         return found
 
     def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
-        rows = [(*owner, ledger.first, ledger.paid.tobytes()) for owner, ledger in filters.items()]
-        self._connection.executemany("INSERT OR REPLACE INTO filter VALUES (?, ?, ?, ?)", rows)
+        rows = [(*owner, ledger.encode()) for owner, ledger in filters.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO filter VALUES (?, ?, ?)", rows)
 
     def filters(self) -> Mapping[Owner, PrivacyFilter]:
-        rows = self._connection.execute("SELECT kind, site, first_epoch, paid FROM filter").fetchall()
-        return {Owner(FilterKind(kind), site): PrivacyFilter(first, paid) for kind, site, first, paid in rows}
+        rows = self._connection.execute("SELECT kind, site, paid FROM filter").fetchall()
+        return {Owner(FilterKind(kind), site): PrivacyFilter(paid) for kind, site, paid in rows}
 
     def forget(self, sites: Collection[str]) -> None:
         self._connection.execute("DELETE FROM log")

@@ -82,7 +82,7 @@ def test_a_ledger_is_a_map_from_epochs_to_sums(charges: list[tuple[int, int]], f
         ledger.consume(epoch, amount)
         model[epoch] = model.get(epoch, 0) + amount
     assert dict(ledger.entries()) == {epoch: amount for epoch, amount in model.items() if amount}
-    copy = PrivacyFilter(ledger.first, ledger.paid.tobytes())
+    copy = PrivacyFilter(ledger.encode())
     copy.forget_before(forgotten)
     assert all(copy.spent(epoch) == (model.get(epoch, 0) if epoch >= forgotten else 0) for epoch in range(-50, 50))
 
