@@ -36,6 +36,7 @@ PATIENCE_SECONDS = 30.0
 GRACE_SECONDS = 15
 FIRST_POLL, LAST_POLL = 0.05, 0.5
 MAX_ANSWER = 2**24
+PIECE = 2**18
 CONFIDENCE = 0.95
 BIAS_BETA = 0.05
 _ENDS = ("released", "failed", "disputed")
@@ -189,7 +190,7 @@ class Querier:
                 await asyncio.to_thread(_cut, batch, party, order, column)
                 size = column.tell()
                 column.seek(0)
-                await self._put(session, party, f"{url}/column", column)
+                await self._put(session, party, f"{url}/column", _pieces(column), size)
                 return size
 
         return sum((await self._each("uploading", upload)).values())
@@ -268,10 +269,13 @@ class Querier:
         return {party: result for party, result in enumerate(results) if not isinstance(result, BaseException)}
 
     async def _put(
-        self, session: aiohttp.ClientSession, party: int, path: str, body: bytes | IO[bytes]
+        self, session: aiohttp.ClientSession, party: int, path: str, body: bytes | AsyncIterator[bytes], size: int = 0
     ) -> HelperStatus:
+        headers = {"Content-Length": str(size)} if size else {}
+
         async def call() -> object:
-            async with session.put(self._address(party) + path, data=body, ssl=self._pin(party)) as response:
+            url = self._address(party) + path
+            async with session.put(url, data=body, headers=headers, ssl=self._pin(party)) as response:
                 return await _json_of(response, self._names((party,)), party)
 
         return HelperStatus.from_json(await self._reached(party, call()))
@@ -349,6 +353,12 @@ def _url(query: Query) -> str:
 def _cut(batch: BatchReader, party: int, order: Any, column: IO[bytes]) -> None:
     batch.write_column(party, order, column)
     column.flush()
+
+
+async def _pieces(column: IO[bytes]) -> AsyncIterator[bytes]:
+    """A column as it is sent. It was written a moment ago, so reading it does not wait for the disk."""
+    while piece := column.read(PIECE):
+        yield piece
 
 
 @contextlib.contextmanager
