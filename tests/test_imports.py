@@ -1,0 +1,176 @@
+"""Who may import whom (DESIGN, "Folders"), enforced over the source itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = ("protocol", "device", "mpc_helpers", "benchmarks", "tests", "trefoil")
+MAY_IMPORT = {
+    "protocol": {"protocol"},
+    "device": {"device", "protocol"},
+    "mpc_helpers": {"mpc_helpers", "protocol"},
+    "benchmarks": {"benchmarks", "device", "mpc_helpers", "protocol"},
+}
+# The one module of the helpers that wraps MPyC. The naive program that benchmarks compare us with is MPyC as shipped.
+MPYC_IMPORTERS = {"mpc_helpers/runtime.py", "benchmarks/naive_mpyc.py"}
+HPKE = "cryptography.hazmat.primitives.hpke"
+HPKE_IMPORTERS = {"protocol/hpke.py"}
+FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {"protocol.console", "protocol.errors"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, wherever in the file it is imported."""
+
+    module: str
+    line: int
+    at_top: bool
+
+
+def imports(source: str, package: str) -> list[Import]:
+    """Every module that `source` imports, by statement or by `importlib`."""
+    tree = ast.parse(source)
+    top = set(tree.body)
+    return [Import(name, line, node in top) for node in ast.walk(tree) for name, line in _named(node, package)]
+
+
+def _named(node: ast.AST, package: str) -> Iterator[tuple[str, int]]:
+    match node:
+        case ast.Import(names=names):
+            yield from ((alias.name, node.lineno) for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            base = ".".join(filter(None, [package if level else "", module or ""]))
+            yield base, node.lineno
+            # `from cryptography.hazmat.primitives import hpke` names a module too.
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in names)
+        case ast.Call(func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"), args=[first, *_]):
+            yield (str(first.value) if isinstance(first, ast.Constant) else "<computed>"), node.lineno
+
+
+def within(module: str, parent: str) -> bool:
+    return module == parent or module.startswith(parent + ".")
+
+
+def wrong_package(path: str, found: Import) -> str | None:
+    package = path.split("/")[0]
+    root = found.module.split(".")[0]
+    if package in MAY_IMPORT and root in OURS and root not in MAY_IMPORT[package]:
+        return f"{package} may not import {root}"
+    return None
+
+
+def wrong_mpyc(path: str, found: Import) -> str | None:
+    if within(found.module, "mpyc") and path not in MPYC_IMPORTERS and not path.startswith("tests/"):
+        return "only the runtime imports mpyc"
+    return None
+
+
+def wrong_hpke(path: str, found: Import) -> str | None:
+    if within(found.module, HPKE) and path not in HPKE_IMPORTERS:
+        return "only protocol/hpke.py imports HPKE"
+    return None
+
+
+def wrong_front_door(path: str, found: Import) -> str | None:
+    if path != "trefoil.py" or not found.at_top or found.module.split(".")[0] not in OURS:
+        return None
+    known = any(within(found.module, allowed) for allowed in FRONT_DOOR_IMPORTS)
+    return None if known else "the front door imports commands only"
+
+
+def wrong_computed(path: str, found: Import) -> str | None:
+    """A name put together at run time would slip through all of the above."""
+    return "a computed import cannot be checked" if found.module == "<computed>" else None
+
+
+RULES: tuple[Callable[[str, Import], str | None], ...] = (
+    wrong_package,
+    wrong_mpyc,
+    wrong_hpke,
+    wrong_front_door,
+    wrong_computed,
+)
+
+
+def package_of(path: str) -> str:
+    return path.rpartition("/")[0].replace("/", ".")
+
+
+def broken_in(path: str, found: list[Import]) -> list[str]:
+    verdicts = [(one, rule(path, one)) for one in found for rule in RULES]
+    return [f"{path}:{one.line}: {why} ({one.module})" for one, why in verdicts if why is not None]
+
+
+def violations(path: str, source: str) -> list[str]:
+    return broken_in(path, imports(source, package_of(path)))
+
+
+@cache
+def sources() -> dict[str, list[Import]]:
+    """Everything that every file of ours imports."""
+    paths = [path for folder in (*MAY_IMPORT, "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
+    named = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (*paths, ROOT / "trefoil.py")}
+    return {name: imports(source, package_of(name)) for name, source in named.items()}
+
+
+def test_nobody_imports_whom_they_may_not() -> None:
+    broken = [
+        line for path, found in sources().items() if not path.startswith("tests/") for line in broken_in(path, found)
+    ]
+    assert broken == []
+
+
+def test_only_one_module_of_the_helpers_imports_mpyc() -> None:
+    importers = {path for path, found in sources().items() if any(within(one.module, "mpyc") for one in found)}
+    assert {path for path in importers if path.startswith("mpc_helpers/")} == {"mpc_helpers/runtime.py"}
+
+
+def test_tests_do_not_import_hpke_either() -> None:
+    broken = [path for path, found in sources().items() if any(wrong_hpke(path, one) for one in found)]
+    assert broken == []
+
+
+PLANTED = [
+    ("protocol/wire.py", "from device.epoch import Epoch"),
+    ("protocol/wire.py", "def f():\n    import mpc_helpers.helper"),
+    ("protocol/wire.py", "import trefoil"),
+    ("device/device.py", "from mpc_helpers import noise"),
+    ("device/dashboard/page.py", "import benchmarks"),
+    ("device/device.py", "import importlib\nimportlib.import_module('mpc_helpers.noise')"),
+    ("mpc_helpers/helper.py", "if True:\n    from device import report"),
+    ("mpc_helpers/noise.py", "import mpyc.runtime"),
+    ("mpc_helpers/noise.py", "from mpyc import thresha"),
+    ("benchmarks/live/agent.py", "from mpyc.runtime import mpc"),
+    ("device/report.py", "from cryptography.hazmat.primitives import hpke"),
+    ("protocol/report.py", "from cryptography.hazmat.primitives.hpke import Suite"),
+    ("trefoil.py", "from protocol.report import SealedReport"),
+    ("trefoil.py", "import device.device"),
+    ("protocol/wire.py", "name = 'device'\n__import__(name)"),
+    ("benchmarks/commands.py", "import tests.protocol_samples"),
+]
+
+
+@pytest.mark.parametrize(("path", "source"), PLANTED)
+def test_a_planted_violation_is_caught(path: str, source: str) -> None:
+    assert len(violations(path, source)) >= 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("device/device.py", "from protocol.report import seal_report\nfrom device import epoch"),
+        ("mpc_helpers/runtime.py", "import mpyc.runtime"),
+        ("benchmarks/commands.py", "import device, mpc_helpers, protocol"),
+        ("trefoil.py", "from device.commands import app\ndef main():\n    import device.device"),
+        ("device/dashboard/page.py", "from . import table\nfrom .. import epoch"),
+    ],
+)
+def test_what_is_allowed_is_not_caught(path: str, source: str) -> None:
+    assert violations(path, source) == []
