@@ -53,8 +53,12 @@ from device.storage import Store
 from protocol.epsilon import MICROS
 from protocol.report import PAYLOAD_SIZE, Header, SealedReport
 
+# Tight, so that a few calls run into each of the four kinds of filter.
 LIMITS = Limits(
-    site_budget=MICROS, global_budget=2 * MICROS, impression_site_quota=MICROS * 3 // 2, conversion_site_quota=MICROS
+    site_budget=MICROS * 9 // 10,
+    global_budget=MICROS * 6 // 5,
+    impression_site_quota=MICROS,
+    conversion_site_quota=MICROS * 4 // 5,
 )
 SITES = ("shop.example", "store.example", "market.example")
 PUBLISHERS = (PUBLISHER, "blog.example")
@@ -72,7 +76,7 @@ events = st.builds(
 functions: st.SearchStrategy[AttributionFunction] = st.sampled_from(
     [LastTouch(), FirstTouch(), EqualCredit(), LastNTouch((2.0, 1.0)), LastNSlots()]
 )
-epsilons = st.one_of(st.floats(0.001, 1.5), st.sampled_from([0.1, 0.25, 0.3, 1.0]))
+epsilons = st.one_of(st.floats(0.001, 1.5), st.sampled_from([0.1, 0.3, 0.6, 0.9]))
 
 
 @st.composite
@@ -190,7 +194,7 @@ def check_sequence(durable: bool, seen: list[Event], asked: list[tuple[str, Opti
             before = after
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(events, max_size=6), st.lists(calls, min_size=1, max_size=12))
 def test_no_sequence_overdraws_in_memory(seen: list[Event], asked: list[tuple[str, Options]]) -> None:
     check_sequence(False, seen, asked)
@@ -220,7 +224,7 @@ def at_once(count: int, work: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_threads_cannot_overdraw(durable: bool) -> None:
-    """Eight threads race for a budget that holds twenty reports: as many real reports as charges, and no more."""
+    """Eight threads race for a budget that holds sixteen reports: as many real reports as charges, and no more."""
     clock, reports = Clock(), list[tuple[int, ...]]()
     with stores(durable) as store:
         device = device_on(store, clock)
@@ -231,9 +235,9 @@ def test_threads_cannot_overdraw(durable: bool) -> None:
         spent = spent_in(store)
     real = sum(any(report) for report in reports)
     assert len(reports) == 80
-    assert spent[Owner(FilterKind.SITE, QUERIER), 2] == real * 25_000 <= MICROS
+    assert spent[Owner(FilterKind.SITE, QUERIER), 2] == real * 25_000 <= LIMITS.site_budget
     # The conversion-site quota pays the full ε and is the first to run out.
-    assert spent[Owner(FilterKind.CONVERSION_SITE, QUERIER), 2] == real * 50_000 == MICROS
+    assert spent[Owner(FilterKind.CONVERSION_SITE, QUERIER), 2] == real * 50_000 == LIMITS.conversion_site_quota
 
 
 def race(path: Path, count: int) -> bytes:
