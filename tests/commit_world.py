@@ -112,6 +112,7 @@ class Plan:
     calm_at: float = 30.0
     mpc_fails: Callable[[int, int], bool] = lambda _helper, _number: False
     restart_after: float = 1.0
+    horizon: float = 200.0
 
 
 @dataclass
@@ -142,12 +143,12 @@ class World:
             self.prepare(path)
             self.nodes.append(Node(self, helper, path))
 
-    async def play(self, horizon: float = 200.0) -> None:
+    async def play(self) -> None:
         """Start everyone, let it all happen, and come back when nothing is left to do or the horizon is reached."""
         for node in self.nodes:
             self.spawn(node.start())
         now = asyncio.get_running_loop().time
-        while now() < horizon and not self.done():
+        while now() < self.plan.horizon and not self.done():
             await asyncio.sleep(0.5)
         await self.stop()
 
@@ -176,6 +177,8 @@ class World:
         task = asyncio.get_running_loop().create_task(guarded())
         self.tasks.add(task)
         task.add_done_callback(self._finished)
+        # A task cancelled before it began never awaits its work.
+        task.add_done_callback(lambda _: work.close())
         return task
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
