@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from benchmarks.live.live import prepared
 from benchmarks.live.places import SHOP_SITE, Map, Place
 from device.agent import system_clock
-from mpc_helpers.launcher import prepare
+from mpc_helpers.launcher import Trio, prepare
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed: apt install chromium")
@@ -68,10 +68,14 @@ def person(browser: Browser, *, dark: bool = False, scripts: bool = True) -> Ite
         context.close()
 
 
+def idle_helpers(folder: Path) -> Trio:
+    """Three helpers with keys that do not run."""
+    return prepare(folder, now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
+
+
 @contextmanager
-def demonstration(folder: Path) -> Iterator[Map]:
-    """All places of a demonstration, with a fresh device, in a thread. Its helpers have keys, and do not run."""
-    trio = prepare(folder / "helpers", now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
+def demonstration(folder: Path, trio: Trio) -> Iterator[Map]:
+    """All places of a demonstration, with a fresh device, in a thread."""
     with prepared(folder, trio, 0, 1) as (shown, sockets):
         loop = asyncio.new_event_loop()
         ready, stop = threading.Event(), asyncio.Event()
@@ -122,10 +126,11 @@ def axe_source() -> str | None:
         return None if member is None else member.read().decode()
 
 
-def axe_findings(page: Page, source: str) -> list[str]:
-    """What axe-core finds serious or critical."""
+def axe_findings(page: Page, source: str, rules: tuple[str, ...] = ()) -> list[str]:
+    """What axe-core finds serious or critical, by all of its rules or by those named."""
     page.evaluate(source)
-    result = page.evaluate("async () => JSON.stringify((await axe.run()).violations)")
+    options = {"runOnly": list(rules)} if rules else {}
+    result = page.evaluate("async (options) => JSON.stringify((await axe.run(options)).violations)", options)
     return [
         f"{page.url}: {violation['id']} at {node['target']}: {violation['help']}"
         for violation in json.loads(result)

@@ -40,7 +40,9 @@ class Demonstration:
         self._trio = trio
         self._device = device
         self._tracker = Tracker()
-        self._dashboard = Dashboard(device, where[Place.DASHBOARD])
+        self._dashboard = Dashboard(
+            device, where[Place.DASHBOARD], way_back=("Back to the demonstration", f"{where[Place.HOME]}/")
+        )
         key = load_identity(trio.site_key_path(SHOP_SITE))
         self._measurement = Measurement(folder, trio.helper_set, key, system_clock, seed)
 

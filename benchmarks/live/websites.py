@@ -112,7 +112,7 @@ class Shop:
     async def _show(self, _request: web.Request) -> web.Response:
         told = tag("p", "A pair of shoes. One size fits nobody in particular.", class_="lead")
         without = tag("noscript", notice("Without scripts you can look at the shoes, but not buy them."))
-        main = [tag("h1", "Shoes"), without, told, _shoe(), self._form(), self._thanks()]
+        main = [tag("h1", "Shoes"), without, told, _shoe(), self._form(), self._thanks(), _failure()]
         return self._frame.show("Shoes", main, scripts=("attribution.js", "shop.js"))
 
     def _form(self) -> Markup:
@@ -154,6 +154,12 @@ class Shop:
             raise web.HTTPBadRequest(text="This report was made for someone else.\n")
         await self._collect(report, self._tracker.bought(SHOP_SITE, self._clock()))
         return web.Response(status=204)
+
+
+def _failure() -> Markup:
+    """Shown when the device cannot be reached: the shoes are sold all the same."""
+    told = "Your device did not answer, so there is no report. Is the demonstration still running?"
+    return tag("p", told, id="failed", hidden=True, role="alert", class_="notice warn")
 
 
 def _shoe() -> Markup:

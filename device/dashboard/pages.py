@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from device.dashboard import words
-from device.dashboard.layout import budget_bar, button_link, notice, page, section, table
+from device.dashboard.layout import Link, budget_bar, button_link, notice, page, section, table
 from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import Clockface, epsilon, plural
 from device.epoch import EpochCalendar
@@ -51,13 +51,24 @@ _SERVED = (
 
 
 class OverviewPage:
-    """One device as its person sees it. `done` says what a form has just changed; `all_rows` shows long lists whole."""
+    """One device as its person sees it. `done` says what a form has just changed; `all_rows` shows long lists whole;
+    `way_back` is a link to where the person came from.
+    """
 
-    def __init__(self, overview: Overview, clockface: Clockface, *, done: str = "", all_rows: bool = False) -> None:
+    def __init__(
+        self,
+        overview: Overview,
+        clockface: Clockface,
+        *,
+        done: str = "",
+        all_rows: bool = False,
+        way_back: Link | None = None,
+    ) -> None:
         self._overview = overview
         self._clockface = clockface
         self._done = done
         self._all_rows = all_rows
+        self._links = LINKS if way_back is None else (*LINKS, way_back)
 
     def render(self) -> str:
         """The whole page."""
@@ -73,7 +84,7 @@ class OverviewPage:
             self._controls(),
             self._footer(),
         ]
-        return page("Privacy dashboard", parts, links=LINKS)
+        return page("Privacy dashboard", parts, links=self._links)
 
     def _status(self) -> Node:
         on = self._overview.enabled

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from device.dashboard.confirmation import Action, AnyDevice, Choice, confirmation_page
 from device.dashboard.guard import MAX_BODY, Session, guarded
-from device.dashboard.layout import STATIC, page
+from device.dashboard.layout import STATIC, Link, page
 from device.dashboard.markup import tag
 from device.dashboard.pages import OverviewPage
 from device.dashboard.words import Clockface
@@ -29,10 +29,13 @@ _FILES = {path.name: path for path in STATIC.iterdir()}
 class Dashboard:
     """Serves `device` at `origin` (http://127.0.0.1:port). Make an app with `app`, and let people in with `invite`."""
 
-    def __init__(self, device: AnyDevice, origin: str, *, clockface: Clockface | None = None) -> None:
+    def __init__(
+        self, device: AnyDevice, origin: str, *, clockface: Clockface | None = None, way_back: Link | None = None
+    ) -> None:
         self._device = device
         self._origin = origin
         self._clockface = clockface or Clockface()
+        self._way_back = way_back
         self._session = Session()
 
     def invite(self) -> str:
@@ -70,7 +73,11 @@ class Dashboard:
         overview = await _used(self._device.overview)
         done = _action_or_none(request.query.get("done", ""))
         shown = OverviewPage(
-            overview, self._clockface, done=done.done if done else "", all_rows=request.query.get("all") == "1"
+            overview,
+            self._clockface,
+            done=done.done if done else "",
+            all_rows=request.query.get("all") == "1",
+            way_back=self._way_back,
         )
         return _html(shown.render())
 

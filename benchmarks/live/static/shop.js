@@ -3,6 +3,7 @@
 
 const form = document.querySelector("#buy");
 const told = document.querySelector("#told");
+const failed = document.querySelector("#failed");
 
 function hexadecimal(bytes) {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -27,12 +28,15 @@ form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const button = form.querySelector("button");
   button.disabled = true;
+  failed.hidden = true;
   try {
     const report = await buy();
     told.querySelector("#size").textContent = String(report.length);
     told.querySelector("#bytes").textContent = hexadecimal(report.slice(-192));
     told.hidden = false;
     told.focus();
+  } catch {
+    failed.hidden = false;
   } finally {
     button.disabled = false;
   }
