@@ -91,3 +91,23 @@ def bench_throughput(
 
         for path in draw_all(result, plots):
             console.out.print(f"drawn: {path}", highlight=False)
+
+
+@bench.command("device")
+def bench_device(
+    samples: Annotated[int, typer.Option(min=10, help="Calls per case, before the tick and after it.")] = 2000,
+    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for the tick at the same time.")] = 8,
+    seed: Annotated[int, typer.Option(help="Drives the order of the calls, never keys or nonces.")] = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """How long a device takes for 10, 30 and 100 impressions and for null reports, and whether a caller can tell.
+
+    Example: trefoil bench device --samples 200 --json device.json
+    """
+    from benchmarks import device_timing
+    from protocol import console
+
+    with console.progress("calls of each case", 2 * samples) as advance:
+        result = device_timing.measure(samples, lanes, seed, advance)
+    console.out.print(device_timing.table(result))
+    console.write_json(json_file, result.to_json())
