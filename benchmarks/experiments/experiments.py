@@ -162,7 +162,8 @@ def criteo(
     seconds = time.perf_counter() - started
     recorder.result.findings["advertisers"] = len(set(world.queries.advertiser.tolist()))
     for days in epoch_lengths:
-        recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
+        simulation = recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
+        recorder.result.findings[f"within_ipa_maximum_at_{days}_days"] = _within_ipa_maximum(simulation)
         seconds = 0.0
     for extra in extras:
         started = time.perf_counter()
@@ -188,6 +189,12 @@ def _policies(setting: Setting) -> list[DevicePolicy]:
     ara: list[DevicePolicy] = [AraLike(accounting)] if System.ARA_LIKE in setting.systems else []
     kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
     return ara + [CookieMonster(accounting, kappa) for kappa in kappas]
+
+
+def _within_ipa_maximum(simulation: Simulation) -> int:
+    """How many of Cookie Monster's queries have an error no larger than the largest that IPA's few have."""
+    largest = simulation.of(System.IPA_LIKE)[0].errors.max(initial=0.0)
+    return int((simulation.of(System.COOKIE_MONSTER)[0].errors <= largest).sum())
 
 
 def _check_epoch(epoch_days: int, data_days: int) -> None:
