@@ -462,6 +462,7 @@ def test_what_cannot_be_sealed_is_refused_before_anything_is_spent() -> None:
     with pytest.raises(TrefoilError):
         device.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 2, unit=""))
     late = sealed_device(store, HelperSetSeal(HELPER_SET), now=NOW + 365 * DAY)
+    late.save_impression("news.example", ImpressionOptions(0))
     with pytest.raises(TrefoilError, match="no active HPKE key"):
         late.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 2))
     assert device.budget() == []

@@ -75,9 +75,13 @@ def test_the_standards_arithmetic_in_its_own_order() -> None:
     assert terms(1, 6).loss(2) == 333_334
     epsilon = 0.7
     assert terms(epsilon, 20).loss(2) == math.ceil(2 / (20 / epsilon) * 1_000_000)
-    # A float below the exact value is raised to it: ε = 4294 at a Δ that no double divides evenly.
-    exact = LossTerms(4294.0, 4_294_000_000, 3)
-    assert exact.loss(1) >= Fraction(4_294_000_000, 3)
+
+
+def test_a_float_may_not_lower_a_charge() -> None:
+    """ε·Δ_x/Δ is 251722305 micros and two parts in 7485801982; doubles lose the rest, and charge one too little."""
+    epsilon, sensitivity, delta = 3260.967032, 577_848_016, 7_485_801_982
+    assert math.ceil(sensitivity / (delta / epsilon) * 1_000_000) == 251_722_305
+    assert terms(epsilon, delta).loss(sensitivity) == 251_722_306
 
 
 def test_a_float_may_raise_a_charge() -> None:

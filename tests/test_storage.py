@@ -270,6 +270,20 @@ def test_a_locked_database_gives_a_null_report_not_an_error(database: Path) -> N
         assert len(device.reports()) == 1
 
 
+def test_transactions_of_two_connections_follow_one_another(database: Path) -> None:
+    """From their first line, not only from their first write: what a call reads must still be so when it writes."""
+    first = SqliteStore.open(database, epoch_length=WEEK, clock=lambda: NOW)
+    second = SqliteStore.open(database, epoch_length=WEEK, clock=lambda: NOW, wait=0.05)
+    entered = False
+    with closing(first), closing(second):
+        with first.transaction(), pytest.raises(DatabaseUnavailable), second.transaction():
+            entered = True
+        assert not entered
+        with second.transaction():
+            entered = True
+    assert entered
+
+
 def test_log_records_have_one_size() -> None:
     short = ReportRecord(0, 1, 1, "a.example", "b.example")
     long = ReportRecord(2**40, 2**32, 2**40, "x" * 253, "y" * 253, (EpochEntry(-3, EpochOutcome.PAID, 7),) * 16)
