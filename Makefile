@@ -49,7 +49,7 @@ bench: $(READY)
 	$(BIN)/trefoil bench throughput
 
 chaos: $(READY)
-	TREFOIL_CHAOS=all $(BIN)/python -m pytest -s tests/test_chaos.py
+	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s tests/test_commit_crashes.py tests/test_chaos.py
 
 load: $(READY)
 	TREFOIL_LOAD=all $(BIN)/python -m pytest -s tests/test_load.py
