@@ -20,7 +20,7 @@ from protocol.shares import LACKING, PARTIES, SEEDS_OF, component, open_shamir, 
 
 VALUES = st.lists(st.integers(-(P // 2), P // 2), min_size=1, max_size=12)
 LABELS = st.text(max_size=8)
-# P(chi-square with 15 degrees of freedom > 70) is below 5e-9; the test below looks at 24 of them.
+# P(chi-square with 15 degrees of freedom > 70) is below 5e-9; the tests below look at 37 of them.
 UNIFORM_LIMIT = 70.0
 
 
@@ -44,28 +44,32 @@ def test_any_two_helpers_reconstruct(values: list[int], label: str, pair: tuple[
 
 @pytest.mark.parametrize("secret", [0, 1, P // 2, -1])
 def test_one_helpers_view_is_uniform_whatever_the_secret(secret: int) -> None:
-    """Chi-square of both components at each helper over 16 ranges, 2,048 fresh sharings of the same secret.
+    """Chi-square over 2,048 fresh sharings of the same secret: each component a helper knows over 16 ranges, and the
+    two together over 4 by 4, for two components that are alike would each look uniform alone.
 
-    False-failure probability: 24 statistics, each above its limit with probability below 5e-9, together below 1e-6.
+    False-failure probability: 36 statistics, each above its limit with probability below 5e-9, together below 1e-6.
     """
     shared = [share([secret], entropy=samples.entropy(f"view {index}")) for index in range(2048)]
     for party in range(PARTIES):
         views = [one.components(party) for one in shared]
-        for index in SEEDS_OF[party]:
-            assert unevenness([int(view[index][0]) for view in views]) < UNIFORM_LIMIT
+        first, second = ([int(view[index][0]) for view in views] for index in SEEDS_OF[party])
+        together = [4 * (one * 4 // P) + two * 4 // P for one, two in zip(first, second, strict=True)]
+        assert unevenness([one * 16 // P for one in first]) < UNIFORM_LIMIT
+        assert unevenness([two * 16 // P for two in second]) < UNIFORM_LIMIT
+        assert unevenness(together) < UNIFORM_LIMIT
 
 
-def unevenness(elements: list[int]) -> float:
-    """The chi-square statistic of field elements over 16 equal ranges: 15 degrees of freedom."""
-    expected = len(elements) / 16
-    counts = np.bincount([element * 16 // P for element in elements], minlength=16)
+def unevenness(cells: list[int]) -> float:
+    """The chi-square statistic of counts in 16 cells that should be equal: 15 degrees of freedom."""
+    expected = len(cells) / 16
+    counts = np.bincount(cells, minlength=16)
     return float(((counts - expected) ** 2 / expected).sum())
 
 
 def test_the_body_alone_is_uniform() -> None:
     """Same limit: the body is seen by everyone, the querier included. One statistic, below 5e-9."""
     bodies = [int(share([7], entropy=samples.entropy(f"body {index}")).body[0]) for index in range(2048)]
-    assert unevenness(bodies) < UNIFORM_LIMIT
+    assert unevenness([body * 16 // P for body in bodies]) < UNIFORM_LIMIT
 
 
 @given(st.lists(st.tuples(st.integers(-1000, 1000), st.integers(-1000, 1000)), min_size=1, max_size=5))
