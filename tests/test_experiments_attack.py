@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks.commands import app
 from benchmarks.experiments.attack import Attack, Defence, measure
+from benchmarks.experiments.bad_helper import measure_bad_helper
 from protocol.epsilon import MICROS
 
 
@@ -40,6 +41,21 @@ def test_bounding_sites_per_action_keeps_the_honest_shop_measured() -> None:
     attacks = _attacks(Defence.ACTION_QUOTA)
     assert attacks[32].learned == 2 * MICROS
     assert all(attack.honest_report == 1 for attack in attacks.values())
+
+
+def test_one_bad_helper_learns_nothing_and_is_caught_or_only_shifts() -> None:
+    """Its view says nothing; two honest helpers leave all the noise that privacy needs; a wrong share is refused.
+
+    4000 draws: Kolmogorov's bound puts the gap of equal distributions above 0.062 with probability below 10^-6. The
+    mean square of 4000 discrete Laplace draws has a relative standard error of 0.035: 0.25 away is seven of them.
+    """
+    view, local, pairwise, changed, private, shifted = measure_bad_helper(4000)
+    assert view.measured < 0.062
+    assert abs(local.measured - 1) < 0.25
+    assert abs(pairwise.measured - 1) < 0.25
+    assert changed.measured == private.measured == 1.0
+    # The price of `local`, as DESIGN says: privacy holds, the answer can be shifted.
+    assert shifted.measured == 0.0
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:

@@ -168,12 +168,15 @@ def everything(
 
 @app.command(epilog="Example: trefoil experiment attack --json attack.json")
 def attack(json: Json = None) -> None:
-    """What colluding sites learn about one person or destroy for an honest shop, with a device's limits off and on."""
+    """What colluding sites, or one bad helper with the querier, can learn or destroy."""
     from benchmarks.experiments.attack import attack_table, measure
+    from benchmarks.experiments.bad_helper import bad_helper_table, measure_bad_helper
 
-    attacks = measure()
+    attacks, findings = measure(), measure_bad_helper()
     out.print(attack_table(attacks))
-    write_json(json, {"experiment": "attack", "attacks": [one.as_json() for one in attacks]})
+    out.print(bad_helper_table(findings))
+    measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
+    write_json(json, {"experiment": "attack", **measured})
 
 
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
