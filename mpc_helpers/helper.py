@@ -176,6 +176,11 @@ class Helper:
         self._step(Step.ANSWER_BEFORE_SEND)
         return release.sealed_share, tuple(vote.encode() for vote in release.votes)
 
+    async def has_live_attempt(self, query: Query) -> bool:
+        """Whether some attempt at the query is not aborted: then it has, or may still get, its answer."""
+        record = await asyncio.to_thread(self._ledgers[query.debug].live, QueryName.of(query).key)
+        return record is not None
+
     async def _released(self, query: Query) -> bool:
         """Whether the query has its answer. An attempt that was voted for is waited for, for ever (COMMIT.md)."""
         ledger, key = self._ledgers[query.debug], QueryName.of(query).key

@@ -143,6 +143,8 @@ class Answerer(Protocol):
 
     async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None: ...
 
+    async def has_live_attempt(self, query: Query) -> bool: ...
+
 
 class Intake:
     """Every query of one helper, by digest."""
@@ -242,7 +244,7 @@ class Intake:
         for book in self._books.values():
             for record in await asyncio.to_thread(book.all):
                 job = self._restore(record, book)
-                if job is not None and not job.ended and job.column.exists():
+                if job is not None and await self._goes_on(job):
                     self._start(job)
 
     async def close(self) -> None:
@@ -251,6 +253,12 @@ class Intake:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _goes_on(self, job: Job) -> bool:
+        """What had not ended, and what failed here after its vote: the others may have released it since."""
+        if job.record.state is QueryState.FAILED:
+            return await self._helper.has_live_attempt(job.query)
+        return not job.ended
 
     def _restore(self, record: QueryRecord, book: QueryBook) -> Job | None:
         folder = self._folder / record.name.digest.hex()

@@ -10,6 +10,7 @@ import pytest
 from three_helpers import Three, terms, three_helpers
 
 from mpc_helpers.attempt import Step
+from mpc_helpers.nonce_ledger import LedgerError
 from mpc_helpers.session import MpcError, Stage
 from protocol.asked import Wishes
 from protocol.errors import Rejection
@@ -67,7 +68,9 @@ async def test_every_report_has_its_own_bucket(tmp_path: Path) -> None:
 async def test_the_same_report_twice_in_a_batch_counts_once(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         reports = three.seal([one_hot(bucket, 4) for bucket in range(4)], terms(4))
-        batch = three.batch([*reports, reports[2], reports[2]])
+        # The first in the order of digests, so that every later report stands elsewhere than in a ledger.
+        first = min(reports, key=lambda report: report.digest)
+        batch = three.batch([*reports, first, first])
         result = await three.ask(three.query(batch, Wishes(tolerated_bad_permille=500, seconds=30)), batch)
         assert (np.array(result.answer.histogram) - three.noise_of(result)).tolist() == [1, 1, 1, 1]
         assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.DUPLICATE: 2}] * 3
@@ -206,3 +209,31 @@ async def test_several_queries_in_flight(tmp_path: Path) -> None:
         results = await asyncio.gather(*(three.ask(three.query(batch), batch) for batch in batches))
         for index, result in enumerate(results):
             assert result.answer.histogram[index] - three.noise_of(result)[index] == index + 1
+
+
+async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_path: Path) -> None:
+    """Helper 1 has voted, and its disk fails whenever it would release. The others release; it asks once it is back."""
+    broken = True
+
+    def fail(step: Step) -> None:
+        if step is Step.RELEASE_BEFORE_COMMIT and broken:
+            raise LedgerError("planted")
+
+    async with three_helpers(tmp_path, steps={0: fail}) as three:
+        batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
+        asked = three.query(batch, Wishes(seconds=60))
+        asking = asyncio.create_task(three.ask(asked, batch))
+        digest = asked.query.digest
+        while not all(digest in three.intakes[party]._jobs for party in range(3)):
+            await asyncio.sleep(0.01)
+        while any(three.intakes[party].status(digest).state != "released" for party in (1, 2)):
+            await asyncio.sleep(0.01)
+        assert three.intakes[0].status(digest).state != "released"
+        await three.stop(0)
+        await asyncio.gather(asking, return_exceptions=True)
+        broken = False
+        await three.start(0)
+        while three.intakes[0].status(digest).state != "released":
+            await asyncio.sleep(0.01)
+        result = await three.ask(asked, batch)
+        assert result.answer.histogram[1] - three.noise_of(result)[1] == 5
