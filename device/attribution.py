@@ -58,6 +58,8 @@ def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:
     left = award.value
     clipped = [0] * award.buckets
     for bucket, amount in enumerate(answer[: award.buckets]):
+        if not amount:
+            continue
         # Written so that NaN gives nothing; an infinity gets what is left.
         whole = (left if amount >= left else math.floor(amount)) if amount > 0 else 0
         # Once more in our own integers: a custom type may lie about its order and its floor.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import groupby
-from typing import Generic, TypeVar
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from device.attribution import Award, attribute
 from device.coins import Coins
@@ -37,6 +38,7 @@ from device.tick import no_tick
 from protocol.errors import TrefoilError
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,23 @@ class Settled:
 
     paid: Mapping[int, int]
     output: tuple[int, ...] | None
+
+
+def at_the_tick(page: Callable[Concatenate[Device[R], P], R]) -> Callable[Concatenate[Device[R], P], R]:
+    """Hand out what `page` gives at the device's next tick. Errors are about the options alone, and need not wait.
+
+    Around the page, not at its end: by the tick all that it found must be freed, which takes longer the more it was
+    (22 µs after the tick for 10 impressions, 45 µs for 100, when it was not).
+    """
+
+    @wraps(page)
+    def held(device: Device[R], /, *given: P.args, **named: P.kwargs) -> R:
+        release = device._tick()
+        report = page(device, *given, **named)
+        release()
+        return report
+
+    return held
 
 
 class Device(Generic[R]):
@@ -87,6 +106,7 @@ class Device(Generic[R]):
         self._coins = coins or Coins()
         self._tick = tick
 
+    @at_the_tick
     def measure_conversion(
         self,
         site: str,
@@ -100,7 +120,6 @@ class Device(Generic[R]):
         Run for a page of `site`, by the page itself or by an `intermediary` on it. `action` names the user's action
         that led here, for devices that bound how many sites may measure on one action.
         """
-        release = self._tick()
         now = self._clock()
         self._check_action(action)
         conversion = options.checked(*_parties(site, intermediary), self._limits)
@@ -119,9 +138,7 @@ class Device(Generic[R]):
         except DatabaseUnavailable:
             numbers = _null(conversion)
         # Share, Seal: only now, when the charge is on disk.
-        report = seal(numbers)
-        release()
-        return report
+        return seal(numbers)
 
     def measure(self, site: str, request: Request, *, intermediary: str | None = None) -> R:
         """The paper's general attribution request, for the querier `site`: the same engine, the same page."""

@@ -42,7 +42,7 @@ from small_worlds import (
 from device.attribution import AttributionFunction, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
 from device.conversion import Conversion, Request
 from device.device import Device
-from device.impression import ImpressionOptions
+from device.impression import Impression, ImpressionOptions, Selection
 from device.limits import Limits
 from device.memory_store import MemoryStore
 from device.privacy_filter import EMPTIED, FilterKind, Owner, capacities
@@ -405,6 +405,35 @@ def sealing_device(seen: Iterable[Event], shift: int) -> Device[SealedReport]:
         device.save_impression(event.site, ImpressionOptions(event.bucket, priority=event.priority))
     clock.now = START + shift + 3 * WEEK - 3600
     return device
+
+
+class Tracked(Impression):
+    """An impression whose end is noticed."""
+
+    freed = 0
+
+    def __del__(self) -> None:
+        Tracked.freed += 1
+
+
+class WatchfulStore(MemoryStore):
+    """Gives the engine impressions that it does not keep itself."""
+
+    def matching(self, selection: Selection) -> Sequence[Impression]:
+        return [Tracked._make(impression) for impression in super().matching(selection)]
+
+
+def test_by_the_tick_all_that_was_found_is_freed() -> None:
+    """Freeing takes longer the more was found, so it must not be left for after the tick, when the caller measures."""
+    store, clock, freed = WatchfulStore(), Clock(), list[int]()
+
+    def tick() -> Callable[[], None]:
+        return lambda: freed.append(Tracked.freed)
+
+    device: PlainDevice = Device(store, PlainSeal(), clock=clock, limits=LIMITS, coins=fixed_coins(), tick=tick)
+    show_all(device, clock, [Event(2, 0, day) for day in range(1, 6)])
+    assert any(device.measure_conversion(QUERIER, w3c(2, lookback_days=6)))
+    assert freed == [5]
 
 
 def test_an_emptied_filter_stays_empty_under_any_limit() -> None:
