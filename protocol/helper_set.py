@@ -41,6 +41,7 @@ class HpkeKeyConfig:
     not_after: int
 
     def __post_init__(self) -> None:
+        self.key.check_usable()
         if not (0 <= self.not_before < self.not_after < 2**63):
             raise ProtocolError(f"a key's validity must be a span of time, not {self.not_before} to {self.not_after}")
 

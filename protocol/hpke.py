@@ -29,6 +29,8 @@ class Suite(Enum):
     X25519_HKDF_SHA256_AES_128_GCM = 1
 
 
+# Any scalar shows a point of small order, for X25519 makes all of them multiples of eight.
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(32))
 _HPKE = HpkeSuite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 
 
@@ -48,6 +50,13 @@ class PublicKey:
         named = tagged_hash("hpke key id", Writer().uint(self.suite.value, 2).done(), self.raw)
         object.__setattr__(self, "key_id", named[:KEY_ID_SIZE])
         object.__setattr__(self, "_key", X25519PublicKey.from_public_bytes(self.raw))
+
+    def check_usable(self) -> None:
+        """Refuse a point of small order, to which nothing can be sealed: better now than when the work is done."""
+        try:
+            _PROBE.exchange(self._key)
+        except ValueError:
+            raise ProtocolError("the HPKE public key is not a usable point") from None
 
     def seal(self, plaintext: bytes, info: bytes) -> bytes:
         """Encrypt to this key, bound to `info`."""

@@ -71,6 +71,7 @@ class Query:
         sized = ((self.query_id, QUERY_ID_SIZE), (self.helper_set, HASH_SIZE), (self.batch_root, HASH_SIZE))
         if any(len(value) != size for value, size in sized) or len(self.answer_key) != PUBLIC_KEY_SIZE:
             raise ProtocolError("a query id has 16 bytes; digests and the answer key have 32")
+        self.answer_public_key.check_usable()
         if not (0 <= self.kappa <= MAX_SENSITIVITY):
             raise ProtocolError(f"κ must be 0 to 2^40, not {self.kappa}")
         if not (0 < self.buckets <= MAX_BUCKETS):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState
+from protocol.hpke import PublicKey, Suite
 
 SET = samples.HELPER_SET
 
@@ -132,6 +133,11 @@ def test_keys_are_found_by_their_id() -> None:
 def test_a_validity_that_is_no_span_is_refused(not_before: int, not_after: int) -> None:
     with pytest.raises(ProtocolError, match="span of time"):
         HpkeKeyConfig(samples.KEYS[0].public, not_before, not_after)
+
+
+def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="not a usable point"):
+        HpkeKeyConfig(PublicKey(Suite.X25519_HKDF_SHA256_AES_128_GCM, bytes(32)), 0, 1)
 
 
 def test_two_helpers_under_one_identity_are_refused() -> None:

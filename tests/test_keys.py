@@ -160,6 +160,9 @@ def test_what_is_too_short_for_a_seal_does_not_open(size: int) -> None:
 def test_a_public_key_of_low_order_seals_nothing() -> None:
     with pytest.raises(ProtocolError, match="not a usable point"):
         PublicKey(SUITE, bytes(32)).seal(b"", b"")
+    with pytest.raises(ProtocolError, match="not a usable point"):
+        PublicKey(SUITE, bytes(32)).check_usable()
+    samples.KEYS[0].public.check_usable()
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])
