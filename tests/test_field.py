@@ -168,8 +168,8 @@ def test_rejection_goes_on_until_enough_words_survive(monkeypatch: pytest.Monkey
 def test_expansion_is_uniform() -> None:
     """Chi-square over 256 equal ranges of the field, 2^18 elements from a fixed seed, both of the top and low bits.
 
-    The seed is fixed, so it passes or fails for good; for a fresh one the false-failure probability is below 1e-6
-    (the 1 − 10⁻⁷ quantile of chi-square with 255 degrees of freedom is below 390).
+    The seed is fixed, so it passes or fails for good; for a fresh one the false-failure probability is below 1e-6:
+    chi-square with 255 degrees of freedom is above 390 with probability 1.1e-7, and there are two.
     """
     elements = field.expand(b"uniformity".ljust(32), 2**18)
     for cells in (elements >> np.uint64(53), elements & np.uint64(255)):

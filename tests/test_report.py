@@ -95,6 +95,7 @@ def test_every_single_byte_of_a_report_has_one_meaning() -> None:
             except Rejected:
                 continue
             assert decoded.encode() == changed
+            assert Header.decode(decoded.header).encode() == decoded.header
             assert decoded != REPORT
 
 
