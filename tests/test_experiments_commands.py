@@ -110,6 +110,13 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+def test_json_on_standard_output_is_json_alone() -> None:
+    result = CliRunner().invoke(
+        app, ["experiment", "microbenchmark", "--rate", "0.1", "--scale", "0.01", "--json", "-"], catch_exceptions=False
+    )
+    assert len(json.loads(result.stdout)["points"]) == 3
+
+
 def test_a_folder_is_no_json_file(tmp_path: Path) -> None:
     with pytest.raises(TrefoilError, match="folder"):
         invoke("experiment", "microbenchmark", "--scale", "0.01", "--json", str(tmp_path))

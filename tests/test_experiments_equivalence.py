@@ -223,7 +223,7 @@ def _column(values: Iterable[int]) -> Ints:
     return np.fromiter(values, dtype=np.int64)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(small_worlds())
 def test_simulation_and_devices_agree_to_the_last_micro(small: SmallWorld) -> None:
     """Reports, charges and remaining budgets of the simulation are those of real devices, in integers."""

@@ -12,6 +12,8 @@ from protocol.console import out, progress, write_json
 from protocol.errors import TrefoilError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from benchmarks.experiments.results import Options, Result
 
 app = typer.Typer(help="The paper's experiments: every figure with one command.", no_args_is_help=True)
@@ -59,7 +61,7 @@ def microbenchmark(
     with progress("microbenchmark", len(settings) * round(40_000 * scale)) as advance:
         result = run(options, settings, advance)
     if mpc:
-        result.findings["mpc"] = _through_mpc(options, *knobs)
+        result.findings["mpc"] = _through_mpc(options, *knobs, json)
     _finish([result], _draw("draw_figure_4", result, plots), json)
 
 
@@ -82,7 +84,7 @@ def bias(
     with progress("bias", round(800_000 * scale)) as advance:
         result, studies = run(options, draws, advance)
     drawings = _draw("draw_figure_7", result, plots, studies)
-    out.print(study_table(studies))
+    _show(study_table(studies), json)
     _finish([result], drawings, json)
 
 
@@ -173,8 +175,8 @@ def attack(json: Json = None) -> None:
     from benchmarks.experiments.bad_helper import bad_helper_table, measure_bad_helper
 
     attacks, findings = measure(), measure_bad_helper()
-    out.print(attack_table(attacks))
-    out.print(bad_helper_table(findings))
+    _show(attack_table(attacks), json)
+    _show(bad_helper_table(findings), json)
     measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
     write_json(json, {"experiment": "attack", **measured})
 
@@ -189,7 +191,7 @@ def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
         raise TrefoilError("--mpc runs real devices: the paper's accounting, no side query", "Leave both options out.")
 
 
-def _through_mpc(options: Options, participation: float, rate: float) -> list[dict[str, object]]:
+def _through_mpc(options: Options, participation: float, rate: float, json: Path | None) -> list[dict[str, object]]:
     """One point's queries through devices, sealed reports and three helpers, in both noise modes."""
     import time
 
@@ -201,7 +203,7 @@ def _through_mpc(options: Options, participation: float, rate: float) -> list[di
     now = int(time.time())  # noqa: TID251 - the edge: helpers live by the real clock
     with progress("sealed reports", len(NoiseMode) * spec.conversions) as advance:
         results = run_through_mpc(generate(spec), options.epoch_days, list(NoiseMode), now, advance)
-    out.print(mpc_table(results))
+    _show(mpc_table(results), json)
     return [one.as_json() for one in results]
 
 
@@ -233,12 +235,18 @@ def _draw(figure: str, result: Result, folder: Path | None, *more: object) -> di
     return {str(folder / name): data for name, data in drawn.items()}
 
 
+def _show(table: Table, json: Path | None) -> None:
+    """Print a table, unless standard output is wanted for the JSON alone."""
+    if str(json) != "-":
+        out.print(table)
+
+
 def _finish(results: list[Result], drawings: dict[str, bytes], json: Path | None) -> None:
     """Show tables; write plots, and the JSON last: an interrupted run leaves no file that looks like a whole one."""
     from protocol.console import write_atomically
 
     for result in results:
-        out.print(result.table())
+        _show(result.table(), json)
     for name, data in drawings.items():
         write_atomically(Path(name), data)
     whole = [result.as_json() for result in results]
@@ -284,5 +292,5 @@ def plan(
     )
     prices = costs(wanted)
     for table in plan_tables(wanted, prices):
-        out.print(table)
+        _show(table, json)
     write_json(json, plan_json(wanted, prices))
