@@ -432,7 +432,7 @@ def test_by_the_tick_all_that_was_found_is_freed() -> None:
 
     device: PlainDevice = Device(store, PlainSeal(), clock=clock, limits=LIMITS, coins=fixed_coins(), tick=tick)
     show_all(device, clock, [Event(2, 0, day) for day in range(1, 6)])
-    assert any(device.measure_conversion(QUERIER, w3c(2, lookback_days=6)))
+    assert any(device.measure_conversion(QUERIER, w3c(2, lookback_days=6, epsilon=0.5)))
     assert freed == [5]
 
 
