@@ -23,6 +23,9 @@ def helper(
     stop_with_stdin: Annotated[
         bool, typer.Option("--stop-with-stdin", help="End when standard input closes, as the launcher wants it.")
     ] = False,
+    executor: Annotated[
+        str, typer.Option(metavar="dask://HOST:PORT", help="Open reports on this dask cluster instead of here.")
+    ] = "",
 ) -> None:
     """Run one helper until it is stopped.
 
@@ -30,7 +33,7 @@ def helper(
     """
     from mpc_helpers.daemon import run
 
-    run(config, stop_with_stdin=stop_with_stdin)
+    run(config, stop_with_stdin=stop_with_stdin, executor=executor)
 
 
 @app.command()
@@ -63,8 +66,25 @@ def keygen_helper(
     from protocol.console import out
 
     entry = make_helper(folder, name, address, _now(), days=days)
-    out.print(f"public entry:  {entry}", markup=False, highlight=False)
-    out.print("Give it to whoever makes the helper set: trefoil helper-set new", markup=False, highlight=False)
+    out.print(f"public entry:  {entry}", markup=False, highlight=False, soft_wrap=True)
+    out.print(
+        "Give it to whoever makes the helper set: trefoil helper-set new", markup=False, highlight=False, soft_wrap=True
+    )
+
+
+@keygen.command("hpke")
+def keygen_hpke(
+    folder: Annotated[Path, typer.Option("--dir", help="Where the helper's keys are kept.")],
+    days: Annotated[int, typer.Option(help="For how many days devices may seal to the new key.")] = 90,
+) -> None:
+    """Add an HPKE key to a helper, and to its public entry, before the old one expires.
+
+    Example: trefoil keygen hpke --dir /etc/trefoil
+    """
+    from mpc_helpers.setup import renew_entry
+    from protocol.console import out
+
+    out.print(f"public entry:  {renew_entry(folder, _now(), days)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @keygen.command("site")
@@ -80,8 +100,8 @@ def keygen_site(
 
     key = IdentityKey.generate()
     save_identity(path, key)
-    out.print(f"private key:  {path}", markup=False, highlight=False)
-    out.print(f"public key:   {key.public.hex()}", markup=False, highlight=False)
+    out.print(f"private key:  {path}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"public key:   {key.public.hex()}", markup=False, highlight=False, soft_wrap=True)
 
 
 @ledger.command("create")
@@ -98,7 +118,7 @@ def ledger_create(config: ConfigFile) -> None:
 
     loaded = load_config(config)
     create_ledgers(loaded, load_membership(loaded, _now()))
-    out.print(f"created {loaded.ledger}", markup=False, highlight=False)
+    out.print(f"created {loaded.ledger}", markup=False, highlight=False, soft_wrap=True)
 
 
 @ledger.command("export")

@@ -19,16 +19,16 @@ from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
 from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey, save_hpke_key, save_identity
+from protocol.set_files import read_entry
 
 KEY_DAYS = 90
 CONFIG_NAME = "config.json"
+ENTRY_NAME = "entry.json"
 
 
 def make_keys(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> HelperEntry:
     """Identity, HPKE key and certificate of a new helper; what it returns is public and goes into the helper set."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not (0 < days <= 3650):
-        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
     identity = IdentityKey.generate()
     save_identity(folder / "identity.key", identity)
     certificate = tls.make_identity(folder, name, now)
@@ -37,6 +37,8 @@ def make_keys(folder: Path, name: str, address: str, now: int, *, days: int = KE
 
 def add_hpke_key(folder: Path, now: int, days: int) -> HpkeKeyConfig:
     """One more HPKE key in the folder that the helper loads its keys from."""
+    if not (0 < days <= 3650):
+        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
     keys = folder / "hpke"
     keys.mkdir(exist_ok=True, mode=0o700)
     key = PrivateKey.generate()
@@ -99,7 +101,17 @@ def create_ledgers(config: HelperConfig, membership: Membership) -> None:
 def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> Path:
     """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
     entry = make_keys(folder, name, address, now, days=days)
-    path = folder / "entry.json"
+    path = folder / ENTRY_NAME
     write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
     write_config(folder, name, "0.0.0.0", endpoint(address)[1], "helpers.json", {}, {})  # noqa: S104 - others must reach it
+    return path
+
+
+def renew_entry(folder: Path, now: int, days: int) -> Path:
+    """One more HPKE key, in the folder and in the public entry, for the next helper set."""
+    path = folder / ENTRY_NAME
+    old = read_entry(path)
+    keys = (*old.hpke_keys, add_hpke_key(folder, now, days))
+    new = HelperEntry(old.name, old.identity_key, keys, old.address, old.tls_pin)
+    write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
     return path

@@ -88,7 +88,7 @@ def make_query(
 ) -> AskedQuery:
     """Run by the querier: a new query on the whole batch, for the site, caller and shape its first report names."""
     if not len(batch):
-        raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device conversion")
+        raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
     terms = batch[0].terms()
     answer_key = PrivateKey.generate()
     query = _fill(terms, wishes, now, _root(batch), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)

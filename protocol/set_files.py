@@ -18,7 +18,7 @@ def put_together(entries: list[Path], number: int, path: Path) -> HelperSet:
         raise TrefoilError(f"a helper set has three entries, not {len(entries)}", "Name three entry files.")
     if path.exists():
         raise TrefoilError(f"{path} exists already", "Choose another name, or move it away.")
-    first, second, third = (_read_entry(entry) for entry in entries)
+    first, second, third = (read_entry(entry) for entry in entries)
     helper_set = HelperSet(number, (first, second, third))
     write_set(path, helper_set)
     return helper_set
@@ -61,7 +61,8 @@ def write_set(path: Path, helper_set: HelperSet) -> None:
     write_atomically(path, (json.dumps(helper_set.to_json(), indent=2) + "\n").encode())
 
 
-def _read_entry(path: Path) -> HelperEntry:
+def read_entry(path: Path) -> HelperEntry:
+    """What `trefoil keygen helper` wrote for others to see."""
     try:
         return entry_from_json(json.loads(path.read_bytes()))
     except OSError as error:

@@ -20,6 +20,7 @@ from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from trefoil import app
 
+NAMES = ("north", "south", "west")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -42,28 +43,27 @@ def free_port() -> int:
 
 def set_up(folder: Path) -> Path:
     """Three operators, each in a directory of its own, as README tells them. Returns the signed set."""
-    names = ("north", "south", "west")
-    for name in names:
+    for name in NAMES:
         address = f"https://127.0.0.1:{free_port()}"
         said = trefoil("keygen", "helper", "--name", name, "--address", address, "--dir", folder / name)
         assert str(folder / name / "entry.json") in said
     draft = folder / "draft.json"
-    entries = [argument for name in names for argument in ("--entry", str(folder / name / "entry.json"))]
+    entries = [argument for name in NAMES for argument in ("--entry", str(folder / name / "entry.json"))]
     digest = trefoil("helper-set", "new", draft, *entries).split()[1]
     assert "no" in trefoil("helper-set", "verify", draft, fails=True)
-    for name in names:
+    for name in NAMES:
         copy = folder / name / "signed.json"
         copy.write_bytes(draft.read_bytes())
         assert digest in trefoil("helper-set", "sign", copy, "--key", folder / name / "identity.key")
     helpers = folder / "helpers.json"
-    copies = [argument for name in names for argument in ("--copy", str(folder / name / "signed.json"))]
+    copies = [argument for name in NAMES for argument in ("--copy", str(folder / name / "signed.json"))]
     trefoil("helper-set", "join", helpers, *copies)
     trefoil("helper-set", "verify", helpers)
     return helpers
 
 
 def configure(folder: Path, helpers: Path, public_key: str) -> None:
-    for name in ("north", "south", "west"):
+    for name in NAMES:
         path = folder / name / "config.json"
         stored = json.loads(path.read_text())
         stored.update(host="127.0.0.1", processes=0, sites={SITE: {"key": public_key, "callers": [SITE]}})
@@ -76,7 +76,7 @@ def started(folder: Path, helpers: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "trefoil", "helper", "--stop-with-stdin", "--config"]
     processes = [
         subprocess.Popen([*command, str(folder / name / "config.json")], stdin=subprocess.PIPE, cwd=ROOT)
-        for name in ("north", "south", "west")
+        for name in NAMES
     ]
     try:
         deadline = time.monotonic() + 60
@@ -99,7 +99,7 @@ def test_three_operators_and_a_site(tmp_path: Path) -> None:
     assert "exists already" in trefoil("keygen", "site", tmp_path / "shop.key", fails=True)
     configure(tmp_path, helpers, public_key)
     assert "there is no ledger" in trefoil("helper", "--config", tmp_path / "north" / "config.json", fails=True)
-    for name in ("north", "south", "west"):
+    for name in NAMES:
         trefoil("ledger", "create", "--config", tmp_path / name / "config.json")
     assert "not replaced" in trefoil("ledger", "create", "--config", tmp_path / "north" / "config.json", fails=True)
     write_batch(tmp_path / "batch", seal_all([[3, 4]] * 5, terms(2, debug=True), HelperSet.load(helpers)))
@@ -127,6 +127,20 @@ def test_three_operators_and_a_site(tmp_path: Path) -> None:
     assert "Check that the helper runs" in said
 
 
+def test_a_renewed_key_joins_the_old_one_in_the_next_set(tmp_path: Path) -> None:
+    first = HelperSet.load(set_up(tmp_path))
+    trefoil("keygen", "hpke", "--dir", tmp_path / "north", "--days", "30")
+    assert "1 to 3650 days" in trefoil("keygen", "hpke", "--dir", tmp_path / "north", "--days", "0", fails=True)
+    entries = [argument for name in NAMES for argument in ("--entry", str(tmp_path / name / "entry.json"))]
+    trefoil("helper-set", "new", tmp_path / "next.json", *entries, "--number", "2")
+    for name in NAMES:
+        trefoil("helper-set", "sign", tmp_path / "next.json", "--key", tmp_path / name / "identity.key")
+    renewed = HelperSet.load(tmp_path / "next.json")
+    assert renewed.helpers[0].hpke_keys[0] == first.helpers[0].hpke_keys[0]
+    assert len(renewed.helpers[0].hpke_keys) == len(list((tmp_path / "north" / "hpke").iterdir())) == 2
+    assert renewed.helpers[1:] == first.helpers[1:]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -144,7 +158,7 @@ def test_a_mistake_gets_an_error_not_a_traceback(arguments: list[str], complaint
 
 @pytest.mark.parametrize(
     "command",
-    ["helper", "launch", "query", "demo", "keygen helper", "keygen site"]
+    ["helper", "launch", "query", "demo", "keygen helper", "keygen hpke", "keygen site"]
     + [f"ledger {verb}" for verb in ("create", "export", "rebuild", "accept-peer")]
     + [f"helper-set {verb}" for verb in ("new", "sign", "join", "verify")],
 )
