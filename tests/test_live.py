@@ -217,7 +217,7 @@ class TestCrowd:
         device = Device(MemoryStore(debug=False), HelperSetSeal(trio.helper_set), clock=system_clock)
         yours = device.measure_conversion(SHOP_SITE, OPTIONS)
         assert len(theirs.report.encode()) == len(yours.encode())
-        assert theirs.report.terms().epsilon_micros == yours.terms().epsilon_micros and not yours.terms().debug
+        assert theirs.report.terms().epsilon_micros == yours.terms().epsilon_micros and not theirs.report.terms().debug
 
 
 class TestTracker:
