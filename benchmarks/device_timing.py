@@ -104,6 +104,8 @@ def device_for(
             quick.measure_conversion(SITE, options(Case.THIRTY, epsilon=1.0))
         if case is Case.SWITCHED_OFF:
             quick.disable()
+        for _ in range(WARM_UP):
+            quick.measure_conversion(SITE, options(case))
         yield Device(store, HelperSetSeal(helper_set), clock=clock, limits=LIMITS, coins=coins, tick=tick)
 
 
@@ -131,13 +133,12 @@ def time_rounds(rounds: int, seed: int, *, ticking: bool, advance: Callable[[], 
     timings = {case: np.empty(rounds) for case in cases}
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder, ExitStack() as stack:
         devices = {case: stack.enter_context(device_for(case, Path(folder), helper_set, tick)) for case in cases}
-        for warm_up in (True, False):
-            for number in range(min(rounds, WARM_UP) if warm_up else rounds):
-                for place in draw.permutation(len(cases)):
-                    case = cases[place]
-                    timings[case][number] = time_call(devices[case], options(case))
-                if advance and not warm_up:
-                    advance()
+        for number in range(rounds):
+            for place in draw.permutation(len(cases)):
+                case = cases[place]
+                timings[case][number] = time_call(devices[case], options(case))
+            if advance:
+                advance()
     return timings
 
 
