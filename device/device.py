@@ -184,7 +184,9 @@ class Device(Generic[R]):
                 self._store.raise_barrier(max(now, self._last_payment(now)))
                 self._store.forget(cleared)
             elif cleared:
-                reachable = self._calendar(now).window(now - self._limits.max_lookback, now)
+                # The standard looks the earliest epoch up first, which matters if nothing has been looked up before.
+                earliest = now - self._limits.max_lookback
+                reachable = self._calendar(earliest).window(earliest, now)
                 filters = self._store.filters_of([Owner(FilterKind.SITE, site) for site in cleared])
                 for epoch in reachable:
                     for ledger in filters.values():
