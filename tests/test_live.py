@@ -172,6 +172,51 @@ class TestAgent:
             news = visitor.where[Place.NEWS]
             assert (await visitor.post(Place.AGENT, "/saveImpression", '{"histogramIndex": 1}', news))[0] == 415
 
+    async def test_headers_do_the_same_as_the_calls(self, tmp_path: Path, trio: Trio) -> None:
+        """The blog's answer saves; the shop's answer measures, and the report goes to its report-url."""
+        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor, blog = Visitor(session, shown.where), shown.where[Place.BLOG]
+                async with session.post(f"{blog}/clicked", data="3", headers={"Origin": blog}) as response:
+                    told = {"saveImpression": response.headers["Save-Impression"]}
+                assert (await visitor.call("responseHeaders", told, blog)).status == 200
+                measure = (
+                    f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.25, report-url="/reports"'
+                )
+                await visitor.call("responseHeaders", {"measureConversion": measure}, shown.where[Place.SHOP])
+                (report,) = BatchReader(tmp_path / "batch-1")
+                assert opened(report, trio) == [0, 0, 0, 1]
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"saveImpression": "histogram-index=x y"},
+            {"saveImpression": "histogram-index=1000000"},
+            {"saveImpression": 5},
+            {"measureConversion": 'aggregation-service="other", histogram-size=4, report-url="/reports"'},
+            {"measureConversion": "rubbish("},
+        ],
+    )
+    async def test_a_header_that_is_refused_is_ignored(
+        self, tmp_path: Path, trio: Trio, headers: dict[str, object]
+    ) -> None:
+        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor = Visitor(session, shown.where)
+                response = await visitor.call("responseHeaders", headers, shown.where[Place.SHOP])
+                assert response.status == 200 and await response.json() == {}
+                overview = shown._device.overview()
+                assert not overview.impressions and not overview.reports
+
+    async def test_reports_are_delivered_to_sites_of_the_demonstration_only(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.25'
+            for url in ("https://elsewhere.example/reports", "https://news.example/reports"):
+                told = {"measureConversion": f'{options}, report-url="{url}"'}
+                response = await visitor.call("responseHeaders", told, visitor.where[Place.SHOP])
+                assert response.status == 200
+            assert not (tmp_path / "batch-1").exists()
+
     async def test_errors_have_the_standards_names(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
             cases = {
@@ -268,7 +313,7 @@ class TestWebsites:
 
     async def test_a_publisher_knows_its_own_ads_only(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
-            statuses = [(await visitor.post(Place.NEWS, "/tracker", told))[0] for told in ("0", "2", "x", "")]
+            statuses = [(await visitor.post(Place.NEWS, "/clicked", told))[0] for told in ("0", "2", "x", "")]
             assert statuses == [204, 400, 400, 400]
 
     async def test_pages_run_their_own_scripts_and_nothing_else(self, tmp_path: Path, trio: Trio) -> None:

@@ -1,4 +1,4 @@
-"""The device agent: one person's device, reached from the pages they visit by the standard's two calls.
+"""The device agent: one person's device, reached from the pages they visit by the standard's two calls and two headers.
 
 It stands in for the browser. A page says what it wants and never who it is: the browser's own Origin header says that,
 and an origin that is no site of the demonstration is refused.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from urllib.parse import urlsplit
 
+import aiohttp
 from aiohttp import web
 
 from benchmarks.live.idl import WrongType, read_options
@@ -19,9 +22,12 @@ from device.conversion import ConversionOptions
 from device.dashboard.guard import MAX_BODY, guarded
 from device.device import Device
 from device.errors import DOMException, StandardError
+from device.http_headers import parse_measure_conversion, parse_save_impression
 from device.impression import ImpressionOptions
+from protocol.errors import TrefoilError
 from protocol.report import SealedReport
 
+DELIVERY_SECONDS = 10.0
 Call = Callable[[str, object], Awaitable[dict[str, object]]]
 
 
@@ -37,7 +43,8 @@ class Agent:
         """The application. Requests of other origins end in the guard, before anything is read."""
         guard = guarded(self._origin, allowed=frozenset(self._sites))
         app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
-        for name, call in {"saveImpression": self._save, "measureConversion": self._measure}.items():
+        calls = {"saveImpression": self._save, "measureConversion": self._measure, "responseHeaders": self._headers}
+        for name, call in calls.items():
             app.router.add_post(f"/{name}", self._handler(call))
             app.router.add_route("OPTIONS", f"/{name}", self._preflight)
         return app
@@ -72,10 +79,38 @@ class Agent:
         return {}
 
     async def _measure(self, site: str, passed: object) -> dict[str, object]:
-        options = read_options(ConversionOptions, passed)
+        report = await self._report(site, read_options(ConversionOptions, passed))
+        return {"report": base64.b64encode(report).decode()}
+
+    async def _report(self, site: str, options: ConversionOptions) -> bytes:
         report = await asyncio.to_thread(self._device.measure_conversion, site, options)
         sealed = report if isinstance(report, SealedReport) else report.sealed
-        return {"report": base64.b64encode(sealed.encode()).decode()}
+        return sealed.encode()
+
+    async def _headers(self, site: str, passed: object) -> dict[str, object]:
+        """What a response of `site` carried. A header that is refused is ignored: there is no script to tell."""
+        if not isinstance(passed, dict):
+            raise WrongType("headers must be a dictionary")
+        save, measure = passed.get("saveImpression"), passed.get("measureConversion")
+        with contextlib.suppress(TrefoilError):
+            if isinstance(save, str):
+                await asyncio.to_thread(self._device.save_impression, site, parse_save_impression(save))
+        with contextlib.suppress(TrefoilError):
+            if isinstance(measure, str):
+                wanted = parse_measure_conversion(measure, f"https://{site}/")
+                await self._deliver(wanted.report_url, await self._report(site, wanted.options))
+        return {}
+
+    async def _deliver(self, report_url: str, report: bytes) -> None:
+        """Send a report to the address in a header. In the demonstration only its own sites can be reached."""
+        address = urlsplit(report_url)
+        origin = next((origin for origin, site in self._sites.items() if site == address.hostname), None)
+        if origin is None:
+            return
+        timeout = aiohttp.ClientTimeout(total=DELIVERY_SECONDS)
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with aiohttp.ClientSession(timeout=timeout, headers={"Origin": origin}) as session:
+                await session.post(f"{origin}{address.path}", data=report)
 
 
 async def _dictionary(request: web.Request) -> object:

@@ -60,7 +60,12 @@ class Home:
             "Buy another pair, let a crowd buy too, and ask again: now the campaigns stand out, and you do not.",
             "Ask about the same reports a second time. The helpers refuse.",
             ["See ", link(Place.HELPERS, "what each helper sees"), " of your report."],
-            "Click an ad on the blog and buy shoes five times. Your budget runs out; the shop is not told.",
+            [
+                "Click an ad on ",
+                link(Place.BLOG, "the blog"),
+                ", which uses a response header in place of a script, and buy shoes five times. Your budget runs out; "
+                "the shop is not told.",
+            ],
             "On your dashboard, clear a site, clear your history, or switch measurement off.",
         ]
 

@@ -55,7 +55,10 @@ _PITCH = (
 
 
 class Publisher:
-    """A page with an article and two ads. A click is remembered by the device, and a tracker is told for comparison."""
+    """A page with an article and two ads. A click is remembered by the device, and a tracker is told for comparison.
+
+    The news calls `saveImpression` in a script; the blog's server answers with a Save-Impression header.
+    """
 
     def __init__(self, place: Place, where: Map, tracker: Tracker, clock: Clock) -> None:
         self._frame = Frame(place, where)
@@ -67,7 +70,7 @@ class Publisher:
         """The publisher's website."""
         app = self._frame.app(talks_to_agent=True)
         app.router.add_get("/", self._show)
-        app.router.add_post("/tracker", self._tell_tracker)
+        app.router.add_post("/clicked", self._clicked)
         return app
 
     async def _show(self, _request: web.Request) -> web.Response:
@@ -83,14 +86,16 @@ class Publisher:
         name = CAMPAIGNS[campaign].partition(",")[0]
         content = [tag("strong", name), tag("span", _PITCH[campaign]), tag("span", f"at {SHOP_SITE}", class_="soft")]
         address = f"{self._where[Place.SHOP]}/"
-        return tag("a", content, href=address, class_="ad", data_campaign=campaign, data_shop=SHOP_SITE)
+        form = "header" if self._frame.place is Place.BLOG else "script"
+        return tag("a", content, href=address, class_="ad", data_campaign=campaign, data_shop=SHOP_SITE, data_form=form)
 
-    async def _tell_tracker(self, request: web.Request) -> web.Response:
+    async def _clicked(self, request: web.Request) -> web.Response:
         told = await request.text()
         if told not in {str(campaign) for campaign in ADS[self._frame.place]}:
             raise web.HTTPBadRequest(text="There is no such ad here.\n")
         self._tracker.clicked(int(told), self._frame.place.site or "", self._clock())
-        return web.Response(status=204)
+        header = f'histogram-index={told}, conversion-sites=("{SHOP_SITE}")'
+        return web.Response(status=204, headers={"Save-Impression": header} if self._frame.place is Place.BLOG else {})
 
 
 class Shop:

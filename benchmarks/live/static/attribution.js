@@ -5,6 +5,7 @@
 (() => {
   const agent = document.querySelector('meta[name="trefoil-agent"]').content;
   const services = new Map([["trefoil", Object.freeze({ protocol: "trefoil" })]]);
+  const request = window.fetch.bind(window);
   const errors = { RangeError, ReferenceError, TypeError };
 
   function thrown({ error, message }) {
@@ -12,7 +13,7 @@
   }
 
   async function call(method, options) {
-    const response = await fetch(`${agent}/${method}`, {
+    const response = await request(`${agent}/${method}`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
       body: JSON.stringify(options ?? null),
@@ -21,6 +22,16 @@
     const answer = await response.json();
     if (!response.ok) throw thrown(answer);
     return answer;
+  }
+
+  // The API's other form: headers of a response. What comes with a page itself only a real browser could see.
+  async function heed(response) {
+    const saveImpression = response.headers.get("Save-Impression");
+    const measureConversion = response.headers.get("Measure-Conversion");
+    if (saveImpression !== null || measureConversion !== null) {
+      await call("responseHeaders", { saveImpression, measureConversion });
+    }
+    return response;
   }
 
   class Attribution {
@@ -39,6 +50,7 @@
     }
   }
 
+  window.fetch = async (...passed) => heed(await request(...passed));
   const attribution = new Attribution();
   Object.defineProperty(Navigator.prototype, "attribution", { get: () => attribution, configurable: true });
 })();

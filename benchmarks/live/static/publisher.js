@@ -2,13 +2,15 @@
 "use strict";
 
 async function remember(ad) {
-  await navigator.attribution.saveImpression({
-    histogramIndex: Number(ad.dataset.campaign),
-    conversionSites: [ad.dataset.shop],
-    lifetimeDays: 30,
-  });
-  // What a tracker would be sent, for comparison; Trefoil has no use for it.
-  await fetch("/tracker", { method: "POST", body: ad.dataset.campaign });
+  if (ad.dataset.form === "script") {
+    await navigator.attribution.saveImpression({
+      histogramIndex: Number(ad.dataset.campaign),
+      conversionSites: [ad.dataset.shop],
+      lifetimeDays: 30,
+    });
+  }
+  // The publisher hears of the click too. Its answer may carry a Save-Impression header, which does the same.
+  await fetch("/clicked", { method: "POST", body: ad.dataset.campaign });
 }
 
 for (const ad of document.querySelectorAll("a.ad")) {
