@@ -12,14 +12,13 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
 from mpc_helpers import noise
-from mpc_helpers.attempt import QueryName
 from mpc_helpers.config import Limits, Membership, Site
+from mpc_helpers.job import AWAITING, Job, Status
 from mpc_helpers.metrics import Labels, Metrics
 from mpc_helpers.query_book import QueryBook, QueryChanged, QueryRecord, QueryState
 from mpc_helpers.session import MpcError
@@ -32,8 +31,6 @@ from protocol.report import FIXED
 from protocol.shares import PARTIES
 
 _LOG = logging.getLogger("trefoil.intake")
-_ENDS = (QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED)
-AWAITING = "awaiting"
 
 
 class Trouble(Enum):
@@ -56,84 +53,6 @@ class Refusal(TrefoilError):
     def __init__(self, trouble: Trouble, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.trouble = trouble
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What anyone who holds a query may know of it."""
-
-    state: str
-    done: int = 0
-    total: int = 0
-    failure: Mapping[str, object] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, object]:
-        """For the querier."""
-        return {
-            "state": self.state,
-            "done": self.done,
-            "total": self.total,
-            "failure": dict(self.failure),
-            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
-        }
-
-
-class Job:
-    """One query at this helper: what is on disk for it, and where its task stands."""
-
-    def __init__(self, query: Query, folder: Path, book: QueryBook, clock: Callable[[], int]) -> None:
-        self.query = query
-        self.name = QueryName.of(query)
-        self.folder = folder
-        self.record = QueryRecord(self.name, QueryState.QUEUED, clock())
-        self.done = 0
-        self.hint = ""
-        self.seconds: dict[str, float] = {}
-        self.uploading = asyncio.Lock()
-        self.task: asyncio.Task[None] | None = None
-        self._book = book
-        self._clock = clock
-        self._entered = 0.0
-
-    @property
-    def column(self) -> Path:
-        """Where the uploaded column is, once it is whole and has the root that was signed."""
-        return self.folder / "column"
-
-    @property
-    def ended(self) -> bool:
-        """Nothing will happen any more unless it is asked again."""
-        return self.record.state in _ENDS
-
-    async def enter(self, state: QueryState, *, stage: str = "", helper: int | None = None, reason: str = "") -> None:
-        """Move to a state, durably, and note how long the last one took."""
-        now = asyncio.get_running_loop().time()
-        if self._entered:
-            spent = self.seconds.get(self.record.state.value, 0.0) + now - self._entered
-            self.seconds[self.record.state.value] = spent
-        self._entered = now
-        self.done = 0
-        record = QueryRecord(self.name, state, self._clock(), stage, helper, reason)
-        await asyncio.to_thread(self._book.record, record)
-        self.record = record
-
-    def advance(self, amount: int) -> None:
-        """More reports are done in this stage. Called from any thread."""
-        self.done += amount
-
-    def status(self) -> Status:
-        """For whoever asks."""
-        record = self.record
-        state = record.state.value
-        idle = self.task is None or self.task.done()
-        if record.state is QueryState.QUEUED and idle and not self.column.exists():
-            state = AWAITING
-        failure: dict[str, object] = {}
-        if record.state in (QueryState.FAILED, QueryState.DISPUTED):
-            failure = {"stage": record.stage, "helper": record.helper, "reason": record.reason, "hint": self.hint}
-        total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
-        return Status(state, self.done, total, failure, dict(self.seconds))
 
 
 class Answerer(Protocol):
@@ -206,7 +125,7 @@ class Intake:
                 "Cut the column from the batch that the query was made for, for this helper.",
             )
         async with job.uploading:
-            if job.status().state != AWAITING:
+            if not job.awaiting:
                 async for _ in pieces:
                     pass
                 return job.status()
@@ -246,6 +165,18 @@ class Intake:
                 job = self._restore(record, book)
                 if job is not None and await self._goes_on(job):
                     self._start(job)
+
+    async def tidy(self) -> None:
+        """Run now and then: end what was never uploaded, and remove columns that nothing can need any more."""
+        for job in list(self._jobs.values()):
+            if self._abandoned(job):
+                await job.enter(QueryState.FAILED, stage=AWAITING, reason="its column did not come before its deadline")
+            over = job.record.state is QueryState.FAILED and self._clock() >= job.query.deadline
+            if over and job.column.exists() and not await self._helper.has_live_attempt(job.query):
+                job.column.unlink(missing_ok=True)
+
+    def _abandoned(self, job: Job) -> bool:
+        return job.awaiting and self._clock() >= job.query.deadline
 
     async def close(self) -> None:
         """Stop every task. What was reserved is given up as it ends, or at the next start."""
@@ -312,7 +243,7 @@ class Intake:
             noise.check_cost(query.length, query.gamma)
         except TrefoilError as error:
             raise Refusal(Trouble.UNWILLING, str(error), error.hint) from None
-        running = [job for job in self._jobs.values() if not job.ended]
+        running = [job for job in self._jobs.values() if not job.ended and not self._abandoned(job)]
         if len(running) >= limits.waiting:
             raise Refusal(Trouble.BUSY, f"this helper has {len(running)} queries waiting", "Try again later.")
         if sum(job.query.site == query.site for job in running) >= limits.queries_per_site:
@@ -377,8 +308,7 @@ class Intake:
         """Answer one query. However it ends, the book says so and the daemon lives on."""
         try:
             state = await self._helper.answer(job.query, job.column, job)
-            if state in _ENDS:
-                await job.enter(state)
+            await job.enter(state)
         except TrefoilError as error:
             await self._fail(job, error)
         except Exception as error:

@@ -51,6 +51,11 @@ class Pool(Executor):
                 self._pool = self._start()
                 return self._pool.submit(fn, *args, **kwargs)
 
+    def warm_up(self) -> None:
+        """Start the processes before the first query needs them; does not wait."""
+        for _ in range(self.processes):
+            self.submit(os.getpid)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """See `Executor.shutdown`."""
         with self._lock:

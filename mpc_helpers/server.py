@@ -20,7 +20,8 @@ from typing import Protocol
 from aiohttp import web
 
 from mpc_helpers.attempt import DIGEST_SIZE
-from mpc_helpers.intake import Intake, Refusal, Status, Trouble
+from mpc_helpers.intake import Intake, Refusal, Trouble
+from mpc_helpers.job import Status
 from mpc_helpers.messages import MAX_MESSAGE
 from mpc_helpers.metrics import Metrics
 from mpc_helpers.transport import PEER_PATH, read_bounded

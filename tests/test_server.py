@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from three_helpers import SITE, Three, terms, three_helpers
+from three_helpers import SITE, Three, real_now, terms, three_helpers
 
 from mpc_helpers.attempt import Step
 from mpc_helpers.commands import helper
@@ -257,6 +257,44 @@ async def test_a_query_goes_on_after_all_three_helpers_were_restarted(tmp_path: 
             await three.start(party)
         result = await three.ask(asked, batch)
         assert result.answer.histogram[0] - three.noise_of(result)[0] == 5
+
+
+async def test_a_query_whose_column_never_came_ends_and_makes_room(tmp_path: Path) -> None:
+    ahead = 0
+    limits = {"queries_per_site": 1}
+    async with (
+        three_helpers(tmp_path, clock=lambda: real_now() + ahead, options={"limits": limits}) as three,
+        talking_to(three) as session,
+    ):
+        first = three.query(small_batch(three), Wishes(seconds=60)).signed
+        assert (await send(session, "PUT", url(first), first.encode()))[0] == 200
+        second = three.query(small_batch(three), Wishes(seconds=60)).signed
+        assert (await send(session, "PUT", url(second), second.encode()))[0] == 429
+        ahead = 61
+        second = three.query(small_batch(three), Wishes(seconds=60)).signed
+        assert (await send(session, "PUT", url(second), second.encode()))[0] == 200
+        await three.intakes[0].tidy()
+        ended = (await send(session, "GET", url(first)))[1]
+        assert (ended["state"], ended["failure"]["stage"]) == ("failed", "awaiting")
+        assert (await send(session, "GET", url(second)))[1]["state"] == "awaiting"
+
+
+async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None:
+    ahead = 0
+    async with three_helpers(tmp_path, clock=lambda: real_now() + ahead) as three:
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)
+        asked = three.query(batch, Wishes(seconds=60))
+        with pytest.raises(QueryFailed, match="already spent"):
+            await three.ask(asked, batch)
+        folder = load_config(three.trio.config_path(0)).data / "queries"
+        kept = folder / asked.query.digest.hex() / "column"
+        assert list(folder.glob("*/column")) == [kept]
+        await three.intakes[0].tidy()
+        assert kept.exists()
+        ahead = 61
+        await three.intakes[0].tidy()
+        assert not kept.exists()
 
 
 async def test_a_ledger_is_never_made_by_the_daemon(tmp_path: Path) -> None:
