@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mpc_helpers import noise
 from mpc_helpers.agreement import Agreement, Pace
 from mpc_helpers.attempt import Step
 from mpc_helpers.config import ConfigError, HelperConfig, Membership, load_config, load_membership
+from mpc_helpers.executors import Workplace, workplace
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.intake import Intake
 from mpc_helpers.meetings import Meetings
@@ -39,6 +41,7 @@ REALMS = {False: "real", True: "debug"}
 WORKERS = "workers"
 HOUSEKEEPING_SECONDS = 3600.0
 SHUTDOWN_SECONDS = 2.0
+THREADS = 32
 
 Clock = Callable[[], int]
 
@@ -58,7 +61,7 @@ class Parts:
 
 
 @contextlib.asynccontextmanager
-async def serving(config: HelperConfig, parts: Parts | None = None) -> AsyncIterator[Intake]:
+async def serving(config: HelperConfig, parts: Parts | None = None, *, executor: str = "") -> AsyncIterator[Intake]:
     """Run one helper: recover, then listen, then go on with what was under way."""
     parts = parts or Parts()
     membership = load_membership(config, parts.clock())
@@ -74,11 +77,10 @@ async def serving(config: HelperConfig, parts: Parts | None = None) -> AsyncIter
         for agreement in agreements.values():
             stack.push_async_callback(agreement.close)
             await agreement.recover()
-        executor = Pool(config.processes)
-        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        place = stack.enter_context(workplace(executor, config.processes))
         meetings = Meetings(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
         sessions = parts.sessions(config, membership, certificates, meetings)
-        helper = _helper(config, membership, ledgers, agreements, sessions, executor, metrics, parts)
+        helper = _helper(config, membership, ledgers, agreements, sessions, place, metrics, parts)
         intake = _intake(config, membership, ledgers, helper, metrics, parts)
         stack.push_async_callback(intake.close)
         realms: dict[str, Realm] = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
@@ -86,7 +88,9 @@ async def serving(config: HelperConfig, parts: Parts | None = None) -> AsyncIter
         server = Server(intake, realms, certificates.whose, metrics, public_configuration(config, membership))
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
-        keeper = asyncio.create_task(_keep_house(config, membership, ledgers, parts.clock))
+        keeper = asyncio.create_task(_keep_house(config, membership, ledgers, intake, parts.clock))
+        if isinstance(place.executor, Pool):
+            place.executor.warm_up()
         stack.callback(keeper.cancel)
         yield intake
 
@@ -108,7 +112,7 @@ def _helper(
     ledgers: Mapping[bool, NonceLedger],
     agreements: Mapping[bool, Agreement],
     sessions: Sessions,
-    executor: Pool,
+    place: Workplace,
     metrics: Metrics,
     parts: Parts,
 ) -> Helper:
@@ -125,9 +129,8 @@ def _helper(
         ledgers,
         agreements,
         sessions,
-        executor,
+        place,
         parts.clock,
-        parallel=max(1, config.processes),
         step=parts.step,
         rejected=rejected,
     )
@@ -192,9 +195,9 @@ async def _listening(config: HelperConfig, server: Server, certificates: Certifi
 
 
 async def _keep_house(
-    config: HelperConfig, membership: Membership, ledgers: Mapping[bool, NonceLedger], clock: Clock
+    config: HelperConfig, membership: Membership, ledgers: Mapping[bool, NonceLedger], intake: Intake, clock: Clock
 ) -> None:
-    """Every hour: forget reports that are too old to be admitted, and destroy keys that nothing is sealed to."""
+    """Every hour: forget reports too old to be admitted, destroy keys that nothing is sealed to, tidy the disk."""
     while True:
         try:
             now = clock()
@@ -203,25 +206,28 @@ async def _keep_house(
             usable = (await asyncio.to_thread(load_membership, config, now)).hpke
             for key_id in set(membership.hpke) - set(usable):
                 del membership.hpke[key_id]
+            await intake.tidy()
         except TrefoilError as error:
             _LOG.error("housekeeping failed: %s", error)
         await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
 
-def run(path: Path, *, stop_with_stdin: bool = False, parts: Parts | None = None) -> None:
+def run(path: Path, *, stop_with_stdin: bool = False, executor: str = "", parts: Parts | None = None) -> None:
     """Run the helper of a configuration file until SIGTERM, SIGINT or, if wanted, the end of standard input."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    asyncio.run(_until_told(load_config(path), stop_with_stdin, parts))
+    asyncio.run(_until_told(load_config(path), stop_with_stdin, executor, parts))
 
 
-async def _until_told(config: HelperConfig, stop_with_stdin: bool, parts: Parts | None) -> None:
+async def _until_told(config: HelperConfig, stop_with_stdin: bool, executor: str, parts: Parts | None) -> None:
     loop = asyncio.get_running_loop()
+    # Threads here mostly wait: for the disk, or for the processes that open reports.
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, "blocking"))
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     if stop_with_stdin:
         loop.add_reader(0, lambda: stop.set() if not os.read(0, 1024) else None)
-    async with serving(config, parts):
+    async with serving(config, parts, executor=executor):
         await stop.wait()
         _LOG.info("%s stops", config.name)
     if stop_with_stdin:

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Executor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from concurrent.futures import BrokenExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -26,6 +26,7 @@ from mpc_helpers.aggregation import Ingested, Mask, ingest
 from mpc_helpers.agreement import Agreement
 from mpc_helpers.attempt import AgreementError, QueryName, State, Step
 from mpc_helpers.config import Limits, Membership
+from mpc_helpers.executors import Workplace
 from mpc_helpers.noisy_sum import SumKind, sum_parameters
 from mpc_helpers.nonce_ledger import NonceLedger, Standing
 from mpc_helpers.query_book import QueryState
@@ -46,6 +47,7 @@ T = TypeVar("T")
 CLOCK_TOLERANCE = TIME_STEP
 RETRY_SECONDS = 0.2
 SETTLE_SECONDS = 0.5
+INGEST_TRIES = 3
 _TIME_AT = NONCE_AT + NONCE_SIZE
 _TIMES_CHUNK = 2**14
 
@@ -115,10 +117,9 @@ class Helper:
         ledgers: Mapping[bool, NonceLedger],
         agreements: Mapping[bool, Agreement],
         sessions: Sessions,
-        executor: Executor,
+        place: Workplace,
         clock: Callable[[], int],
         *,
-        parallel: int = 1,
         step: Callable[[Step], None] = lambda _: None,
         rejected: Callable[[Mapping[Rejection, int]], None] = lambda _: None,
     ) -> None:
@@ -128,8 +129,7 @@ class Helper:
         self._ledgers = ledgers
         self._agreements = agreements
         self._sessions = sessions
-        self._executor = executor
-        self._parallel = parallel
+        self._place = place
         self._clock = clock
         self._step = step
         self._rejected = rejected
@@ -216,8 +216,21 @@ class Helper:
         return await asyncio.to_thread(_without_repeats, ingested, query.batch_root)
 
     def _ingest(self, column: Path, rules: AdmissionRules, progress: Callable[[int], None]) -> Ingested:
-        reader = ColumnReader(column)
-        return ingest(reader, rules, self._executor, parallel=self._parallel, progress=progress)
+        """Run in a thread. A process that is killed takes its chunk along; opening again gives the same."""
+        place, reader = self._place, ColumnReader(column)
+        for _ in range(INGEST_TRIES):
+            with suppress(BrokenExecutor):
+                return ingest(
+                    reader,
+                    rules,
+                    place.executor,
+                    parallel=place.parallel,
+                    progress=progress,
+                    shared_disk=place.shared_disk,
+                )
+        raise TrefoilError(
+            "the processes that open reports keep dying", "Look at this helper's memory, or let it use fewer processes."
+        )
 
     async def _agree(
         self, query: Query, batch: AdmittedBatch, parameters: bytes, failures: list[AttemptFailed]
