@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import ssl
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,7 @@ from mpc_helpers.messages import MAX_MESSAGE
 from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
 
+_LOG = logging.getLogger("trefoil.transport")
 PEER_PATH = "/v1/peer/"
 FETCH_SECONDS = 5.0
 RETRY_SECONDS = 0.25
@@ -82,12 +84,16 @@ class Certificates:
                 self._learn(party, stored)
                 return
         host, port = endpoint(helper.address)
-        while True:
-            with contextlib.suppress(TrefoilError):
+        said = ""
+        while party not in self._known:
+            try:
                 self._learn(party, await tls.fetch_certificate(host, port, helper.tls_pin, FETCH_SECONDS))
                 write_atomically(path, self._known[party])
-                return
-            await asyncio.sleep(RETRY_SECONDS)
+            except TrefoilError as error:
+                if str(error) != said:
+                    said = str(error)
+                    _LOG.info("waiting for %s: %s", helper.name, said)
+                await asyncio.sleep(RETRY_SECONDS)
 
     def _learn(self, party: int, certificate: bytes) -> None:
         self._known[party] = certificate

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from three_helpers import Three, terms, three_helpers
 
+from mpc_helpers import helper as helper_module
+from mpc_helpers.aggregation import Ingested, ingest
 from mpc_helpers.attempt import Step
 from mpc_helpers.nonce_ledger import LedgerError
 from mpc_helpers.session import MpcError, Stage
@@ -236,4 +240,25 @@ async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_pat
         while three.intakes[0].status(digest).state != "released":
             await asyncio.sleep(0.01)
         result = await three.ask(asked, batch)
+        assert result.answer.histogram[1] - three.noise_of(result)[1] == 5
+
+
+async def test_a_process_that_dies_while_opening_reports_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = 0
+    honest = ingest
+
+    def dying(*arguments: Any, **options: Any) -> Ingested:
+        nonlocal deaths
+        deaths += 1
+        if deaths <= 2:
+            raise BrokenProcessPool("killed")
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(helper_module, "ingest", dying)
+    async with three_helpers(tmp_path) as three:
+        batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
+        result = await three.ask(three.query(batch), batch)
+        assert deaths > 3
         assert result.answer.histogram[1] - three.noise_of(result)[1] == 5
