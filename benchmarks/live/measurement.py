@@ -19,7 +19,8 @@ from protocol.keys import IdentityKey
 from protocol.querier import HelperStatus, Querier, Result
 from protocol.report import SealedReport
 
-ASK_SECONDS = 60
+# Time to ask again, under the same id, after a helper was away.
+ASK_SECONDS = 600
 Outcome = Result | TrefoilError
 
 
