@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aiohttp import web
 
 from mpc_helpers import noise
+from mpc_helpers.aggregation import Ingested
 from mpc_helpers.agreement import Agreement, Pace
 from mpc_helpers.attempt import Step
 from mpc_helpers.config import ConfigError, HelperConfig, Membership, load_config, load_membership
@@ -32,7 +33,7 @@ from mpc_helpers.server import Realm, Server
 from mpc_helpers.setup import owners
 from mpc_helpers.transport import Certificates, Transport
 from mpc_helpers.worker_sessions import WorkerSessions
-from protocol.errors import Rejection, TrefoilError
+from protocol.errors import TrefoilError
 from protocol.query import NoiseMode
 from protocol.report import VERSION
 
@@ -117,10 +118,18 @@ def _helper(
     parts: Parts,
 ) -> Helper:
     count = metrics.counter("trefoil_reports_rejected_total", "reports this helper dropped, by reason")
+    spent = metrics.counter("trefoil_admit_cpu_seconds_total", "processor seconds of admitting reports, by part")
+    metrics.gauge(
+        "trefoil_ledger_seconds",
+        "seconds spent in the nonce ledgers since the start",
+        lambda: {(): sum(ledger.seconds for ledger in ledgers.values())},
+    )
 
-    def rejected(counts: Mapping[Rejection, int]) -> None:
-        for reason, amount in counts.items():
+    def admitted(ingested: Ingested) -> None:
+        for reason, amount in ingested.rejections().items():
             count(amount, reason=reason.value)
+        for part, seconds in asdict(ingested.spent).items():
+            spent(seconds, part=part)
 
     return Helper(
         membership,
@@ -132,7 +141,7 @@ def _helper(
         place,
         parts.clock,
         step=parts.step,
-        rejected=rejected,
+        admitted=admitted,
     )
 
 

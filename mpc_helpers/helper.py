@@ -121,7 +121,7 @@ class Helper:
         clock: Callable[[], int],
         *,
         step: Callable[[Step], None] = lambda _: None,
-        rejected: Callable[[Mapping[Rejection, int]], None] = lambda _: None,
+        admitted: Callable[[Ingested], None] = lambda _: None,
     ) -> None:
         self._membership = membership
         self._limits = limits
@@ -132,7 +132,7 @@ class Helper:
         self._place = place
         self._clock = clock
         self._step = step
-        self._rejected = rejected
+        self._admitted = admitted
         # Only admitting is rationed. A query that waits for its peers must not keep another from waiting for its own,
         # or three helpers that took queries in different orders would wait for each other for ever.
         self._admitting = asyncio.Semaphore(limits.running)
@@ -212,7 +212,7 @@ class Helper:
             newest=now + CLOCK_TOLERANCE,
         )
         ingested = await asyncio.to_thread(self._ingest, column, rules, watch.advance)
-        self._rejected(ingested.rejections())
+        self._admitted(ingested)
         return await asyncio.to_thread(_without_repeats, ingested, query.batch_root)
 
     def _ingest(self, column: Path, rules: AdmissionRules, progress: Callable[[int], None]) -> Ingested:

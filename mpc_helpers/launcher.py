@@ -242,6 +242,15 @@ class HelperProcess:
 
 def health(helper: HelperEntry, seconds: float = 2.0) -> dict[str, object] | None:
     """What a helper's health page says; None when it does not answer as itself."""
+    try:
+        stored = json.loads(fetch(helper, "/healthz", seconds))
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return stored if isinstance(stored, dict) else None
+
+
+def fetch(helper: HelperEntry, page: str, seconds: float = 2.0) -> bytes:
+    """A public page of a helper that answers as itself; `OSError` otherwise."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the pin below says more
@@ -251,12 +260,9 @@ def health(helper: HelperEntry, seconds: float = 2.0) -> dict[str, object] | Non
         connection.connect()
         shown = connection.sock.getpeercert(binary_form=True)
         if not tls.same_pin(shown, helper.tls_pin):
-            return None
-        connection.request("GET", "/healthz")
-        stored = json.loads(connection.getresponse().read(2**16))
-        return stored if isinstance(stored, dict) else None
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
+            raise ConnectionError(f"{helper.name} shows another certificate")
+        connection.request("GET", page)
+        return connection.getresponse().read(2**20)
     finally:
         connection.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class NonceLedger:
         self.path = path
         self.owner = owner
         self._step = step
+        # Spent on reports and moves since the ledger was opened, for whoever watches this helper.
+        self.seconds = 0.0
         self._lock = threading.RLock()
         self._db = ledger_file.open_connection(path, owner)
         self.ledger_id: bytes = self._value("SELECT ledger_id FROM ledger")
@@ -162,7 +165,7 @@ class NonceLedger:
         """The standing of each report for `query_key`; what that query may take from a larger one counts as free."""
         standings = np.zeros(len(digests), dtype=np.uint8)
         known: dict[int, Standing] = {}
-        with self._lock, ledger_file.clear_errors(self.path):
+        with self._timed():
             for start in range(0, len(digests), _CHUNK):
                 chunk = _split(digests[start : start + _CHUNK])
                 found = self._holders(chunk)
@@ -262,8 +265,18 @@ class NonceLedger:
     # Inside a transaction.
 
     @contextmanager
-    def _transaction(self, before: Step | None, after: Step | None) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
+        """One caller at a time, and how long it took."""
         with self._lock, ledger_file.clear_errors(self.path):
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.seconds += time.perf_counter() - began
+
+    @contextmanager
+    def _transaction(self, before: Step | None, after: Step | None) -> Iterator[None]:
+        with self._timed():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
