@@ -192,7 +192,7 @@ class Helper:
                 raise Disputed(liar, self._membership.name(liar))
             await asyncio.sleep(SETTLE_SECONDS)
         if self._clock() >= query.deadline:
-            raise TrefoilError("the query's deadline has passed; nothing was spent", "Ask a new query.")
+            raise TrefoilError("the query's deadline has passed; nothing was spent", "Ask again: trefoil query --new")
         return False
 
     async def _admit(self, query: Query, column: Path, watch: Watch) -> Admitted:

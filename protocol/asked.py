@@ -154,4 +154,17 @@ def ask_or_resume(
             f"{batch.path} has changed since it was queried",
             f"Ask a new query with --new; reports that the old one counted will be refused. The old one is in {path}.",
         )
+    if not _wished(asked.query, wishes):
+        raise TrefoilError(
+            f"{batch.path} was queried before, with another ε, noise or minimum",
+            "Use the same options to resume that query, or ask a new one with --new.",
+        )
     return asked
+
+
+def _wished(query: Query, wishes: Wishes) -> bool:
+    """Whether a saved query is what its querier wants now. A deadline is not: resuming late is the point."""
+    chosen = (query.noise, query.minimum_reports, query.tolerated_bad_permille)
+    if chosen != (wishes.noise, wishes.minimum_reports, wishes.tolerated_bad_permille):
+        return False
+    return wishes.epsilon_micros in (None, query.epsilon_micros)

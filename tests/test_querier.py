@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,18 @@ def test_a_batch_that_grew_needs_a_new_query(tmp_path: Path) -> None:
     with pytest.raises(TrefoilError, match="has changed since it was queried") as changed:
         ask_or_resume(type(batch)(batch.path), Wishes(), three.helper_set, three.site_key(), three.clock())
     assert "--new" in changed.value.hint
+
+
+def test_a_saved_query_is_not_resumed_under_other_wishes(tmp_path: Path) -> None:
+    three = offline(tmp_path)
+    batch = three.batch(three.seal([[1, 0]] * 2, terms(2)))
+    ask = partial(ask_or_resume, batch, helper_set=three.helper_set, site_key=three.site_key(), now=three.clock())
+    asked = ask(Wishes(seconds=5))
+    assert ask(Wishes(seconds=500)).query == asked.query
+    assert ask(Wishes(epsilon_micros=asked.query.epsilon_micros)).query == asked.query
+    for other in (Wishes(epsilon_micros=7), Wishes(noise=NoiseMode.PAIRWISE), Wishes(minimum_reports=2)):
+        with pytest.raises(TrefoilError, match="queried before"):
+            ask(other)
 
 
 def offline(tmp_path: Path) -> Three:
