@@ -49,7 +49,7 @@ from device.privacy_filter import EMPTIED, FilterKind, Owner, capacities
 from device.report import HelperSetSeal, PlainSeal
 from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
-from device.storage import Store
+from device.storage import ReportRecord, Store
 from protocol.epsilon import MICROS
 from protocol.report import PAYLOAD_SIZE, Header, SealedReport
 
@@ -405,6 +405,24 @@ def sealing_device(seen: Iterable[Event], shift: int) -> Device[SealedReport]:
         device.save_impression(event.site, ImpressionOptions(event.bucket, priority=event.priority))
     clock.now = START + shift + 3 * WEEK - 3600
     return device
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(events, max_size=6), conversions, st.sampled_from(["on", "off", "no budget", "closed"]))
+def test_every_call_writes_one_record_of_one_size(seen: list[Event], options: Options, state: str) -> None:
+    """Whatever was found, and in whatever state the device is: what grows on disk says nothing."""
+    world = world_of(seen)
+    if state == "off":
+        world.device.disable()
+    if state == "no budget":
+        world.device.clear_browsing_history([QUERIER], forget_visits=False)
+    if state == "closed":
+        world.device.clear_browsing_history(forget_visits=True)
+    world.ask(query(options))
+    records = world.device.reports()
+    assert len(records) == 1
+    assert len(records[0].encode()) == len(ReportRecord(0, 1, 1, "a.example", "a.example").encode())
+    assert ReportRecord.decode(records[0].encode()) == records[0]
 
 
 class Tracked(Impression):

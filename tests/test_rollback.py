@@ -133,6 +133,21 @@ def test_a_restored_database_stays_closed_when_opened_again(person: Person, tmp_
     assert person.convert() == NULL
 
 
+def test_a_backup_taken_while_the_device_runs_is_known_too(person: Person, tmp_path: Path) -> None:
+    """With its write-ahead log, as a program that copies files sees it."""
+    person.show()
+    log = person.path.with_name(person.path.name + "-wal")
+    shutil.copyfile(person.path, tmp_path / "backup.db")
+    shutil.copyfile(log, tmp_path / "backup.db-wal")
+    assert person.convert() == (1, 0)
+    person.store.close()
+    shutil.copyfile(tmp_path / "backup.db", person.path)
+    shutil.copyfile(tmp_path / "backup.db-wal", log)
+    person.start()
+    assert person.convert() == NULL
+    assert not person.overspent()
+
+
 def test_a_database_moved_away_and_back_pays_nothing_for_the_past(person: Person, tmp_path: Path) -> None:
     """By renaming: the bytes are the device's own, an older state of them."""
     person.show()
