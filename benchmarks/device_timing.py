@@ -8,6 +8,7 @@ all waiting. How well a caller can tell two cases apart is the area under the RO
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,14 +126,16 @@ def options(case: Case, epsilon: float = EPSILON) -> ConversionOptions:
     )
 
 
-def time_rounds(rounds: int, seed: int, *, ticking: bool, advance: Callable[[], None] | None = None) -> TimingsByCase:
-    """Seconds per call, `rounds` of each case, taking turns."""
+def time_rounds(
+    folder: Path, rounds: int, seed: int, *, ticking: bool, advance: Callable[[], None] | None = None
+) -> TimingsByCase:
+    """Seconds per call, `rounds` of each case, taking turns. The databases go into a new folder in `folder`."""
     helper_set = Helpers.fresh().helper_set
     tick = Tick() if ticking else no_tick
     draw, cases = generator(seed), list(Case)
     timings = {case: np.empty(rounds) for case in cases}
-    with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder, ExitStack() as stack:
-        devices = {case: stack.enter_context(device_for(case, Path(folder), helper_set, tick)) for case in cases}
+    with tempfile.TemporaryDirectory(dir=folder) as own, ExitStack() as stack:
+        devices = {case: stack.enter_context(device_for(case, Path(own), helper_set, tick)) for case in cases}
         for number in range(rounds):
             for place in draw.permutation(len(cases)):
                 case = cases[place]
@@ -149,19 +152,28 @@ def time_call(device: Device[SealedReport], asked: ConversionOptions) -> float:
     return time.perf_counter() - start
 
 
-def time_ticking(samples: int, lanes: int, seed: int, advance: Callable[[int], None]) -> TimingsByCase:
+def time_ticking(folder: Path, samples: int, lanes: int, seed: int, advance: Callable[[int], None]) -> TimingsByCase:
     """The same with the tick, in `lanes` processes at once, each with databases of its own."""
     tasks = [min(ROUNDS_PER_TASK, samples - done) for done in range(0, samples, ROUNDS_PER_TASK)]
     parts: list[TimingsByCase] = []
-    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn"), initializer=_end_when_interrupted) as pool:
         running = {
-            pool.submit(time_rounds, rounds, seed + number, ticking=True): rounds
+            pool.submit(time_rounds, folder, rounds, seed + number, ticking=True): rounds
             for number, rounds in enumerate(tasks, start=1)
         }
-        for done in as_completed(running):
-            parts.append(done.result())
-            advance(running[done])
+        try:
+            for done in as_completed(running):
+                parts.append(done.result())
+                advance(running[done])
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
     return {case: np.concatenate([part[case] for part in parts]) for case in Case}
+
+
+def _end_when_interrupted() -> None:
+    """Ctrl-C reaches every process of a run; only the first has something to say about it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def area_under_curve(first: Timings, second: Timings) -> float:
@@ -250,5 +262,7 @@ def verdict(result: DeviceTiming) -> str:
 
 def measure(samples: int, lanes: int, seed: int, advance: Callable[[int], None]) -> DeviceTiming:
     """Both runs, `samples` calls of each case in each."""
-    before = time_rounds(samples, seed, ticking=False, advance=lambda: advance(1))
-    return DeviceTiming(before, time_ticking(samples, lanes, seed, advance), lanes)
+    with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as folder:
+        before = time_rounds(Path(folder), samples, seed, ticking=False, advance=lambda: advance(1))
+        after = time_ticking(Path(folder), samples, lanes, seed, advance)
+    return DeviceTiming(before, after, lanes)

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
 from benchmarks.plaintext import Cost, bare_open, measure, plain_sum, trusted_server
 from benchmarks.processes import Usage, usage
 from benchmarks.report_cost import BENCH_TIME, Helpers, measure_openings
-from mpc_helpers.launcher import Launched, launched_helpers
+from mpc_helpers.launcher import Launched, fetch, launched_helpers
 from protocol.asked import Wishes, make_query
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
@@ -49,6 +50,19 @@ QUERY_SECONDS = 3600
 STEPS = 4
 # A batch that big would take hours to seal here; whoever wants it has a cluster.
 MAX_REPORTS = 10_000_000
+
+# Where a query is, as helpers and querier call it, and what that stage is called here.
+STAGES = {
+    "submit": "transfer",
+    "admitting": "admit",
+    "agreeing": "agreement",
+    "computing": "noise",
+    "voting": "vote",
+    "collect": "release",
+}
+ADMIT_PARTS = ("check", "open", "expand_and_sum")
+_ADMIT_PART = re.compile(r'^trefoil_admit_cpu_seconds_total{part="(\w+)"} (\S+)$', re.MULTILINE)
+_LEDGER = re.compile(r"^trefoil_ledger_seconds (\S+)$", re.MULTILINE)
 
 Say = Callable[[str], None]
 
@@ -79,6 +93,42 @@ class Baselines:
     bare_per_second_all_cores: float
     naive_seconds: float
     sum_over_plaintext: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What each helper has used since it started: its processes by /proc, its parts by its own metrics page."""
+
+    usage: list[Usage]
+    admit_cpu: list[dict[str, float]]
+    ledger: list[float]
+
+    @classmethod
+    def take(cls, helpers: Launched) -> Snapshot:
+        """Read all three helpers."""
+        pids = [helper.process.pid for helper in helpers.helpers if helper.process is not None]
+        pages = [fetch(helper, "/metrics", 10.0).decode() for helper in helpers.trio.helper_set.helpers]
+        admit = [dict(_ADMIT_PART.findall(page)) for page in pages]
+        ledger = [float(found[1]) if (found := _LEDGER.search(page)) else 0.0 for page in pages]
+        return cls(
+            [usage(pid) for pid in pids],
+            [{part: float(value) for part, value in parts.items()} for parts in admit],
+            ledger,
+        )
+
+    def since(self, before: Snapshot) -> Snapshot:
+        """The difference; memory stays the most that was ever held."""
+        return Snapshot(
+            [
+                Usage(now.cpu_seconds - then.cpu_seconds, now.peak_rss_mb)
+                for now, then in zip(self.usage, before.usage, strict=True)
+            ],
+            [
+                {part: value - then.get(part, 0.0) for part, value in now.items()}
+                for now, then in zip(self.admit_cpu, before.admit_cpu, strict=True)
+            ],
+            [now - then for now, then in zip(self.ledger, before.ledger, strict=True)],
+        )
 
 
 @dataclass(slots=True)
@@ -124,12 +174,12 @@ def measure_point(reports: int, buckets: int, seed: int, say: Say) -> Point:
             say(f"{reports:,} reports, {buckets} buckets: baselines")
             baselines = measure_baselines(workload)
             say(f"{reports:,} reports, {buckets} buckets: asking the helpers")
-            before = [usage(pid) for pid in _pids(helpers)]
+            before = Snapshot.take(helpers)
             start = time.perf_counter()
             result = _query(helpers, batch)
             total = time.perf_counter() - start
-            after = [usage(pid) for pid in _pids(helpers)]
-    return _point(workload, baselines, result, total, before, after)
+            used = Snapshot.take(helpers).since(before)
+    return _point(workload, baselines, result, total, used)
 
 
 def measure_baselines(workload: Workload) -> Baselines:
@@ -186,16 +236,9 @@ def _sum_of_shares(workload: Workload) -> float:
     return measure(lambda: sum_rows(shares), rows, rounds=9).seconds
 
 
-def _point(
-    workload: Workload,
-    baselines: Baselines,
-    result: Result,
-    total: float,
-    before: Sequence[Usage],
-    after: Sequence[Usage],
-) -> Point:
+def _point(workload: Workload, baselines: Baselines, result: Result, total: float, used: Snapshot) -> Point:
     reports, buckets = workload.count, workload.terms.buckets
-    cpu = [late.cpu_seconds - early.cpu_seconds for early, late in zip(before, after, strict=True)]
+    cpu = [each.cpu_seconds for each in used.usage]
     bound = reports * PARTIES / baselines.bare_per_second_all_cores
     truth = workload.truth()[:buckets]
     if result.answer.counted != reports:
@@ -203,10 +246,14 @@ def _point(
     return Point(
         reports=reports,
         buckets=buckets,
-        seconds={"total": total, **result.seconds},
-        cpu_seconds={"total": sum(cpu), **{f"helper {party + 1}": value for party, value in enumerate(cpu)}},
+        seconds={"total": total, **_stages(result, used)},
+        cpu_seconds={
+            "total": sum(cpu),
+            **{f"helper {party + 1}": value for party, value in enumerate(cpu)},
+            **{part: sum(parts.get(part, 0.0) for parts in used.admit_cpu) for part in ADMIT_PARTS},
+        },
         bytes_per_report={"uploaded": result.uploaded_bytes / reports},
-        peak_rss_mb={f"helper {party + 1}": each.peak_rss_mb for party, each in enumerate(after)},
+        peak_rss_mb={f"helper {party + 1}": each.peak_rss_mb for party, each in enumerate(used.usage)},
         reports_per_second={
             "trefoil": reports / total,
             "plaintext": 1 / baselines.plain.seconds,
@@ -225,6 +272,12 @@ def _point(
         largest_error=max(abs(said - true) for said, true in zip(result.answer.histogram, truth, strict=True)),
         noise_sd=result.noise_sd,
     )
+
+
+def _stages(result: Result, used: Snapshot) -> dict[str, float]:
+    """Seconds of each stage, at the helper that was slowest in it. The ledger's are part of agreement and release."""
+    named = {name: result.seconds.get(state, 0.0) for state, name in STAGES.items()}
+    return {**named, "ledger": max(used.ledger)}
 
 
 def exponents(points: Sequence[Point]) -> dict[str, float]:
@@ -290,10 +343,6 @@ def _query(helpers: Launched, batch: BatchReader) -> Result:
     return asyncio.run(Querier(helper_set).ask(asked, batch))
 
 
-def _pids(helpers: Launched) -> list[int]:
-    return [helper.process.pid for helper in helpers.helpers if helper.process is not None]
-
-
 def _now() -> int:
     return int(time.time())  # noqa: TID251 - an edge: the benchmark runs now
 
@@ -323,12 +372,13 @@ def table(points: Sequence[Point]) -> Table:
 
 
 def stage_table(points: Sequence[Point]) -> Table:
-    """Seconds in each stage, at the helper that was slowest in it."""
-    stages = list(dict.fromkeys(stage for point in points for stage in point.seconds))
-    shown = Table(title="Seconds by stage")
-    for column in ("reports", "buckets", *stages):
+    """Seconds in each stage, at the helper that was slowest in it; then processor seconds of all three together."""
+    stages = ["total", *STAGES.values(), "ledger"]
+    shown = Table(title="Seconds by stage (slowest helper), and processor seconds of admitting (three helpers)")
+    for column in ("reports", "buckets", *stages, *(part.replace("_", " ") for part in ADMIT_PARTS)):
         shown.add_column(column, justify="right")
     for point in points:
         spent = (f"{point.seconds.get(stage, 0.0):.2f}" for stage in stages)
-        shown.add_row(f"{point.reports:,}", str(point.buckets), *spent)
+        parts = (f"{point.cpu_seconds.get(part, 0.0):.2f}" for part in ADMIT_PARTS)
+        shown.add_row(f"{point.reports:,}", str(point.buckets), *spent, *parts)
     return shown

@@ -13,14 +13,14 @@ from matplotlib import pyplot as plt
 
 Points = Sequence[Mapping[str, Any]]
 
-# What a helper's states are called in the picture, in the order in which a query goes through them.
+# The stages in the order in which a query goes through them, and what happens in each.
 STAGES = {
-    "submit": "transfer",
-    "admitting": "admit: check, open, expand, sum",
-    "agreeing": "agree and reserve in the ledger",
-    "computing": "noise (MPC)",
-    "voting": "vote and release",
-    "collect": "collect and check",
+    "transfer": "transfer",
+    "admit": "admit: check, open, expand, sum",
+    "agreement": "agree and reserve in the ledger",
+    "noise": "noise (MPC)",
+    "vote": "vote and release",
+    "release": "collect and check",
 }
 SYSTEMS = ("plaintext", "trusted server", "bound of three bare opens", "trefoil", "naive MPyC")
 
