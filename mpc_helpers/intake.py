@@ -124,14 +124,20 @@ class Intake:
                 f"the column has {size} bytes; this query's takes {expected}",
                 "Cut the column from the batch that the query was made for, for this helper.",
             )
-        async with job.uploading:
-            if not job.awaiting:
-                async for _ in pieces:
-                    pass
-                return job.status()
+        try:
+            async with asyncio.timeout(max(0, job.query.deadline - self._clock())), job.uploading:
+                await self._upload(job, expected, pieces)
+        except TimeoutError:
+            raise Refusal(Trouble.ENDED, "the column did not arrive before the query's deadline") from None
+        return job.status()
+
+    async def _upload(self, job: Job, expected: int, pieces: AsyncIterator[bytes]) -> None:
+        if job.awaiting:
             await self._store(job, expected, pieces)
             self._start(job)
-        return job.status()
+            return
+        async for _ in pieces:  # someone else was quicker with the same column; let this one finish in peace
+            pass
 
     def status(self, digest: bytes) -> Status:
         """Where a query stands."""

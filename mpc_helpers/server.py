@@ -13,6 +13,7 @@ A query is named by its digest, which covers a random id and a fresh key: to kno
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
@@ -28,6 +29,7 @@ from mpc_helpers.transport import PEER_PATH, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
 
 MAX_QUERY = 8192
+BODY_SECONDS = 60
 _LOG = logging.getLogger("trefoil.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -174,4 +176,8 @@ def _digest(request: web.Request) -> bytes:
 async def _read_bounded(request: web.Request, limit: int) -> bytes:
     if request.content_length is not None and request.content_length > limit:
         raise Refusal(Trouble.TOO_LARGE, f"a body of {request.content_length} bytes is over the limit of {limit}")
-    return await read_bounded(request.content, limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await read_bounded(request.content, limit)
+    except TimeoutError:
+        raise ProtocolError(f"the body did not arrive within {BODY_SECONDS} s") from None

@@ -26,7 +26,8 @@ from protocol.query import NoiseMode
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    with launched_helpers(tmp_path_factory.mktemp("trio"), now=real_now(), sites={SITE: [SITE]}) as trio:
+    folder, options = tmp_path_factory.mktemp("trio"), {"processes": 0}
+    with launched_helpers(folder, now=real_now(), sites={SITE: [SITE]}, options=options) as trio:
         yield trio
 
 

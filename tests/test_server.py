@@ -279,6 +279,21 @@ async def test_a_query_whose_column_never_came_ends_and_makes_room(tmp_path: Pat
         assert (await send(session, "GET", url(second)))[1]["state"] == "awaiting"
 
 
+async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(tmp_path: Path) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"trefoil"
+        await asyncio.Event().wait()
+
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        batch = small_batch(three)
+        signed = three.query(batch, Wishes(seconds=1)).signed
+        await send(session, "PUT", url(signed), signed.encode())
+        size = {"Content-Length": str(len(column(batch, 0)))}
+        async with session.put(url(signed, "/column"), data=trickle(), headers=size) as response:
+            assert response.status == 410
+            assert "did not arrive" in await response.text()
+
+
 async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None:
     ahead = 0
     async with three_helpers(tmp_path, clock=lambda: real_now() + ahead) as three:
