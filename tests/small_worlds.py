@@ -224,7 +224,7 @@ def paid_by(store: MemoryStore, epoch: int, kind: FilterKind = FilterKind.SITE, 
 @contextmanager
 def quick_folder() -> Iterator[Path]:
     """A folder in memory, where there is such a place, for tests that open many databases and do not test the disk."""
-    memory = Path("/dev/shm")  # noqa: S108 - only a parent; the folder in it is new and private
+    memory = Path("/dev/shm")  # only a parent; the folder in it is new and private
     with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield Path(folder)
 
