@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 # How far a report's hour may lie ahead of this helper's clock.
 CLOCK_TOLERANCE = TIME_STEP
-RETRY_SECONDS = 0.2
+RETRY_SECONDS = 0.1
+LONGEST_RETRY = 10.0
 SETTLE_SECONDS = 0.5
 INGEST_TRIES = 3
 _TIME_AT = NONCE_AT + NONCE_SIZE
@@ -148,6 +149,7 @@ class Helper:
         admitted: Admitted | None = None
         failures: list[AttemptFailed] = []
         while not await self._released(query):
+            self._check_time(query, failures)
             # The noise of one attempt, drawn while Admit runs and used for no other.
             async with self._sessions(query, kind) as session:
                 # Admit: what each report is worth to this helper alone.
@@ -191,9 +193,14 @@ class Helper:
                 liar = min(record.liars)
                 raise Disputed(liar, self._membership.name(liar))
             await asyncio.sleep(SETTLE_SECONDS)
-        if self._clock() >= query.deadline:
-            raise TrefoilError("the query's deadline has passed; nothing was spent", "Ask again: trefoil query --new")
         return False
+
+    def _check_time(self, query: Query, failures: list[AttemptFailed]) -> None:
+        """No attempt begins after the deadline."""
+        if self._clock() >= query.deadline:
+            told, helper = _before(failures)
+            message = f"the query's deadline has passed; nothing was spent{told}"
+            raise AgreementError(message, "Ask again: trefoil query --new", helper=helper)
 
     async def _admit(self, query: Query, column: Path, watch: Watch) -> Admitted:
         async with self._admitting:
@@ -242,13 +249,13 @@ class Helper:
         try:
             return await agreement.agree(QueryName.of(query), batch, parameters, b"", deadline, minimum=minimum)
         except AgreementError as error:
-            for helper, alarm in agreement.peers.alarms.items():
+            for alarmed, alarm in agreement.peers.alarms.items():
                 hint = "Its operator must rebuild the ledger or retire its keys: trefoil ledger rebuild"
-                raise AgreementError(f"refused: {alarm}", hint, helper=helper) from None
-            if failures:  # what went wrong before says more than that time ran out since
-                raise failures[-1] from None
+                raise AgreementError(f"refused: {alarm}", hint, helper=alarmed) from None
             left_out = await asyncio.to_thread(self._left_out, query, batch)
-            raise AgreementError(f"{error}{left_out}", error.hint, helper=error.helper) from None
+            told, helper = _before(failures)
+            blamed = helper if error.helper is None else error.helper
+            raise AgreementError(f"{error}{left_out}{told}", error.hint, helper=blamed) from None
 
     def _left_out(self, query: Query, batch: AdmittedBatch) -> str:
         """What this helper has against the batch, for whoever reads why the query failed."""
@@ -270,7 +277,9 @@ class Helper:
                 raise failed from None
             failures.append(failed)
             _LOG.warning("attempt %d failed, trying again: %s", attempt.number, error)
-            await asyncio.sleep(RETRY_SECONDS)
+            # Ever longer: a helper that spoils every attempt must not wear the other two's ledgers out.
+            wait = min(RETRY_SECONDS * 2 ** len(failures), LONGEST_RETRY, query.deadline - self._clock())
+            await asyncio.sleep(max(0, wait))
         except BaseException as error:
             await asyncio.shield(self._give_up(query, attempt, f"stopped: {error}"))
             raise
@@ -307,6 +316,11 @@ class Helper:
     def _deadline(self, query: Query) -> float:
         """The query's deadline as a time of the event loop."""
         return asyncio.get_running_loop().time() + max(0, query.deadline - self._clock())
+
+
+def _before(failures: list[AttemptFailed]) -> tuple[str, int | None]:
+    """What went wrong in the last attempt, which often says more than that time ran out since."""
+    return (f"; before that: {failures[-1]}", failures[-1].helper) if failures else ("", None)
 
 
 def _kind(query: Query) -> SumKind:

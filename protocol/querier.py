@@ -34,12 +34,15 @@ REQUEST_SECONDS = 30.0
 PATIENCE_SECONDS = 30.0
 # After the query's own deadline helpers have this long to say how it ended.
 GRACE_SECONDS = 15
+# When one has failed, the others have this long to say what they know.
+GATHER_SECONDS = 2.0
 FIRST_POLL, LAST_POLL = 0.05, 0.5
 MAX_ANSWER = 2**24
 PIECE = 2**18
 CONFIDENCE = 0.95
 BIAS_BETA = 0.05
-_ENDS = ("released", "failed", "disputed")
+_BAD_ENDS = ("failed", "disputed")
+_ENDS = ("released", *_BAD_ENDS)
 
 Clock = Callable[[], float]
 Report = Callable[[Mapping[int, "HelperStatus"]], None]
@@ -82,6 +85,19 @@ class HelperStatus:
     def ended(self) -> bool:
         """Nothing more will happen."""
         return self.state in _ENDS
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the three have said so far, and since when one has been silent or has failed."""
+
+    statuses: dict[int, HelperStatus] = field(default_factory=dict)
+    out_since: dict[int, float] = field(default_factory=dict)
+    failed_since: float = 0.0
+
+    @property
+    def all_ended(self) -> bool:
+        return len(self.statuses) == PARTIES and all(status.ended for status in self.statuses.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,48 +213,44 @@ class Querier:
 
     async def _follow(self, session: aiohttp.ClientSession, query: Query, report: Report) -> Mapping[int, HelperStatus]:
         """Ask all three where they are until each has ended, or the deadline has passed."""
-        statuses: dict[int, HelperStatus] = {}
-        out_since: dict[int, float] = {}
+        seen = _Seen()
         pause = FIRST_POLL
-        while not (len(statuses) == PARTIES and all(status.ended for status in statuses.values())):
-            await asyncio.gather(*(self._poll(session, query, party, statuses, out_since) for party in range(PARTIES)))
-            report(statuses)
-            self._raise_failures(query, statuses, out_since)
+        while not seen.all_ended:
+            await asyncio.gather(*(self._poll(session, query, party, seen) for party in range(PARTIES)))
+            report(seen.statuses)
+            self._raise_failures(query, seen)
             await asyncio.sleep(pause)
             pause = min(LAST_POLL, pause * 1.3)
-        return statuses
+        return seen.statuses
 
-    async def _poll(
-        self,
-        session: aiohttp.ClientSession,
-        query: Query,
-        party: int,
-        statuses: dict[int, HelperStatus],
-        out_since: dict[int, float],
-    ) -> None:
+    async def _poll(self, session: aiohttp.ClientSession, query: Query, party: int, seen: _Seen) -> None:
         try:
-            statuses[party] = HelperStatus.from_json(await self._get_json(session, party, _url(query)))
-            out_since.pop(party, None)
+            status = HelperStatus.from_json(await self._get_json(session, party, _url(query)))
         except QueryFailed as error:
             if error.status:
                 raise
-            out_since.setdefault(party, self._clock())
+            seen.out_since.setdefault(party, self._clock())
+            return
+        seen.statuses[party] = status
+        seen.out_since.pop(party, None)
+        if status.state in _BAD_ENDS:
+            seen.failed_since = seen.failed_since or self._clock()
 
-    def _raise_failures(
-        self, query: Query, statuses: Mapping[int, HelperStatus], out_since: Mapping[int, float]
-    ) -> None:
+    def _raise_failures(self, query: Query, seen: _Seen) -> None:
         now = self._clock()
-        failed = {party: status for party, status in statuses.items() if status.state in ("failed", "disputed")}
-        if failed:
+        failed = {party: status for party, status in seen.statuses.items() if status.state in _BAD_ENDS}
+        # The others may be about to say more about what went wrong.
+        if failed and (seen.all_ended or now - seen.failed_since > GATHER_SECONDS):
             raise _failure(failed, self._names)
-        gone = tuple(sorted(party for party, since in out_since.items() if now - since > self._patience))
+        gone = tuple(sorted(party for party, since in seen.out_since.items() if now - since > self._patience))
         if gone:
             message = f"{self._names(gone)} cannot be reached since {self._patience:g} s"
             raise QueryFailed("waiting", gone, message, "Ask again with the same command: the query resumes.")
         if now > query.deadline + GRACE_SECONDS:
-            late = tuple(party for party in range(PARTIES) if party not in statuses or not statuses[party].ended)
-            where = ", ".join(sorted({statuses[party].state if party in statuses else "silent" for party in late}))
-            raise QueryFailed(where, late, f"the deadline has passed and {self._names(late)} has not ended ({where})")
+            late = {party: seen.statuses.get(party) for party in range(PARTIES)}
+            slow = tuple(party for party, status in late.items() if status is None or not status.ended)
+            where = ", ".join(sorted({status.state if (status := late[party]) else "silent" for party in slow}))
+            raise QueryFailed(where, slow, f"the deadline has passed and {self._names(slow)} has not ended ({where})")
 
     async def _collect(self, session: aiohttp.ClientSession, asked: AskedQuery) -> Answer:
         """Fetch, open and check the three shares."""

@@ -262,3 +262,19 @@ async def test_a_process_that_dies_while_opening_reports_is_replaced(
         result = await three.ask(three.query(batch), batch)
         assert deaths > 3
         assert result.answer.histogram[1] - three.noise_of(result)[1] == 5
+
+
+async def test_an_attempt_that_always_fails_ends_at_the_deadline_with_the_reason(tmp_path: Path) -> None:
+    def fail(step: Step) -> None:
+        if step is Step.COMPUTE:
+            raise MpcError(Stage.COMPUTE, "planted", peer=2)
+
+    async with three_helpers(tmp_path, steps={0: fail}) as three:
+        batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
+        with pytest.raises(QueryFailed, match="planted") as failed:
+            await three.ask(three.query(batch, Wishes(seconds=2)), batch)
+        assert 2 in failed.value.helpers
+        three.steps.clear()
+        await three.stop(0)
+        await three.start(0)
+        assert (await three.ask(three.query(batch), batch)).answer.counted == 5
