@@ -241,7 +241,8 @@ class Agreement:
         reservation = await self._do(talk.reservation)
         if (accepted := len(reservation.digests)) < talk.minimum:
             raise TooFewReports(
-                f"only {accepted} reports are acceptable to all three helpers; {talk.minimum} are needed",
+                f"only {accepted} reports are acceptable to all three helpers; {talk.minimum} are needed"
+                + talk.left_out_by_peers(),
                 "Look at the helpers' rejections, or wait for more reports. Nothing was spent.",
             )
         try:

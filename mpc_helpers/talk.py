@@ -171,6 +171,15 @@ class Talk:
             self.ended,
         )
 
+    def left_out_by_peers(self) -> str:
+        """What the two others have against the batch: one that leaves everything out is seen to do so."""
+        told = []
+        for peer, proposal in sorted(self.proposals.items()):
+            reasons = ", ".join(f"{count} {reason.value}" for reason, count in proposal.rejection_counts.items())
+            if peer != self.helper and reasons:
+                told.append(f"; helper {peer + 1} leaves out: {reasons}")
+        return "".join(told)
+
     def explain(self) -> AgreementError:
         """Why the deadline passed, naming the helper in the way if it is one."""
         lacking = self.lacking_reserved if self.attempt_id else self.lacking_proposal
