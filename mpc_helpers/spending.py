@@ -68,6 +68,8 @@ class Spending:
         except TimeoutError:
             return Outcome.UNDECIDED
         record = await self._offload(lambda: self._ledger.record(attempt_id))
+        if record is not None and record.state in (State.VOTED, State.RENOUNCED):
+            return Outcome.UNDECIDED  # disputed: waiting longer changes nothing
         released = record is not None and record.state is State.RELEASED
         return Outcome.RELEASED if released else Outcome.ABORTED
 
@@ -195,6 +197,8 @@ class Spending:
             logger.error("DISPUTED: helpers %s voted both ways", sorted(helper + 1 for helper in lied))
             proof = [vote for vote in votes if vote.helper in lied]
             await self._offload(lambda: self._ledger.record_votes(record.attempt_id, proof))
+            if record.attempt_id in self._settled:
+                self._settled[record.attempt_id].set()
 
     async def _ask_until_settled(self, attempt_id: bytes) -> None:
         wait, longest = self._waits
