@@ -1,0 +1,493 @@
+"""One bad helper among three, in one process over real HTTPS: every message it sends passes through the test first.
+
+It holds its own keys and nobody else's, and may say anything, to anyone, whenever it likes. What must hold is said over
+the two honest helpers taken together: nothing is released twice, nothing is revealed, nobody is made to sum another
+set; and once it behaves, or is out of the way, the query is answered. SPEC section 8 has the list with what comes of
+each. Lower layers have tests of their own: the votes in `test_commit_crashes`, the querier's checks in `test_querier`
+and `test_answer`, sessions and certificates in `test_runtime` and `test_links`, pickles in `test_codec`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from three_helpers import SITE, Three, terms, three_helpers
+
+from mpc_helpers import messages
+from mpc_helpers.agreement import Agreement
+from mpc_helpers.attempt import QueryName, State, Vote, Word
+from mpc_helpers.config import load_config
+from mpc_helpers.helper import Admitted, Helper
+from mpc_helpers.messages import Body, Envelope, Propose, SignedVote
+from mpc_helpers.nonce_ledger import Standing
+from mpc_helpers.transport import PeerError
+from protocol.asked import AskedQuery, Wishes
+from protocol.batch import BatchReader
+from protocol.errors import Rejection, TrefoilError
+from protocol.querier import QueryFailed, Result
+
+BAD = 2
+HONEST = (0, 1)
+BUCKETS = 6
+SHORT = Wishes(tolerated_bad_permille=1000, seconds=3)
+LONG = Wishes(tolerated_bad_permille=1000, seconds=60)
+
+Tamper = Callable[[int, Body], Body | None]
+
+
+def helper_of(three: Three, party: int) -> Helper:
+    helper = three.intakes[party]._helper
+    assert isinstance(helper, Helper)
+    return helper
+
+
+def agreement_of(three: Three, party: int) -> Agreement:
+    return helper_of(three, party)._agreements[False]
+
+
+def honestly(_target: int, body: Body) -> Body:
+    return body
+
+
+@dataclass
+class BadHelper:
+    """Helper 3 with a hand on its mouth: `tamper` sees each message to each peer, and may change or swallow it."""
+
+    three: Three
+    tamper: Tamper = honestly
+    sent: list[tuple[int, bytes]] = field(default_factory=list)
+    carry: Any = None
+
+    def __post_init__(self) -> None:
+        # Set on the instance, which is what Server and Peers look up at each call.
+        agreement: Any = agreement_of(self.three, BAD)
+        self.peers = agreement.peers
+        self.carry, receive = self.peers._send, agreement.receive
+
+        async def send_changed(target: int, data: bytes) -> bytes | None:
+            changed = self._changed(target, data)
+            return None if changed is None else await self.carry(target, changed)
+
+        async def reply_changed(peer: int, data: bytes) -> bytes | None:
+            reply = await receive(peer, data)
+            return None if reply is None else self._changed(peer, reply)
+
+        self.peers._send, agreement.receive = send_changed, reply_changed
+
+    def _changed(self, target: int, data: bytes) -> bytes | None:
+        envelope = Envelope.open(data, self.peers.realm, BAD, self.peers.keys[BAD])
+        body = self.tamper(target, envelope.body)
+        if body is None:
+            return None
+        changed = replace(envelope, body=body).seal(self.peers.realm, self.peers.identity)
+        self.sent.append((target, changed))
+        return changed
+
+    def vote(self, attempt_id: bytes, word: Word) -> messages.State:
+        """A vote as it likes, whatever its ledger holds."""
+        vote = Vote.YES if word is Word.YES else Vote.ABORTED
+        return messages.State(
+            attempt_id, word, (SignedVote.sign(BAD, attempt_id, vote, self.peers.realm, self.peers.identity),)
+        )
+
+
+def five_reports(three: Three) -> BatchReader:
+    one_each = np.eye(BUCKETS, dtype=int).tolist()[:5]
+    return three.batch(three.seal(one_each, terms(BUCKETS)))
+
+
+def truth_of(three: Three, result: Result) -> list[int]:
+    return [got - drawn for got, drawn in zip(result.answer.histogram, three.noise_of(result), strict=True)]
+
+
+def heads(three: Three) -> list[int]:
+    """How far the honest ledgers have come."""
+    return [helper_of(three, party)._ledgers[False].head.sequence for party in HONEST]
+
+
+def live_states(three: Three, asked: AskedQuery) -> list[State | None]:
+    key = QueryName.of(asked.query).key
+    records = [helper_of(three, party)._ledgers[False].live(key) for party in HONEST]
+    return [record.state if record else None for record in records]
+
+
+async def never_released(three: Three, asked: AskedQuery, batch: BatchReader, match: str) -> QueryFailed:
+    """The query fails, and the honest helpers hold nothing of it: its reports are free for the next."""
+    with pytest.raises(QueryFailed, match=match) as refused:
+        await three.ask(asked, batch)
+    async with asyncio.timeout(10):
+        while live_states(three, asked) != [None, None]:
+            await asyncio.sleep(0.05)
+    return refused.value
+
+
+async def answered(three: Three, batch: BatchReader) -> None:
+    """A new query over the same reports is answered, each counted once."""
+    result = await three.ask(three.query(batch, LONG), batch)
+    assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]
+
+
+# Agree.
+
+
+def drop_first(proposal: Propose) -> Propose:
+    """The same proposal without the first report it would count."""
+    mask = proposal.mask
+    mask[int(np.flatnonzero(mask)[0])] = False
+    counts = (*proposal.rejections[:-1], proposal.rejections[-1] + 1)
+    return replace(proposal, bitmap=messages.pack_mask(mask), rejections=counts)
+
+
+async def test_different_bitmaps_to_different_peers(tmp_path: Path) -> None:
+    """Unnoticed, both would sum different sets under the same noise: the difference is one person's report."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        summed: list[tuple[int, int]] = []
+        three.mpc.before_add = lambda party, attempt: summed.append((party, attempt.counted))
+        bad.tamper = lambda to, body: drop_first(body) if to == 0 and isinstance(body, Propose) else body
+        await never_released(three, three.query(batch, SHORT), batch, "did not agree in time")
+        assert summed == []
+        bad.tamper = honestly
+        await answered(three, batch)
+
+
+async def test_a_wrong_root(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        bad.tamper = lambda _, body: replace(body, batch_root=bytes(32)) if isinstance(body, Propose) else body
+        error = await never_released(three, three.query(batch, LONG), batch, "helper 3 was given other reports")
+        assert BAD in error.helpers
+        bad.tamper = honestly
+        await answered(three, batch)
+
+
+async def test_a_wrong_accepted_root(tmp_path: Path) -> None:
+    """RESERVED for another attempt than the one all three proposals lead to: the honest helpers compute nothing."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        computing: set[int] = set()
+        three.mpc.before_add = lambda party, _: computing.add(party)
+
+        def other_attempt(_: int, body: Body) -> Body:
+            return replace(body, attempt_id=bytes(32)) if isinstance(body, messages.Reserved) else body
+
+        bad.tamper = other_attempt
+        await never_released(three, three.query(batch, SHORT), batch, "failed")
+        assert computing <= {BAD}
+        bad.tamper = honestly
+        await answered(three, batch)
+
+
+def veto(three: Three, which: slice) -> Callable[[], None]:
+    """Helper 3 leaves reports out for no good reason, under one that sounds good. Returns how to make it stop."""
+    helper: Any = helper_of(three, BAD)
+    admit = helper._admit_now
+
+    async def admit_less(*arguments: object) -> Admitted:
+        admitted: Admitted = await admit(*arguments)
+        mask = admitted.batch.admitted.copy()
+        mask[which] = False
+        counts = {Rejection.UNOPENABLE: int(np.count_nonzero(~mask))}
+        return replace(admitted, batch=replace(admitted.batch, admitted=mask, rejections=counts))
+
+    helper._admit_now = admit_less
+    return lambda: delattr(helper, "_admit_now")
+
+
+async def test_vetoing_some_reports_is_visible_in_the_answer(tmp_path: Path) -> None:
+    """It must seal the counts it told the others, or the three shares disagree: it can censor, but not in secret."""
+    async with three_helpers(tmp_path) as three:
+        batch = five_reports(three)
+        veto(three, slice(0, 2))
+        result = await three.ask(three.query(batch, LONG), batch)
+        assert result.answer.counted == 3
+        assert [dict(counts) for counts in result.answer.rejections] == [{}, {}, {Rejection.UNOPENABLE: 2}]
+
+
+async def test_vetoing_everything_is_visible_at_the_honest_helpers(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = five_reports(three)
+        behave = veto(three, slice(None))
+        error = await never_released(three, three.query(batch, LONG), batch, "only 0 reports are acceptable")
+        said = str(error).split("; helper-3 ")[0]
+        assert f"helper 3 leaves out: 5 {Rejection.UNOPENABLE.value}" in said
+        behave()
+        await answered(three, batch)
+
+
+# Spend.
+
+
+async def test_a_vote_given_to_one_peer_and_withheld_from_the_other(tmp_path: Path) -> None:
+    """Harmless: the peer that has the vote passes it on, signed, with its own."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        bad.tamper = lambda to, body: None if to == 1 and isinstance(body, messages.State) else body
+        asked = three.query(batch, LONG)
+        result = await three.ask(asked, batch)
+        assert live_states(three, asked) == [State.RELEASED, State.RELEASED]
+        assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]
+
+
+async def test_a_vote_withheld_from_both_locks_the_reports_and_releases_nothing(tmp_path: Path) -> None:
+    """Its own share alone opens nothing; the honest helpers hold theirs until it votes, and then all is answered."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        bad.tamper = lambda _, body: None if isinstance(body, messages.State) else body
+        asked = three.query(batch, Wishes(seconds=30))
+        asking = asyncio.create_task(three.ask(asked, batch))
+        async with asyncio.timeout(20):
+            while live_states(three, asked) != [State.VOTED, State.VOTED]:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        assert live_states(three, asked) == [State.VOTED, State.VOTED]
+        bad.tamper = honestly
+        assert truth_of(three, await asking) == [1, 1, 1, 1, 1, 0]
+
+
+async def test_yes_to_one_and_no_to_the_other_is_disputed(tmp_path: Path) -> None:
+    """What remains: one honest helper released, the other renounced. Its two signatures show who lied."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+
+        def two_faced(to: int, body: Body) -> Body:
+            if not isinstance(body, messages.State):
+                return body
+            return bad.vote(body.attempt_id, Word.YES if to == 0 else Word.NO)
+
+        bad.tamper = two_faced
+        asked = three.query(batch, Wishes(seconds=30))
+        with pytest.raises(QueryFailed, match="voted both YES and NO") as refused:
+            await three.ask(asked, batch)
+        assert refused.value.helpers == (BAD,)
+        assert "disputed" in str(refused.value)
+        assert live_states(three, asked) == [State.RELEASED, State.RENOUNCED]
+        # The reports stay locked: another query cannot have them, whatever the bad helper says.
+        bad.tamper = honestly
+        again = three.query(batch, Wishes(seconds=2))
+        with pytest.raises(QueryFailed):
+            await three.ask(again, batch)
+        assert live_states(three, again) == [None, None]
+
+
+async def test_no_to_both_gives_the_reports_back(tmp_path: Path) -> None:
+    """A NO after the others have voted: both renounce, hear each other's NO, and free the reports."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+
+        def always_no(_: int, body: Body) -> Body:
+            return bad.vote(body.attempt_id, Word.NO) if isinstance(body, messages.State) else body
+
+        bad.tamper = always_no
+        await never_released(three, three.query(batch, SHORT), batch, "failed")
+        for party in HONEST:
+            standings = helper_of(three, party)._ledgers[False].lookup(batch.digests(), bytes(32))
+            assert set(standings.tolist()) == {Standing.FREE}
+
+
+async def test_a_new_attempt_after_a_release_is_answered_with_the_release(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        proposals: list[Propose] = []
+
+        def remember(_: int, body: Body) -> Body:
+            if isinstance(body, Propose):
+                proposals.append(body)
+            return body
+
+        bad.tamper = remember
+        asked = three.query(batch, LONG)
+        first = await three.ask(asked, batch)
+        before = heads(three)
+        again = replace(proposals[-1], number=proposals[-1].number + 1, salt=os.urandom(32))
+        for party in HONEST:
+            reply = await agreement_of(three, BAD).peers.call(party, again)
+            assert isinstance(reply, messages.State)
+            assert (reply.attempt_id, reply.word) == (first.answer.accepted_root, Word.YES)
+        assert heads(three) == before
+        assert (await three.ask(asked, batch)).answer == first.answer
+
+
+# Old and borrowed messages.
+
+
+async def test_everything_it_ever_said_said_again(tmp_path: Path) -> None:
+    """An old session replayed, byte by byte, to both peers: while another query runs, and after."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch, other = BadHelper(three), five_reports(three), five_reports(three)
+        first = three.query(batch, LONG)
+        one = await three.ask(first, batch)
+        old = list(bad.sent)
+        asking = asyncio.create_task(three.ask(three.query(other, LONG), other))
+        for target, data in old:
+            await bad.carry(target, data)
+        assert truth_of(three, await asking) == [1, 1, 1, 1, 1, 0]
+        before = heads(three)
+        for target, data in [*bad.sent]:
+            await bad.carry(target, data)
+            await bad.carry(1 - target, data)
+        assert heads(three) == before
+        assert (await three.ask(first, batch)).answer == one.answer
+
+
+def forgeries(bad: BadHelper, asked: AskedQuery, three: Three) -> Iterator[tuple[str, bytes]]:
+    """Messages that are not helper 3's to send, or not here."""
+    attempt = three.mpc.records.keys()
+    attempt_id = next(iter(attempt))
+    vote = bad.vote(attempt_id, Word.NO)
+    head = helper_of(three, BAD)._ledgers[False].head
+    for claimed in HONEST:
+        yield (
+            f"posing as helper {claimed + 1}",
+            Envelope(claimed, bytes(16), head, vote).seal(bad.peers.realm, bad.peers.identity),
+        )
+    debug = messages.realm(three.helper_set.digest, debug=True)
+    yield "signed for debug reports", Envelope(BAD, bytes(16), head, vote).seal(debug, bad.peers.identity)
+    foreign = messages.realm(bytes(32), debug=False)
+    yield "signed for another helper set", Envelope(BAD, bytes(16), head, vote).seal(foreign, bad.peers.identity)
+    yield "a pickle", pickle.dumps(vote.encode())
+    yield "nothing", b""
+
+
+async def test_borrowed_names_and_foreign_realms_get_no_answer(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+        asked = three.query(batch, LONG)
+        await three.ask(asked, batch)
+        before = heads(three)
+        for what, data in forgeries(bad, asked, three):
+            for party in HONEST:
+                try:
+                    reply = await bad.carry(party, data)
+                except PeerError:
+                    reply = None
+                assert not reply, what
+        assert heads(three) == before
+        assert live_states(three, asked) == [State.RELEASED, State.RELEASED]
+        assert all(not agreement_of(three, party).peers.alarms for party in HONEST)
+
+
+async def test_another_helpers_vote_cannot_be_made_up(tmp_path: Path) -> None:
+    """A YES that claims to come with helper 2's vote, signed by helper 3: refused whole."""
+    async with three_helpers(tmp_path) as three:
+        bad, batch = BadHelper(three), five_reports(three)
+
+        def forged(_: int, body: Body) -> Body:
+            if not isinstance(body, messages.State) or body.word is not Word.YES:
+                return body
+            false = SignedVote.sign(1, body.attempt_id, Vote.YES, bad.peers.realm, bad.peers.identity)
+            return replace(body, votes=(*body.votes[:1], false))
+
+        bad.tamper = forged
+        asked = three.query(batch, Wishes(seconds=30))
+        asking = asyncio.create_task(three.ask(asked, batch))
+        async with asyncio.timeout(20):
+            while live_states(three, asked) != [State.VOTED, State.VOTED]:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        assert live_states(three, asked) == [State.VOTED, State.VOTED]
+        bad.tamper = honestly
+        await asking
+
+
+async def test_a_ledger_that_went_back(tmp_path: Path) -> None:
+    """Restored from a backup, it would count its reports again: both peers know better and name it."""
+    async with three_helpers(tmp_path) as three:
+        batch = five_reports(three)
+        path = load_config(three.trio.config_path(BAD)).ledger
+        await three.stop(BAD)
+        backup = path.read_bytes()
+        await three.start(BAD)
+        await three.ask(three.query(batch, LONG), batch)
+        await three.stop(BAD)
+        for file in path.parent.glob(path.name + "-*"):
+            file.unlink()
+        path.write_bytes(backup)
+        shutil.rmtree(load_config(three.trio.config_path(BAD)).data / "queries")
+        await three.start(BAD)
+        fresh = five_reports(three)
+        with pytest.raises(QueryFailed, match=r"helper 3 has (a ledger that went back|another ledger)") as refused:
+            await three.ask(three.query(fresh, SHORT), fresh)
+        assert refused.value.helpers == (BAD,)
+        assert all(BAD in agreement_of(three, party).peers.alarms for party in HONEST)
+
+
+# Noise and Open: inside the MPC.
+
+
+def data_frames(sender: int, receiver: int, change: Callable[[bytes], bytes]) -> Callable[[int, int, bytes], bytes]:
+    """Changes what one party sends another in the program itself: data frames begin with a zero byte and a label."""
+
+    def intercept(source: int, target: int, frame: bytes) -> bytes:
+        is_data = frame[:1] == b"\x00" and len(frame) > 30 and frame[9:10] in (b"\x01", b"\x02")
+        return change(frame) if (source, target) == (sender, receiver) and is_data else frame
+
+    return intercept
+
+
+@pytest.mark.parametrize("receiver", HONEST)
+async def test_different_shares_of_its_noise_to_different_peers(tmp_path: Path, receiver: int) -> None:
+    """Dealt off the line by one in one bucket: all three release, and the querier believes none of it."""
+
+    def off_by_one(frame: bytes) -> bytes:
+        return frame[:-8] + bytes([frame[-8] ^ 1]) + frame[-7:]
+
+    async with three_helpers(tmp_path, intercept=data_frames(BAD, receiver, off_by_one)) as three:
+        batch = five_reports(three)
+        with pytest.raises(TrefoilError, match="do not fit together"):
+            await three.ask(three.query(batch, LONG), batch)
+
+
+async def test_a_pickle_inside_the_mpc_fails_the_attempt_and_runs_nothing(tmp_path: Path) -> None:
+    marker = tmp_path / "the pickle ran"
+    attempts: list[int] = []
+
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (marker,)
+
+    def bomb_once(frame: bytes) -> bytes:
+        attempts.append(1)
+        return frame[:9] + pickle.dumps(Bomb()) if len(attempts) == 1 else frame
+
+    async with three_helpers(tmp_path, intercept=data_frames(BAD, 0, bomb_once)) as three:
+        batch = five_reports(three)
+        result = await three.ask(three.query(batch, LONG), batch)
+        assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]
+    assert attempts
+    assert not marker.exists()
+
+
+async def test_a_wrong_share_to_the_querier(tmp_path: Path) -> None:
+    """Here through the whole stack; every field and number of it in `test_answer`."""
+    async with three_helpers(tmp_path) as three:
+        batch = five_reports(three)
+        liar: Any = helper_of(three, BAD)
+        seal = liar._seal
+        liar._seal = lambda query, attempt, noisy: seal(query, attempt, noisy + np.uint64(1))
+        asked = three.query(batch, LONG)
+        with pytest.raises(TrefoilError, match="do not fit together"):
+            await three.ask(asked, batch)
+        # It is spent all the same: two honest shares are out, and a bad helper and the querier could open them.
+        with pytest.raises(QueryFailed, match="already spent"):
+            await three.ask(three.query(batch, SHORT), batch)
+
+
+async def test_the_site_is_the_one_that_signed(tmp_path: Path) -> None:
+    """A helper cannot ask on a site's behalf: it has no site's key, and honest helpers check for themselves."""
+    async with three_helpers(tmp_path) as three:
+        batch = five_reports(three)
+        asked = three.query(batch, LONG)
+        identity = agreement_of(three, BAD).peers.identity
+        forged = replace(asked, signed=type(asked.signed).sign(asked.query, identity))
+        with pytest.raises(QueryFailed, match=f"not signed by the key registered for {SITE}"):
+            await three.ask(forged, batch)
