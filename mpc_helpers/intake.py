@@ -109,7 +109,7 @@ class Intake:
             if job is None:
                 self._check_willing(query)
                 job = await self._keep(signed)
-            elif job.record.state is QueryState.FAILED and self._clock() < query.deadline:
+            elif job.record.state is QueryState.FAILED and await self._worth_trying(query):
                 await job.enter(QueryState.QUEUED)
                 self._start(job)
         return job.status()
@@ -230,6 +230,10 @@ class Intake:
                 f"{query.caller} may not ask for {query.site}",
                 "Ask the helper's operator to register the caller for the site.",
             )
+
+    async def _worth_trying(self, query: Query) -> bool:
+        """Before the deadline, and for ever if this helper had voted: what is spent must be answered."""
+        return self._clock() < query.deadline or await self._helper.has_live_attempt(query)
 
     def _check_willing(self, query: Query) -> None:
         """What this helper will not do, said before anything is uploaded or spent."""
