@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 from three_helpers import Three, real_now, terms, three_helpers
 
+from mpc_helpers.attempt import Step
 from mpc_helpers.config import HelperConfig, Membership, load_config, load_membership
 from mpc_helpers.ledger_export import accept_peer, export, rebuild
 from mpc_helpers.ledger_file import LedgerError
 from mpc_helpers.nonce_ledger import NonceLedger
 from mpc_helpers.setup import owners
-from protocol.asked import Wishes
+from protocol.asked import AskedQuery, Wishes
+from protocol.batch import BatchReader
 from protocol.errors import Rejection
 from protocol.querier import QueryFailed, Result
 from protocol.report import SealedReport
@@ -121,6 +123,36 @@ async def test_a_random_life(tmp_path: Path) -> None:
             assert all(isinstance(result, Result | QueryFailed) for result in results)
             await restart(three, int(rng.integers(3)))
         assert story.counted() == sorted(offered)
+
+
+async def test_what_was_voted_for_is_answered_even_after_its_deadline(tmp_path: Path) -> None:
+    """A helper's disk fails it right after its vote, and the deadline passes: spent is spent, the answer must come."""
+    failed, ahead = [False], [0]
+
+    def fail_once(step: Step) -> None:
+        if step is Step.YES_SENT_TO_ONE and not failed[0]:
+            failed[0] = True
+            raise LedgerError("cannot use the ledger: disk I/O error")
+
+    async with three_helpers(tmp_path, steps={0: fail_once}, clock=lambda: real_now() + ahead[0]) as three:
+        story = Story(three)
+        batch = three.batch(story.reports[:5])
+        asked = three.query(batch, ANY)
+        with pytest.raises(QueryFailed, match=r"helper-1 failed: .*disk I/O error"):
+            await three.ask(asked, batch)
+        ahead[0] = 40
+        async with asyncio.timeout(20):
+            while not isinstance(result := await try_again(three, asked, batch), Result):
+                await asyncio.sleep(0.1)
+        assert result.answer.counted == 5
+        assert (await three.ask(asked, batch)).answer == result.answer
+
+
+async def try_again(three: Three, asked: AskedQuery, batch: BatchReader) -> Result | QueryFailed:
+    try:
+        return await three.ask(asked, batch)
+    except QueryFailed as error:
+        return error
 
 
 # One helper has lost its ledger.
