@@ -1,0 +1,139 @@
+"""Load, with three real helper processes: many queries of many sites, several at a time, nothing lost, memory flat.
+
+`make test` runs a few; `make load` (TREFOIL_LOAD=all) 200 queries over 20 sites. Reports paid for ε = 4294 at Δ = 1, so
+that noise other than zero has probability e^−4294 and every answer can be compared with the truth; each report of a
+batch has a bucket of its own. How fast it is, is printed and not asserted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from three_helpers import real_now, seal_all, terms, write_batch
+
+from mpc_helpers.launcher import Launched, health, launched_helpers
+from protocol.asked import Wishes, make_query
+from protocol.batch import BatchReader
+from protocol.keys import load_identity
+from protocol.querier import Querier, QueryFailed, Result
+from protocol.query import NoiseMode
+
+ALL = os.environ.get("TREFOIL_LOAD") == "all"
+QUERIES, SITES, AT_ONCE = (200, 20, 8) if ALL else (8, 4, 4)
+# Memory is compared from here on, when allocators and caches have had their fill; in MB, per daemon.
+WARM_UP, FLAT = AT_ONCE * 3 if ALL else AT_ONCE, 20
+REPORTS = 8
+EXACT_EPSILON = 4_294_000_000
+
+
+def site(index: int) -> str:
+    return f"shop-{index % SITES}.example"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    sites = {site(index): [site(index)] for index in range(SITES)}
+    options = {"processes": 0, "limits": {"running": 2}}
+    with launched_helpers(tmp_path_factory.mktemp("load"), now=real_now(), sites=sites, options=options) as trio:
+        yield trio
+
+
+def resident_mb(pid: int) -> float:
+    """What a process holds in memory now; its workers come and go and are not counted."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def memory(running: Launched) -> list[float]:
+    gc.collect()
+    return [resident_mb(helper.process.pid) for helper in running.helpers if helper.process is not None]
+
+
+@dataclass
+class Load:
+    """A querier for every site."""
+
+    running: Launched
+    folder: Path
+    batches: dict[int, BatchReader] = field(default_factory=dict)
+
+    def batch(self, index: int) -> BatchReader:
+        of = terms(REPORTS, epsilon_micros=EXACT_EPSILON, sensitivity=1, site=site(index), caller=site(index))
+        one_each = np.eye(REPORTS, dtype=int).tolist()
+        reports = seal_all(one_each, of, self.running.trio.helper_set)
+        self.batches[index] = write_batch(self.folder / f"batch-{index}", reports)
+        return self.batches[index]
+
+    async def ask(self, index: int, batch: BatchReader) -> Result:
+        """One query over this batch."""
+        helper_set = self.running.trio.helper_set
+        key = load_identity(self.running.trio.site_key_path(site(index)))
+        mode = list(NoiseMode)[index % 2]
+        asked = make_query(batch, Wishes(noise=mode, seconds=600), helper_set, key, real_now())
+        return await Querier(helper_set).ask(asked, batch)
+
+    async def run(self, first: int, last: int) -> list[float]:
+        """Queries `first` to `last`, a few at a time; every answer exact. Gives the seconds each took."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(index: int) -> float:
+            async with places:
+                batch = await asyncio.to_thread(self.batch, index)
+                start = time.monotonic()
+                result = await self.ask(index, batch)
+                assert result.answer.histogram == [1] * REPORTS
+                assert [dict(counts) for counts in result.answer.rejections] == [{}, {}, {}]
+                return time.monotonic() - start
+
+        return list(await asyncio.gather(*(one(index) for index in range(first, last))))
+
+
+@pytest.fixture(scope="module")
+def load(running: Launched, tmp_path_factory: pytest.TempPathFactory) -> Load:
+    return Load(running, tmp_path_factory.mktemp("batches"))
+
+
+def test_many_queries_of_many_sites(running: Launched, load: Load) -> None:
+    start = time.monotonic()
+    taken = asyncio.run(load.run(0, WARM_UP))
+    before = memory(running)
+    taken += asyncio.run(load.run(WARM_UP, QUERIES))
+    seconds = time.monotonic() - start
+    after = memory(running)
+    for helper in running.trio.helper_set.helpers:
+        page = health(helper)
+        assert page is not None
+        assert page["queries"] == {"released": QUERIES}
+    show(taken, seconds, before, after)
+    assert all(end - begin < FLAT for begin, end in zip(before, after, strict=True))
+
+
+def show(taken: list[float], seconds: float, before: list[float], after: list[float]) -> None:
+    """What `make load` prints."""
+    grown = ", ".join(f"{begin:.0f} → {end:.0f} MB" for begin, end in zip(before, after, strict=True))
+    print(  # noqa: T201
+        f"\n{QUERIES} queries over {SITES} sites, {AT_ONCE} at a time: {seconds:.0f} s, "
+        f"{QUERIES / seconds:.2f} per second; each took {np.median(taken):.1f} s (median), "
+        f"{max(taken):.1f} s (longest); "
+        f"resident memory of the three daemons: {grown}"
+    )
+
+
+def test_all_reports_of_a_site_offered_again_are_spent(running: Launched, load: Load) -> None:
+    """Run last: nothing that was counted under load is counted again."""
+    mine = range(0, QUERIES, SITES) if load.batches else [0]
+    if not load.batches:  # a run of this test alone
+        asyncio.run(load.run(0, 1))
+    again = write_batch(load.folder / "again", [report for index in mine for report in load.batches[index]])
+    with pytest.raises(QueryFailed, match=f"{len(again)} already spent"):
+        asyncio.run(load.ask(0, again))
