@@ -2,7 +2,7 @@
 
 It holds its own keys and nobody else's, and may say anything, to anyone, whenever it likes. What must hold is said over
 the two honest helpers taken together: nothing is released twice, nothing is revealed, nobody is made to sum another
-set; and once it behaves, or is out of the way, the query is answered. SPEC section 8 has the list with what comes of
+set; and once it behaves, or is out of the way, the query is answered. SPEC section 9 has the list with what comes of
 each. Lower layers have tests of their own: the votes in `test_commit_crashes`, the querier's checks in `test_querier`
 and `test_answer`, sessions and certificates in `test_runtime` and `test_links`, pickles in `test_codec`.
 """
@@ -28,7 +28,7 @@ from mpc_helpers.attempt import QueryName, State, Vote, Word
 from mpc_helpers.config import load_config
 from mpc_helpers.helper import Admitted, Helper
 from mpc_helpers.messages import Body, Envelope, Propose, SignedVote
-from mpc_helpers.nonce_ledger import Standing
+from mpc_helpers.nonce_ledger import LedgerHead, Standing
 from mpc_helpers.transport import PeerError
 from protocol.asked import AskedQuery, Wishes
 from protocol.batch import BatchReader
@@ -419,6 +419,23 @@ async def test_a_ledger_that_went_back(tmp_path: Path) -> None:
             await three.ask(three.query(fresh, SHORT), fresh)
         assert refused.value.helpers == (BAD,)
         assert all(BAD in agreement_of(three, party).peers.alarms for party in HONEST)
+
+
+async def test_a_lie_about_how_far_a_peers_ledger_had_been(tmp_path: Path) -> None:
+    """A HELLO that remembers what never was: the peer starts nothing new, says who claims so, and loses nothing."""
+    async with three_helpers(tmp_path) as three:
+        batch, fresh = five_reports(three), five_reports(three)
+        asked = three.query(batch, LONG)
+        first = await three.ask(asked, batch)
+        ledger = helper_of(three, 0)._ledgers[False]
+        false = LedgerHead(ledger.ledger_id, ledger.head.sequence + 100, bytes(32))
+        await agreement_of(three, BAD).peers.call(0, messages.Hello(bytes(16), false))
+        with pytest.raises(QueryFailed, match="a ledger that helper 3 knows to have been further"):
+            await three.ask(three.query(fresh, SHORT), fresh)
+        assert (await three.ask(asked, batch)).answer == first.answer
+        await three.stop(0)
+        await three.start(0)
+        await answered(three, fresh)
 
 
 # Noise and Open: inside the MPC.
