@@ -286,8 +286,8 @@ async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(t
 
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         batch = small_batch(three)
-        signed = three.query(batch, Wishes(seconds=1)).signed
-        await send(session, "PUT", url(signed), signed.encode())
+        signed = three.query(batch, Wishes(seconds=2)).signed
+        assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 200
         size = {"Content-Length": str(len(column(batch, 0)))}
         async with session.put(url(signed, "/column"), data=trickle(), headers=size) as response:
             assert response.status == 410
