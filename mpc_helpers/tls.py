@@ -153,7 +153,8 @@ async def fetch_certificate(host: str, port: int, pin: bytes, seconds: float) ->
     try:
         der: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
-        writer.close()
+        # Nothing was said, so there is nothing to end politely: a peer that is slow to agree must not keep it open.
+        writer.transport.abort()
         with contextlib.suppress(OSError, TimeoutError):
             await writer.wait_closed()
     if der is None or not same_pin(der, pin):

@@ -26,6 +26,7 @@ _LOG = logging.getLogger("trefoil.transport")
 PEER_PATH = "/v1/peer/"
 FETCH_SECONDS = 5.0
 RETRY_SECONDS = 0.25
+CLOSE_SECONDS = 0.02
 
 
 class PeerError(TrefoilError):
@@ -122,6 +123,8 @@ class Transport:
         await asyncio.gather(*self._fetching, return_exceptions=True)
         for session in self._sessions.values():
             await session.close()
+        # Connections that were being made when they were given up close in the loop's next rounds.
+        await asyncio.sleep(CLOSE_SECONDS)
 
     async def send(self, party: int, realm: str, message: bytes) -> bytes:
         """Deliver one message and return the peer's answer; whatever goes wrong is a `PeerError` naming the peer."""
