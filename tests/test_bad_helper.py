@@ -33,6 +33,7 @@ from mpc_helpers.transport import PeerError
 from protocol.asked import AskedQuery, Wishes
 from protocol.batch import BatchReader
 from protocol.errors import Rejection, TrefoilError
+from protocol.keys import IdentityKey
 from protocol.querier import QueryFailed, Result
 
 BAD = 2
@@ -339,21 +340,19 @@ async def test_everything_it_ever_said_said_again(tmp_path: Path) -> None:
         assert (await three.ask(first, batch)).answer == one.answer
 
 
-def forgeries(bad: BadHelper, asked: AskedQuery, three: Three) -> Iterator[tuple[str, bytes]]:
-    """Messages that are not helper 3's to send, or not here."""
-    attempt = three.mpc.records.keys()
-    attempt_id = next(iter(attempt))
-    vote = bad.vote(attempt_id, Word.NO)
-    head = helper_of(three, BAD)._ledgers[False].head
+def forgeries(bad: BadHelper, three: Three) -> Iterator[tuple[str, bytes]]:
+    """Messages that are not helper 3's to send, or not here; all else about them is right."""
+    vote = bad.vote(next(iter(three.mpc.records)), Word.NO)
+    boot, head, identity = bad.peers._boot, helper_of(three, BAD)._ledgers[False].head, bad.peers.identity
     for claimed in HONEST:
-        yield (
-            f"posing as helper {claimed + 1}",
-            Envelope(claimed, bytes(16), head, vote).seal(bad.peers.realm, bad.peers.identity),
-        )
-    debug = messages.realm(three.helper_set.digest, debug=True)
-    yield "signed for debug reports", Envelope(BAD, bytes(16), head, vote).seal(debug, bad.peers.identity)
-    foreign = messages.realm(bytes(32), debug=False)
-    yield "signed for another helper set", Envelope(BAD, bytes(16), head, vote).seal(foreign, bad.peers.identity)
+        yield f"posing as helper {claimed + 1}", Envelope(claimed, boot, head, vote).seal(bad.peers.realm, identity)
+    others = {
+        "signed for debug reports": messages.realm(three.helper_set.digest, debug=True),
+        "signed for another helper set": messages.realm(bytes(32), debug=False),
+    }
+    for what, realm in others.items():
+        yield what, Envelope(BAD, boot, head, vote).seal(realm, identity)
+    yield "signed by nobody it knows", Envelope(BAD, boot, head, vote).seal(bad.peers.realm, IdentityKey.generate())
     yield "a pickle", pickle.dumps(vote.encode())
     yield "nothing", b""
 
@@ -364,7 +363,7 @@ async def test_borrowed_names_and_foreign_realms_get_no_answer(tmp_path: Path) -
         asked = three.query(batch, LONG)
         await three.ask(asked, batch)
         before = heads(three)
-        for what, data in forgeries(bad, asked, three):
+        for what, data in forgeries(bad, three):
             for party in HONEST:
                 try:
                     reply = await bad.carry(party, data)
