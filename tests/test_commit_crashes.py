@@ -93,7 +93,7 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
     # In memory where there is such a place: these crashes kill processes, not power, so fsync would only cost time.
-    shared = Path("/dev/shm")  # noqa: S108  (a private folder is made in it)
+    shared = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(dir=shared)) if os.access(shared, os.W_OK) else tmp_path
     yield Runs(folder)
     shutil.rmtree(folder)

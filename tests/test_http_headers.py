@@ -58,9 +58,7 @@ def test_the_standards_measure_conversion_cases(case: dict[str, Any]) -> None:
 
 
 def test_our_own_example_of_each() -> None:
-    impression = parse_save_impression(
-        'histogram-index=2, conversion-sites=("a.example" "b.example";x), priority=-1'
-    )
+    impression = parse_save_impression('histogram-index=2, conversion-sites=("a.example" "b.example";x), priority=-1')
     assert asdict(impression) == asdict(ImpressionOptions(2, conversion_sites=("a.example", "b.example"), priority=-1))
     conversion = parse_measure_conversion(
         'aggregation-service="trefoil", histogram-size=4, report-url="/reports?x=1", epsilon=0.5, credit=(2 1.5)', BASE
