@@ -223,7 +223,7 @@ async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_pat
         if step is Step.RELEASE_BEFORE_COMMIT and broken:
             raise LedgerError("planted")
 
-    async with three_helpers(tmp_path, steps={0: fail}) as three:
+    async with three_helpers(tmp_path, steps={0: fail}) as three, asyncio.timeout(60):
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
         asked = three.query(batch, Wishes(seconds=60))
         asking = asyncio.create_task(three.ask(asked, batch))
