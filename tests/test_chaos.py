@@ -147,6 +147,21 @@ def test_killed_or_stopped_at_every_step(trio: ChaosTrio) -> None:
     assert {step for step, action in reached if action is Action.KILL_DAEMON} >= (set(Step) if ALL else set())
 
 
+_ON_THE_WAY = [step for step in Step if step not in (*_GIVING_UP, *_RENOUNCING, *_STARTING)]
+
+
+@pytest.mark.parametrize("step", _ON_THE_WAY if ALL else [Step.RELEASE_BEFORE_COMMIT], ids=lambda step: step.name)
+def test_all_three_die_at_the_same_step(trio: ChaosTrio, step: Step) -> None:
+    """A power cut for everyone. Where one is hit first the others may never get there, and live."""
+    for party in range(PARTIES):
+        trio.arm(party, Failpoint.of(step, Action.KILL_DAEMON))
+    assert asyncio.run(trio.answer(trio.new_query())) == TRUTH
+    died = [party for party in range(PARTIES) if trio.fired(party)]
+    for party in range(PARTIES):
+        trio.arm(party)
+    assert died
+
+
 def make_room(trio: ChaosTrio, party: int) -> None:
     resource.prlimit(trio.pid(party), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
