@@ -13,13 +13,14 @@ import asyncio
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import three_helpers as harness
 from bad_helper import (
     BAD,
     HONEST,
@@ -43,6 +44,7 @@ from mpc_helpers.attempt import State, Vote, Word
 from mpc_helpers.config import load_config
 from mpc_helpers.helper import Admitted
 from mpc_helpers.messages import Body, Envelope, Propose, SignedVote
+from mpc_helpers.noisy_sum import local_sum
 from mpc_helpers.nonce_ledger import LedgerHead, Standing
 from mpc_helpers.transport import PeerError
 from protocol.asked import Wishes
@@ -375,6 +377,24 @@ async def test_different_shares_of_its_noise_to_different_peers(tmp_path: Path, 
         batch = five_reports(three)
         with pytest.raises(TrefoilError, match="do not fit together"):
             await three.ask(three.query(batch, LONG), batch)
+
+
+async def test_its_own_local_noise_may_shift_the_answer_unnoticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `local` leaves open: noise that nobody else knows may be anything. `pairwise` leaves no such choice."""
+    computing: list[int] = []
+
+    def shifted(share: Sequence[int], drawn: Sequence[int]) -> Any:
+        return local_sum(share, [drawn[0] + 1000 * (computing[-1] == BAD), *drawn[1:]])
+
+    monkeypatch.setattr(harness, "local_sum", shifted)
+    async with three_helpers(tmp_path) as three:
+        # Told right before the same party's program is made.
+        three.mpc.before_add = lambda party, _: computing.append(party)
+        batch = five_reports(three)
+        result = await three.ask(three.query(batch, LONG), batch)
+        assert truth_of(three, result) == [1001, 1, 1, 1, 1, 0]
 
 
 async def test_a_pickle_inside_the_mpc_fails_the_attempt_and_runs_nothing(tmp_path: Path) -> None:
