@@ -40,7 +40,7 @@ lint: $(READY)
 
 test: lint
 	@echo "== tests"
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 bench: $(READY)
 	$(BIN)/trefoil bench report

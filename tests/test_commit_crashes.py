@@ -108,7 +108,7 @@ def planned(plan: Plan, reached: Counter[tuple[int, Step]]) -> Iterator[frozense
                 yield frozenset(crash)
 
 
-def test_planned_crashes(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_planned_crashes(runs: Runs, show: Callable[[str], None]) -> None:
     """S1, S3, L1 and L2 after a crash at every step, at every helper, the first and the second time it is reached."""
     table: dict[str, int] = {}
     hit: Counter[Point] = Counter()
@@ -125,20 +125,19 @@ def test_planned_crashes(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None
             assert violations(world) == [], (name, plan.seed, sorted((h + 1, s.value, n) for h, s, n in crash))
         done |= {(len(queries), crash) for crash in crashes}
         table[name] = 1 + len(crashes)
-    with capsys.disabled():
-        _print_matrix(table, hit)
+    show(_matrix(table, hit))
     missed = {(h, s, n) for h in range(3) for s in Step for n in (1, 2)} - set(hit)
     assert not missed, f"crash points never exercised: {sorted((h + 1, s.value, n) for h, s, n in missed)}"
 
 
-def _print_matrix(table: dict[str, int], hit: Counter[Point]) -> None:
-    print("\nplanned runs by scenario:")  # noqa: T201  (the matrix is this test's output)
-    for name, count in table.items():
-        print(f"  {count:4d}  {name}")  # noqa: T201
-    print(f"  {sum(table.values()):4d}  in all; crashes by step (helper 1, 2, 3; first + second time):")  # noqa: T201
+def _matrix(table: dict[str, int], hit: Counter[Point]) -> str:
+    lines = ["planned runs by scenario:"]
+    lines += [f"  {count:4d}  {name}" for name, count in table.items()]
+    lines.append(f"  {sum(table.values()):4d}  in all; crashes by step (helper 1, 2, 3; first + second time):")
     for step in Step:
         counts = "  ".join(f"{hit[(helper, step, 1)]:3d}+{hit[(helper, step, 2)]:2d}" for helper in range(3))
-        print(f"        {counts}  {step.value}")  # noqa: T201
+        lines.append(f"        {counts}  {step.value}")
+    return "\n".join(lines)
 
 
 def test_random_crashes(runs: Runs) -> None:
