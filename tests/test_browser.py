@@ -355,6 +355,7 @@ def test_with_the_keyboard_alone(page: Page, where: Map) -> None:
     page.keyboard.press("Enter")
     tab_to(page, "Switch measurement off")
     page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Switch off", exact=True)).to_be_visible()
     tab_to(page, "Switch off")
     page.keyboard.press("Enter")
     expect(page.get_by_text("Measurement is off", exact=True)).to_be_visible()
