@@ -21,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from rich.table import Table
@@ -88,11 +89,48 @@ class Baselines:
     """The same workload without helpers, per report."""
 
     plain: Cost
-    trusted: Cost
-    bare: Cost
-    bare_per_second_all_cores: float
     naive_seconds: float
     sum_over_plaintext: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """Bare opens and a trusted server with every core busy, per core: what a helper's open competes with."""
+
+    bare: Cost
+    trusted: Cost
+
+    def mean(self, other: Opens) -> Opens:
+        """Of a measurement before and one after."""
+        return Opens(_mean([self.bare, other.bare]), _mean([self.trusted, other.trusted]))
+
+
+class Yardstick:
+    """A process per core that opens and nothing else, run right before and right after the helpers.
+
+    Cores that share a cache and a host do less together than one alone, and differ from minute to minute.
+    """
+
+    def __init__(self) -> None:
+        self._cores = os.cpu_count() or 1
+        self._pool = ProcessPoolExecutor(self._cores, mp_context=multiprocessing.get_context("spawn"))
+
+    def measure(self, workload: Workload) -> Opens:
+        """On all cores at the same time."""
+        bare = list(self._pool.map(bare_open, [workload] * self._cores))
+        return Opens(_mean(bare), _mean(list(self._pool.map(trusted_server, [workload] * self._cores))))
+
+    def __enter__(self) -> Self:
+        self.measure(Workload(_terms(1), 10, 0))  # starts the processes
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+
+def _mean(costs: Sequence[Cost]) -> Cost:
+    count = len(costs)
+    return Cost(sum(cost.seconds for cost in costs) / count, sum(cost.cpu_seconds for cost in costs) / count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,22 +212,22 @@ def measure_point(reports: int, buckets: int, seed: int, say: Say) -> Point:
             say(f"{reports:,} reports, {buckets} buckets: baselines")
             baselines = measure_baselines(workload)
             say(f"{reports:,} reports, {buckets} buckets: asking the helpers")
-            before = Snapshot.take(helpers)
-            start = time.perf_counter()
-            result = _query(helpers, batch)
-            total = time.perf_counter() - start
-            used = Snapshot.take(helpers).since(before)
-    return _point(workload, baselines, result, total, used)
+            with Yardstick() as yardstick:
+                earlier = yardstick.measure(workload)
+                before = Snapshot.take(helpers)
+                start = time.perf_counter()
+                result = _query(helpers, batch)
+                total = time.perf_counter() - start
+                used = Snapshot.take(helpers).since(before)
+                opens = earlier.mean(yardstick.measure(workload))
+    return _point(workload, baselines, opens, result, total, used)
 
 
 def measure_baselines(workload: Workload) -> Baselines:
-    """(a) to (d), and what the sum alone costs beside (a)."""
+    """(a) and (d), and what the sum alone costs beside (a)."""
     plain = plain_sum(workload)
     return Baselines(
         plain=plain,
-        trusted=trusted_server(workload),
-        bare=bare_open(workload),
-        bare_per_second_all_cores=_bare_on_all_cores(workload),
         naive_seconds=naive_seconds_per_report(workload.terms.buckets),
         sum_over_plaintext=_sum_of_shares(workload) / plain.seconds,
     )
@@ -210,18 +248,6 @@ def naive_seconds_per_report(buckets: int, reports: int = NAIVE_REPORTS) -> floa
     return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"]) / fewer
 
 
-def _bare_on_all_cores(workload: Workload) -> float:
-    """Bare opens per second with every core busy: cores that share a cache do less than one core times their number."""
-    cores = os.cpu_count() or 1
-    with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_bare_seconds, [Workload(workload.terms, 10, 0)] * cores))  # the processes exist after this
-        return sum(1 / seconds for seconds in pool.map(_bare_seconds, [workload] * cores))
-
-
-def _bare_seconds(workload: Workload) -> float:
-    return bare_open(workload).seconds
-
-
 def _ingest_over_bare_open(workload: Workload) -> float:
     """A helper's ingest over the bare HPKE open of the same payloads, in processor time, at the slowest helper."""
     openings = measure_openings(Helpers.fresh(), replace(workload.terms, time=BENCH_TIME), INGEST_ROUNDS)
@@ -236,10 +262,13 @@ def _sum_of_shares(workload: Workload) -> float:
     return measure(lambda: sum_rows(shares), rows, rounds=9).seconds
 
 
-def _point(workload: Workload, baselines: Baselines, result: Result, total: float, used: Snapshot) -> Point:
+def _point(
+    workload: Workload, baselines: Baselines, opens: Opens, result: Result, total: float, used: Snapshot
+) -> Point:
     reports, buckets = workload.count, workload.terms.buckets
     cpu = [each.cpu_seconds for each in used.usage]
-    bound = reports * PARTIES / baselines.bare_per_second_all_cores
+    cores = os.cpu_count() or 1
+    bound = reports * PARTIES * opens.bare.seconds / cores
     truth = workload.truth()[:buckets]
     if result.answer.counted != reports:
         raise TrefoilError(f"the helpers counted {result.answer.counted} of {reports} reports", "This is a defect.")
@@ -257,14 +286,14 @@ def _point(workload: Workload, baselines: Baselines, result: Result, total: floa
         reports_per_second={
             "trefoil": reports / total,
             "plaintext": 1 / baselines.plain.seconds,
-            "trusted server": 1 / baselines.trusted.seconds,
+            "trusted server": cores / opens.trusted.seconds,
             "bound of three bare opens": reports / bound,
             "naive MPyC": 1 / baselines.naive_seconds,
         },
         ratios={
             "ingest_over_bare_open": _ingest_over_bare_open(workload),
             "fraction_of_bound": bound / total,
-            "cpu_over_trusted_server": sum(cpu) / (reports * baselines.trusted.cpu_seconds),
+            "cpu_over_trusted_server": sum(cpu) / (reports * opens.trusted.cpu_seconds),
             "sum_over_plaintext": baselines.sum_over_plaintext,
             "speedup_over_naive_mpyc": baselines.naive_seconds / (total / reports),
             "slowdown_over_plaintext": total / reports / baselines.plain.seconds,
