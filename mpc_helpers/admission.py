@@ -201,6 +201,11 @@ def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
     return reasons
 
 
+def header_times(headers: Bytes) -> npt.NDArray[np.int64]:
+    """The hour each report says it was made in; only those of admitted reports mean anything."""
+    return _uint(headers, _TIME_AT, 8).view(np.int64)
+
+
 def _own_key_id(party: int) -> slice:
     start = _KEY_IDS_AT + KEY_ID_SIZE * party
     return slice(start, start + KEY_ID_SIZE)

@@ -25,6 +25,7 @@ from mpc_helpers.admission import (
     OpenedReports,
     Reasons,
     examine_headers,
+    header_times,
     open_reports,
     repeated,
 )
@@ -35,6 +36,7 @@ from protocol.report import HASH_SIZE, header_digest
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 
 Mask = npt.NDArray[np.bool_]
+Times = npt.NDArray[np.int64]
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
 CHUNK_BYTES = 2**22
@@ -76,6 +78,7 @@ class ChunkResult:
 
     start: int
     digests: Bytes
+    times: Times
     reasons: Reasons
     sums: tuple[Vector, Vector] = field(repr=False)
     spent: Spent = field(default_factory=Spent)
@@ -86,7 +89,8 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     began = time.thread_time()
     chunk = job.chunk()
     digests = _digests(chunk)
-    reasons = examine_headers(job.rules, chunk.header_matrix())
+    headers = chunk.header_matrix()
+    reasons = examine_headers(job.rules, headers)
     reasons[repeated(digests) & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
     elements = chunk.elements()
     checked = time.thread_time()
@@ -94,7 +98,7 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     done_opening = time.thread_time()
     sums = sum_opened(job.rules, opened, elements)
     spent = Spent(checked - began, done_opening - checked, time.thread_time() - done_opening)
-    return ChunkResult(job.start, digests, reasons, sums, spent)
+    return ChunkResult(job.start, digests, header_times(headers), reasons, sums, spent)
 
 
 def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -> tuple[Vector, Vector]:
@@ -124,6 +128,7 @@ class Ingested:
     rules: AdmissionRules
     column: ColumnReader
     digests: Bytes
+    times: Times
     reasons: Reasons
     spent: Spent
     _summed: Mask = field(repr=False)
@@ -177,19 +182,20 @@ def ingest(
     count, length = len(column), rules.query.length
     _check_layout(column, rules)
     digests = np.zeros((count, HASH_SIZE), dtype=np.uint8)
+    times = np.zeros(count, dtype=np.int64)
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     spent = Spent()
     for result in _run(executor, _jobs(column, rules, shared_disk), 2 * parallel):
         span = slice(result.start, result.start + len(result.reasons))
-        digests[span], reasons[span] = result.digests, result.reasons
+        digests[span], times[span], reasons[span] = result.digests, result.times, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         spent += result.spent
         progress(len(result.reasons))
     summed: Mask = reasons == ADMITTED
     # Within a chunk repeats are marked already; this finds one that straddles two chunks, and a column out of order.
     reasons[repeated(digests) & summed] = CODE_OF[Rejection.DUPLICATE]
-    return Ingested(rules, column, digests, reasons, spent, summed, sums)
+    return Ingested(rules, column, digests, times, reasons, spent, summed, sums)
 
 
 def chunk_length(layout: Layout) -> int:

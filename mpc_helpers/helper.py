@@ -37,7 +37,7 @@ from protocol.batch import ColumnReader
 from protocol.errors import Rejection, TrefoilError
 from protocol.field import Vector
 from protocol.query import Query
-from protocol.report import NONCE_AT, NONCE_SIZE, TIME_STEP
+from protocol.report import TIME_STEP
 from protocol.wire import tagged_hash
 
 _LOG = logging.getLogger("trefoil.helper")
@@ -49,8 +49,6 @@ RETRY_SECONDS = 0.1
 LONGEST_RETRY = 10.0
 SETTLE_SECONDS = 0.5
 INGEST_TRIES = 3
-_TIME_AT = NONCE_AT + NONCE_SIZE
-_TIMES_CHUNK = 2**14
 
 
 class Disputed(TrefoilError):
@@ -334,19 +332,9 @@ def _without_repeats(ingested: Ingested, root: bytes) -> Admitted:
     first = np.ones(len(digests), dtype=np.bool_)
     first[1:] = (digests[1:] != digests[:-1]).any(axis=1)
     unique = np.flatnonzero(first)
-    times = _times(ingested.column)
-    batch = AdmittedBatch(root, digests[unique], times[unique], ingested.admitted[unique], ingested.rejections())
+    times, admitted = ingested.times[unique], ingested.admitted[unique]
+    batch = AdmittedBatch(root, digests[unique], times, admitted, ingested.rejections())
     return Admitted(ingested, unique, batch)
-
-
-def _times(column: ColumnReader) -> npt.NDArray[np.int64]:
-    """The hour each report says it was made in; only those of admitted reports mean anything."""
-    times = np.empty(len(column), dtype=np.int64)
-    for start in range(0, len(column), _TIMES_CHUNK):
-        count = min(_TIMES_CHUNK, len(column) - start)
-        headers = column.chunk(start, count).header_matrix()
-        times[start : start + count] = np.ascontiguousarray(headers[:, _TIME_AT : _TIME_AT + 8]).view(">i8").ravel()
-    return times
 
 
 async def _unless_ended(attempt: Attempt, work: Awaitable[T]) -> T:

@@ -30,6 +30,7 @@ from protocol.query import Query, SignedQuery
 from protocol.report import FIXED
 from protocol.shares import PARTIES
 
+_WRITE_BYTES = 2**20
 _LOG = logging.getLogger("trefoil.intake")
 
 
@@ -293,7 +294,7 @@ class Intake:
         try:
             with draft.open("wb") as file:
                 received = 0
-                async for piece in pieces:
+                async for piece in _gathered(pieces):
                     received += len(piece)
                     await asyncio.to_thread(file.write, piece)
                 file.flush()
@@ -357,6 +358,17 @@ def _changed() -> Refusal:
         "this query id was used before, for another batch or other parameters",
         "Choose a new query id, or submit exactly what was submitted first.",
     )
+
+
+async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pieces as they come, put together into ones that are worth handing to a thread."""
+    held = bytearray()
+    async for piece in pieces:
+        held += piece
+        if len(held) >= _WRITE_BYTES:
+            yield bytes(held)
+            held.clear()
+    yield bytes(held)
 
 
 def _check_root(column: Path, query: Query) -> None:

@@ -33,6 +33,7 @@ _COLUMN_MAGIC = b"trefoil column1\n"
 _PREAMBLE = struct.Struct(">16sIII")
 _CHECKSUM_SIZE = 4
 MAX_HEADER = 1024
+_SPAN_BYTES = 2**21
 MAX_BODY = 8 * (2**16 + 1)
 
 
@@ -166,18 +167,19 @@ class _RecordFile:
         """The identity of every report, as rows of 32 bytes."""
         digests = np.empty((self.count, HASH_SIZE), dtype=np.uint8)
         start = 0
-        for data in self._spans(4096):
+        for data in self._spans():
             starts = range(0, len(data), self.layout.record)
             hashed = b"".join([header_digest(data[at : at + self.layout.header]) for at in starts])
             digests[start : start + len(starts)] = np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
             start += len(starts)
         return digests
 
-    def _spans(self, count: int) -> Iterator[bytes]:
+    def _spans(self) -> Iterator[bytes]:
         """The records, some at a time, read rather than mapped: what has been used does not stay in memory."""
         with self.path.open("rb") as file:
             file.seek(_PREAMBLE.size)
-            while data := file.read(count * self.layout.record):
+            whole = max(1, _SPAN_BYTES // self.layout.record) * self.layout.record
+            while data := file.read(whole):
                 yield data
 
 
