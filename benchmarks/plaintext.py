@@ -39,8 +39,11 @@ def measure(work: Callable[[], object], reports: int, *, rounds: int = 5) -> Cos
     return best
 
 
-def sustain(work: Callable[[], object], reports: int, *, rounds: int = 8) -> Cost:
-    """The cost of `work`, per report, on average: for comparing with a long run, which cannot pick its best moments."""
+def sustain(work: Callable[[], object], reports: int, *, rounds: int = 25) -> Cost:
+    """The cost of `work`, per report, on average over seconds: to compare with a long run that cannot pick its moments.
+
+    Two cores that share one do much less when both are busy, so all must be busy nearly all of the time.
+    """
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(rounds):
         work()

@@ -310,12 +310,12 @@ def _stages(result: Result, used: Snapshot) -> dict[str, float]:
 
 
 def exponents(points: Sequence[Point]) -> dict[str, float]:
-    """Slopes of log cost over log size: what grows linearly has 1. Fixed costs pull small runs below."""
+    """Slopes of log cost over log size: what grows linearly has 1. What a query costs whatever its size is left out."""
     found = {}
     for buckets in sorted({point.buckets for point in points}):
-        column = [(point.reports, point.cpu_seconds["total"]) for point in points if point.buckets == buckets]
+        column = [(point.reports, _admit_cpu(point)) for point in points if point.buckets == buckets]
         if len(column) > 1:
-            found[f"cpu over reports at {buckets} buckets"] = _slope(column)
+            found[f"admit cpu over reports at {buckets} buckets"] = _slope(column)
     for reports in sorted({point.reports for point in points}):
         row = [(point.buckets, point.bytes_per_report["uploaded"]) for point in points if point.reports == reports]
         if len(row) > 1:
@@ -323,6 +323,10 @@ def exponents(points: Sequence[Point]) -> dict[str, float]:
             fixed = min(size for _, size in row) - 2 * 8 * min(buckets for buckets, _ in row)
             found[f"bytes over buckets at {reports} reports"] = _slope([(m, size - fixed) for m, size in row])
     return found
+
+
+def _admit_cpu(point: Point) -> float:
+    return sum(point.cpu_seconds.get(part, 0.0) for part in ADMIT_PARTS)
 
 
 def _slope(pairs: Sequence[tuple[float, float]]) -> float:
