@@ -21,7 +21,7 @@ from protocol.report import check_site
 
 FORMAT = 1
 DAY = 86400
-_HINT = "See the example in README, or let trefoil launch or trefoil keygen helper write one."
+_HINT = "See mpc_helpers/DEPLOY.md, or let trefoil launch or trefoil keygen helper write one."
 
 T = TypeVar("T")
 
