@@ -173,10 +173,6 @@ class AttemptRecord:
         """The peers that are known to have cast `vote`."""
         return {heard.helper for heard in self.votes if heard.vote is vote}
 
-    def said_no(self) -> set[int]:
-        """The peers that will never release this attempt."""
-        return self.said(Vote.ABORTED) | self.said(Vote.RENOUNCED)
-
     @property
     def liars(self) -> set[int]:
         """Helpers whose own signatures say YES and that they never voted: proof for a dispute."""
