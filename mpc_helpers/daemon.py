@@ -57,7 +57,9 @@ class Parts:
 
     clock: Clock = lambda: int(time.time())  # noqa: TID251 - an edge: the daemon reads the real clock
     step: Callable[[Step], None] = _nothing
-    sessions: Callable[[HelperConfig, Membership, Certificates, Meetings], Sessions] = WorkerSessions
+    sessions: Callable[
+        [HelperConfig, Membership, Certificates, Meetings], contextlib.AbstractAsyncContextManager[Sessions]
+    ] = WorkerSessions
     pace: Pace | None = None
 
 
@@ -80,7 +82,7 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
             await agreement.recover()
         place = stack.enter_context(workplace(executor, config.processes))
         meetings = Meetings(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
-        sessions = parts.sessions(config, membership, certificates, meetings)
+        sessions = await stack.enter_async_context(parts.sessions(config, membership, certificates, meetings))
         helper = _helper(config, membership, ledgers, agreements, sessions, place, metrics, parts)
         intake = _intake(config, membership, ledgers, helper, metrics, parts)
         stack.push_async_callback(intake.close)

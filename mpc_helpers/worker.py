@@ -1,6 +1,6 @@
 """A worker, seen from the daemon: one process per query and helper, in which the MPC runs and dies.
 
-    worker = Worker(setup)                  setup: who we are, what noise, how many buckets
+    worker = Worker(setup, nursery)         setup: who we are, what noise, how many buckets
     port = await worker.start()             the worker listens, reports its port, and draws its noise meanwhile
     ...                                     the daemons tell each other their ports (RESERVED)
     share = await worker.run(WorkerRun(...))
@@ -12,9 +12,7 @@ daemon dies sees its input end, and ends too. MPyC is imported in the worker onl
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sys
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +22,7 @@ from typing import Self
 
 from mpc_helpers import noise
 from mpc_helpers.noisy_sum import SumKind, sum_parameters
+from mpc_helpers.nursery import Child, Nursery
 from mpc_helpers.session import DIGEST_SIZE, MAX_BUCKETS, MpcError, MpcSession, Peer, Stage
 from mpc_helpers.tls import TlsIdentity
 from protocol import field as prime_field
@@ -36,7 +35,6 @@ START_SECONDS = 30.0
 GRACE_SECONDS = 5.0
 MAX_MESSAGE = 2**24
 _STDERR_KEPT = 4096
-_ROOT = Path(__file__).resolve().parent.parent
 
 
 class Report(Enum):
@@ -154,12 +152,15 @@ def frame_message(body: bytes) -> bytes:
 class Worker:
     """Run by a daemon. Use as `async with`: leaving it kills the process, whatever state it is in."""
 
-    def __init__(self, setup: WorkerSetup, *, command: Sequence[str] | None = None) -> None:
+    def __init__(self, setup: WorkerSetup, nursery: Nursery) -> None:
         self._setup = setup
-        self._command = command or (sys.executable, "-m", "mpc_helpers.worker_main")
-        self._process: asyncio.subprocess.Process | None = None
+        self._nursery = nursery
+        self._child: Child | None = None
+        self._orders: asyncio.StreamWriter | None = None
+        self._reports: asyncio.StreamReader | None = None
         self._complaints = bytearray()
         self._listener: asyncio.Task[None] | None = None
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -170,16 +171,14 @@ class Worker:
     @property
     def process_id(self) -> int | None:
         """Of the worker, once started; for tests and for the status page."""
-        return self._process.pid if self._process else None
+        return self._child.process_id if self._child else None
 
     async def start(self, seconds: float = START_SECONDS) -> int:
         """Start the process; returns the port on which it listens."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("MPYC_")}
-        pipe = asyncio.subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=_ROOT, start_new_session=True
-        )
-        self._listener = asyncio.create_task(self._keep_complaints(self._process))
+        self._child = await self._nursery.fork()
+        self._orders = (await self._streams(self._child.orders))[1]
+        self._reports = (await self._streams(self._child.reports))[0]
+        self._listener = asyncio.create_task(self._keep_complaints((await self._streams(self._child.complaints))[0]))
         return Reader(await self._ask(self._setup.encode(), Report.LISTENING, seconds)).uint(2)
 
     async def run(self, run: WorkerRun) -> list[int]:
@@ -192,26 +191,33 @@ class Worker:
 
     async def stop(self) -> None:
         """Kill and reap the process. Harmless when there is none."""
-        process, self._process = self._process, None
-        if process is None:
+        child, self._child = self._child, None
+        if child is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        if self._orders is not None:
+            self._orders.close()
+        await self._nursery.end(child)
         if self._listener is not None:
-            await self._listener
+            await asyncio.wait({self._listener}, timeout=GRACE_SECONDS)
+            self._listener.cancel()
+        for writer in self._writers:
+            writer.transport.abort()
+        child.hang_up()
+
+    async def _streams(self, line: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(sock=line)
+        self._writers.append(writer)
+        return reader, writer
 
     async def _ask(self, message: bytes, wanted: Report, seconds: float) -> bytes:
         """Send one message and take one report, before the deadline."""
         stage = Stage.START if wanted is Report.LISTENING else Stage.COMPUTE
-        if self._process is None or self._process.stdin is None or self._process.stdout is None:
+        if self._child is None or self._orders is None or self._reports is None:
             raise MpcError(stage, "the worker is not running")
-        self._process.stdin.write(frame_message(message))
+        self._orders.write(frame_message(message))
         try:
             async with asyncio.timeout(seconds):
-                report = await read_message(self._process.stdout)
+                report = await read_message(self._reports)
         except TimeoutError:
             await self.stop()
             raise MpcError(stage, f"the worker did not answer within {seconds:g} s and was killed") from None
@@ -231,6 +237,6 @@ class Worker:
         lines = self._complaints.decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
 
-    async def _keep_complaints(self, process: asyncio.subprocess.Process) -> None:
-        while process.stderr is not None and (piece := await process.stderr.read(_STDERR_KEPT)):
+    async def _keep_complaints(self, stream: asyncio.StreamReader) -> None:
+        while piece := await stream.read(_STDERR_KEPT):
             self._complaints = (self._complaints + piece)[-_STDERR_KEPT:]

@@ -1,7 +1,7 @@
 """A worker, seen from inside: the process in which one party's part of one query is computed.
 
-Started by `mpc_helpers.worker.Worker`, which describes the exchange. Reads its orders from standard input, writes its
-reports to standard output, and ends when either does.
+Forked by `mpc_helpers.nursery_main` for a `mpc_helpers.worker.Worker`, which describes the exchange. Reads its orders
+from standard input, writes its reports to standard output, and ends when either does.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ import socket
 import sys
 import traceback
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, BinaryIO, assert_never
+from typing import Any, BinaryIO, assert_never
 
 from mpc_helpers import noise
 from mpc_helpers.links import listen
 from mpc_helpers.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, paced, pairwise_sum
+from mpc_helpers.runtime import Program, run_party
 from mpc_helpers.session import MpcError, Stage
 from mpc_helpers.worker import MAX_MESSAGE, Report, WorkerRun, WorkerSetup, frame_message, read_message
 from protocol.errors import TrefoilError
 from protocol.field import encode, from_integers
 from protocol.wire import Writer
 
-if TYPE_CHECKING:
-    from mpc_helpers.runtime import Program
 
-
-def main() -> None:
-    """The entry point of the process."""
+def main() -> int:
+    """All that the process does; gives its exit status."""
     # Reports have the real standard output to themselves; whatever a library prints goes to the error stream.
     reports = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     try:
         asyncio.run(_work(reports))
     except asyncio.IncompleteReadError:
-        sys.exit("the daemon is gone")
+        sys.stderr.write("the daemon is gone\n")
+        return 1
     except MpcError as error:
         _report(reports, Report.FAILED, error.encode())
     except TrefoilError as error:
@@ -43,6 +42,7 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         _report(reports, Report.FAILED, MpcError(Stage.COMPUTE, f"the worker failed: {error!r}").encode())
+    return 0
 
 
 async def _work(reports: BinaryIO) -> None:
@@ -58,9 +58,6 @@ async def _work(reports: BinaryIO) -> None:
 
 
 async def _session(setup: WorkerSetup, run: WorkerRun, listener: socket.socket, drawn: list[int]) -> list[int]:
-    # Imported here, while the peers are at it too: the port has been reported by now.
-    from mpc_helpers.runtime import run_party
-
     return await run_party(run.session(setup), run.peers, setup.identity, listener, _program(setup, run, drawn))
 
 
@@ -113,7 +110,3 @@ def _report(reports: BinaryIO, kind: Report, body: bytes) -> None:
     rest = memoryview(frame_message(bytes([kind.value]) + body))
     while rest:
         rest = rest[reports.write(rest) :]
-
-
-if __name__ == "__main__":
-    main()

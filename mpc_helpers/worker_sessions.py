@@ -1,14 +1,16 @@
-"""The MPC as an installed helper runs it: a worker process of its own for every attempt."""
+"""The MPC as an installed helper runs it: a worker process of its own for every attempt, forked when it is needed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Self
 
 from mpc_helpers.config import HelperConfig, Membership
 from mpc_helpers.meetings import Meetings
 from mpc_helpers.noisy_sum import SumKind
+from mpc_helpers.nursery import Nursery
 from mpc_helpers.session import MpcError, Peer, Stage
 from mpc_helpers.talk import Attempt
 from mpc_helpers.transport import Certificates, endpoint
@@ -83,7 +85,15 @@ class WorkerSessions:
         self._membership = membership
         self._certificates = certificates
         self._meetings = meetings
+        self._nursery = Nursery()
         self._ahead = 0
+
+    async def __aenter__(self) -> Self:
+        await self._nursery.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._nursery.__aexit__()
 
     @asynccontextmanager
     async def __call__(self, query: Query, kind: SumKind) -> AsyncIterator[WorkerSession]:
@@ -97,7 +107,7 @@ class WorkerSessions:
             host=self._config.mpc_host or self._config.host,
             ports=self._config.mpc_ports,
         )
-        async with Worker(setup) as worker:
+        async with Worker(setup, self._nursery) as worker:
             session = WorkerSession(worker, self._membership, self._certificates, self._meetings)
             ahead = self._ahead < self._config.limits.running
             if ahead:

@@ -71,15 +71,27 @@ class Chaos:
 
 
 def workers_of(daemon: int) -> list[int]:
-    """The worker processes that a daemon has started and that are still there."""
+    """The worker processes that a daemon's nursery has forked and that are still there."""
+    nurseries = [child for child in _children(daemon) if b"mpc_helpers.nursery_main" in _command(child)]
+    return [worker for nursery in nurseries for worker in _children(nursery)]
+
+
+def _children(parent: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == daemon and b"mpc_helpers.worker_main" in (entry / "cmdline").read_bytes():
+                # After the name: the state, where a Z has ended already, and the parent.
+                state, of = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if int(of) == parent and state != "Z":
                     found.append(int(entry.name))
     return found
+
+
+def _command(process: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 class Failpoints:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from mpc_helpers.noisy_sum import SumKind
+from mpc_helpers.nursery import Child, Nursery
 from mpc_helpers.session import MpcError, Peer, Stage
 from mpc_helpers.tls import TlsIdentity, make_identity
 from mpc_helpers.worker import Worker, WorkerRun, WorkerSetup
@@ -31,6 +35,12 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> list[TlsIdentity]:
     return made
 
 
+@pytest_asyncio.fixture
+async def nursery() -> AsyncIterator[Nursery]:
+    async with Nursery() as started:
+        yield started
+
+
 def shamir_shares(values: Sequence[int]) -> list[list[int]]:
     split = share(values)
     return [[int(v) for v in to_shamir(party, split.components(party)).tolist()] for party in range(3)]
@@ -45,8 +55,10 @@ def peers_at(identities: list[TlsIdentity], ports: Sequence[int]) -> tuple[Peer,
     return first, second, third
 
 
-async def answer(identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction) -> list[int]:
-    workers = [Worker(setup) for setup in setups(identities, kind, len(values), rate)]
+async def answer(
+    nursery: Nursery, identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction
+) -> list[int]:
+    workers = [Worker(setup, nursery) for setup in setups(identities, kind, len(values), rate)]
     try:
         ports = await asyncio.gather(*(worker.start() for worker in workers))
         peers = peers_at(identities, ports)
@@ -57,24 +69,68 @@ async def answer(identities: list[TlsIdentity], kind: SumKind, values: list[int]
     return open_shamir([from_integers(piece) for piece in shares])
 
 
-async def test_debug_sum_is_exact(identities: list[TlsIdentity]) -> None:
+class BadNursery(Nursery):
+    """Starts another program in a worker's place."""
+
+    def __init__(self, *command: str) -> None:
+        super().__init__()
+        self._command = command
+        self._started: dict[int, subprocess.Popen[bytes]] = {}
+
+    async def __aenter__(self) -> BadNursery:
+        return self
+
+    async def fork(self) -> Child:
+        pairs = [socket.socketpair() for _ in range(3)]
+        stdin, stdout, stderr = (theirs for _, theirs in pairs)
+        process = subprocess.Popen(self._command, stdin=stdin.fileno(), stdout=stdout.fileno(), stderr=stderr.fileno())
+        self._started[process.pid] = process
+        for _, theirs in pairs:
+            theirs.close()
+        return Child(process.pid, pairs[0][0], pairs[1][0], pairs[2][0])
+
+    async def end(self, child: Child) -> None:
+        self._started[child.process_id].kill()
+        self._started[child.process_id].wait()
+
+
+async def test_debug_sum_is_exact(nursery: Nursery, identities: list[TlsIdentity]) -> None:
     values = [0, -5, 12, 2**40]
-    assert await answer(identities, SumKind.DEBUG, values, Fraction(1)) == values
+    assert await answer(nursery, identities, SumKind.DEBUG, values, Fraction(1)) == values
 
 
 @pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
-async def test_noisy_sum_over_tls(identities: list[TlsIdentity], kind: SumKind) -> None:
+async def test_noisy_sum_over_tls(nursery: Nursery, identities: list[TlsIdentity], kind: SumKind) -> None:
     """With rate 40 (q = e^−40) noise is zero but for a probability below 300·6·e^−40 < 10^−14: exact all the same."""
     values = list(range(-150, 150))
-    assert await answer(identities, kind, values, Fraction(40)) == values
+    assert await answer(nursery, identities, kind, values, Fraction(40)) == values
+
+
+@pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
+async def test_workers_forked_from_one_nursery_share_no_randomness(
+    nursery: Nursery, identities: list[TlsIdentity], kind: SumKind
+) -> None:
+    """Noise of standard deviation above 1000 in 64 buckets comes out the same twice with probability below 10^−100."""
+    rate = Fraction(1, 1000)
+    assert await answer(nursery, identities, kind, [0] * 64, rate) != await answer(
+        nursery, identities, kind, [0] * 64, rate
+    )
+
+
+async def test_the_workers_of_one_session_draw_different_noise(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+    """Pólya halves of three forks that drew alike would differ by nothing, and their sum be three times one draw."""
+    found = await answer(nursery, identities, SumKind.LOCAL, [0] * 64, Fraction(1, 1000))
+    assert any(value % 3 for value in found)
 
 
 class Trio:
     """Three started workers, ready to run, all stopped at the end."""
 
-    def __init__(self, identities: list[TlsIdentity], kind: SumKind = SumKind.LOCAL, buckets: int = 4) -> None:
+    def __init__(
+        self, nursery: Nursery, identities: list[TlsIdentity], kind: SumKind = SumKind.LOCAL, buckets: int = 4
+    ) -> None:
         self.identities = identities
-        self.workers = [Worker(setup) for setup in setups(identities, kind, buckets, Fraction(1))]
+        self.workers = [Worker(setup, nursery) for setup in setups(identities, kind, buckets, Fraction(1))]
         self.pieces = shamir_shares([7] * buckets)
         self.peers = peers_at(identities, (1, 1, 1))
 
@@ -101,10 +157,10 @@ def failure(outcome: object) -> MpcError:
 
 @pytest.mark.parametrize("dead", [0, 2])
 async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
-    identities: list[TlsIdentity], dead: int
+    nursery: Nursery, identities: list[TlsIdentity], dead: int
 ) -> None:
     """One that is dialled (2) is missed because its port refuses, one that dials (0) at the deadline."""
-    async with Trio(identities) as trio:
+    async with Trio(nursery, identities) as trio:
         await trio.workers[dead].stop()
         seconds = 600.0 if dead == 2 else 1.5
         others = [trio.run(party, seconds) for party in range(3) if party != dead]
@@ -112,11 +168,13 @@ async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
     assert [(failure(o).stage, failure(o).peer) for o in outcomes] == [(Stage.CONNECT, dead)] * 2
 
 
-async def test_a_worker_killed_while_computing_fails_the_others_at_once(identities: list[TlsIdentity]) -> None:
+async def test_a_worker_killed_while_computing_fails_the_others_at_once(
+    nursery: Nursery, identities: list[TlsIdentity]
+) -> None:
     """Pairwise noise for 2^14 buckets takes three seconds by allowance; the kill comes in between, the deadline would
     come after ten minutes.
     """
-    async with Trio(identities, SumKind.PAIRWISE, 2**14) as trio:
+    async with Trio(nursery, identities, SumKind.PAIRWISE, 2**14) as trio:
         runs = [asyncio.create_task(trio.run(party, 600.0)) for party in range(3)]
         await asyncio.sleep(2)
         os.kill(trio.process(1), signal.SIGKILL)
@@ -126,8 +184,10 @@ async def test_a_worker_killed_while_computing_fails_the_others_at_once(identiti
         assert "lost helper 2" in str(failure(outcomes[party]))
 
 
-async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(identities: list[TlsIdentity]) -> None:
-    async with Trio(identities) as trio:
+async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(
+    nursery: Nursery, identities: list[TlsIdentity]
+) -> None:
+    async with Trio(nursery, identities) as trio:
         os.kill(trio.process(1), signal.SIGSTOP)
         outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(2, 1.5), return_exceptions=True)
     assert [failure(outcome).peer for outcome in outcomes] == [1, 1]
@@ -135,7 +195,7 @@ async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(identities:
 
 async def test_the_daemon_kills_a_worker_that_does_not_answer(identities: list[TlsIdentity]) -> None:
     setup = setups(identities, SumKind.LOCAL, 1, Fraction(1))[0]
-    async with Worker(setup, command=("sleep", "60")) as worker:
+    async with Worker(setup, BadNursery("sleep", "60")) as worker:
         with pytest.raises(MpcError, match=r"did not answer within 0\.2 s and was killed") as caught:
             await worker.start(0.2)
         assert caught.value.stage is Stage.START
@@ -144,45 +204,55 @@ async def test_the_daemon_kills_a_worker_that_does_not_answer(identities: list[T
 
 async def test_a_worker_that_dies_leaves_its_last_words(identities: list[TlsIdentity]) -> None:
     setup = setups(identities, SumKind.LOCAL, 1, Fraction(1))[0]
-    async with Worker(setup, command=("sh", "-c", "head -c1 >/dev/null; echo no such luck >&2")) as worker:
+    async with Worker(setup, BadNursery("sh", "-c", "head -c1 >/dev/null; echo no such luck >&2")) as worker:
         with pytest.raises(MpcError, match="the worker died: no such luck"):
             await worker.start()
 
 
-async def test_different_sessions_and_parameters_are_named(identities: list[TlsIdentity]) -> None:
-    async with Trio(identities) as trio:
+async def test_different_sessions_and_parameters_are_named(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+    async with Trio(nursery, identities) as trio:
         runs = (trio.run(0), trio.run(1), trio.run(2, digest=bytes(32)))
         outcomes = await asyncio.gather(*runs, return_exceptions=True)
     assert "another session" in str(failure(outcomes[2]))
     assert failure(outcomes[2]).stage is Stage.HELLO
-    async with Trio(identities) as trio:
+    async with Trio(nursery, identities) as trio:
         outcomes = await asyncio.gather(trio.run(0), trio.run(1, more=b"x"), trio.run(2), return_exceptions=True)
     assert "other parameters" in str(failure(outcomes[1]))
 
 
-async def test_a_worker_ends_with_its_daemon(identities: list[TlsIdentity]) -> None:
+def hang_up(worker: Worker) -> None:
+    """End the worker's input, as the death of its daemon does."""
+    assert worker._orders is not None
+    worker._orders.write_eof()
+
+
+def is_zombie(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+async def test_a_worker_ends_with_its_daemon(nursery: Nursery, identities: list[TlsIdentity]) -> None:
     """A daemon killed outright leaves no worker behind: the worker's input ends, and it sees that while it waits."""
-    async with Trio(identities) as trio:
-        process = trio.workers[0]._process
-        assert process is not None and process.stdin is not None
-        process.stdin.close()
+    async with Trio(nursery, identities) as trio:
+        hang_up(trio.workers[0])
         async with asyncio.timeout(10):
-            assert await process.wait() == 1
-    async with Trio(identities) as trio:
+            while Path(f"/proc/{trio.process(0)}").exists() and not is_zombie(trio.process(0)):
+                await asyncio.sleep(0.05)
+    async with Trio(nursery, identities) as trio:
         running = asyncio.create_task(trio.run(0, 60.0))
         await asyncio.sleep(0.5)
-        process = trio.workers[0]._process
-        assert process is not None and process.stdin is not None
-        process.stdin.close()
+        hang_up(trio.workers[0])
         with pytest.raises(MpcError, match="the worker died: the daemon is gone"):
             await asyncio.wait_for(running, 10)
 
 
-def test_nothing_secret_in_arguments_or_repr(identities: list[TlsIdentity]) -> None:
-    worker = Worker(setups(identities, SumKind.LOCAL, 1, Fraction(1))[0])
-    assert worker._command[1:] == ("-m", "mpc_helpers.worker_main")
+async def test_nothing_secret_in_arguments_environment_or_repr(nursery: Nursery, identities: list[TlsIdentity]) -> None:
     run = WorkerRun(DIGEST, b"", 1.0, peers_at(identities, (1, 2, 3)), [123456789])
     assert "123456789" not in repr(run)
+    async with Trio(nursery, identities) as trio:
+        process = Path(f"/proc/{trio.process(0)}")
+        arguments = (process / "cmdline").read_bytes().split(b"\0")
+        assert arguments[1:] == [b"-m", b"mpc_helpers.nursery_main", b""]
+        assert str(identities[0].key).encode() not in (process / "environ").read_bytes()
 
 
 def test_messages_have_one_encoding(identities: list[TlsIdentity]) -> None:
@@ -208,7 +278,8 @@ def test_too_much_noise_is_refused_before_anything_starts(identities: list[TlsId
 
 def test_an_unusable_port_is_an_error_for_a_person(identities: list[TlsIdentity], tmp_path: Path) -> None:
     async def start() -> None:
-        async with Worker(WorkerSetup(0, identities[0], SumKind.LOCAL, Fraction(1), 1, "203.0.113.1", (9,))) as worker:
+        setup = WorkerSetup(0, identities[0], SumKind.LOCAL, Fraction(1), 1, "203.0.113.1", (9,))
+        async with Nursery() as nursery, Worker(setup, nursery) as worker:
             await worker.start()
 
     with pytest.raises(MpcError, match=r"cannot listen on 203\.0\.113\.1"):

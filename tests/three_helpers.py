@@ -117,16 +117,17 @@ class MemoryMpc:
         self._pairs: dict[bytes, dict[bytes, list[int]]] = {}
         self._intercept = intercept
 
-    def sessions(
+    @asynccontextmanager
+    async def sessions(
         self, config: HelperConfig, membership: Membership, certificates: Certificates, meetings: Meetings
-    ) -> Sessions:
+    ) -> AsyncIterator[Sessions]:
         """For `Parts.sessions`."""
 
         @asynccontextmanager
         async def session(query: Query, kind: SumKind) -> AsyncIterator[_MemorySession]:
             yield _MemorySession(self, membership.party, query, kind)
 
-        return session
+        yield session
 
     def channels(self, attempt_id: bytes, party: int) -> list[Channel]:
         """This party's channels in the session of an attempt."""
