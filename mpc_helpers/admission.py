@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from protocol.batch import ColumnChunk
+from protocol.batch import DIGEST_SPAN, ColumnChunk, DigestRows
 from protocol.epsilon import noise_covers
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import P, Vector
@@ -36,6 +36,7 @@ from protocol.report import (
 )
 
 Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
 Reasons = npt.NDArray[np.uint8]
 
 ADMITTED = 0
@@ -225,18 +226,19 @@ def _uint(headers: Bytes, at: int, size: int) -> npt.NDArray[np.uint64]:
     return values.astype(np.uint64)
 
 
-def repeated(digests: Bytes) -> npt.NDArray[np.bool_]:
+def repeated(digests: DigestRows) -> Mask:
     """Which digests equal the one before them. A column that is out of order is no batch at all."""
-    words = digests.view(">u8")
-    later, earlier = words[1:], words[:-1]
     same = np.zeros(len(digests), dtype=np.bool_)
-    same[1:] = (later == earlier).all(axis=1)
-    first_difference = np.argmax(later != earlier, axis=1)
-    rows = np.arange(len(later))
-    smaller = later[rows, first_difference] < earlier[rows, first_difference]
-    if smaller.any():
-        at = int(np.argmax(smaller)) + 2
-        raise ProtocolError(f"report {at} of the column is out of order", "Sort the batch by report digest.")
+    for start in range(1, len(digests), DIGEST_SPAN):
+        words = np.ascontiguousarray(digests[start - 1 : start + DIGEST_SPAN]).view(">u8")
+        later, earlier = words[1:], words[:-1]
+        different = later != earlier
+        same[start : start + len(later)] = ~different.any(axis=1)
+        rows, first_difference = np.arange(len(later)), np.argmax(different, axis=1)
+        smaller = later[rows, first_difference] < earlier[rows, first_difference]
+        if smaller.any():
+            at = start + int(np.argmax(smaller)) + 1
+            raise ProtocolError(f"report {at} of the column is out of order", "Sort the batch by report digest.")
     return same
 
 

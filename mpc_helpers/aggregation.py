@@ -1,8 +1,8 @@
 """Sum: add the admitted reports' shares up, chunk by chunk, in flat memory and on any number of workers.
 
 Run by a helper. A chunk is opened, expanded and summed in one go wherever the executor runs it, so seeds never leave
-the worker; what comes back is one digest and one byte per report and two vectors per chunk. The helpers may then agree
-on fewer reports than this one admitted: those are opened once more and taken out of the sums, which costs only them.
+the worker; what comes back is a time and one byte per report and two vectors per chunk. The helpers may then agree on
+fewer reports than this one admitted: those are opened once more and taken out of the sums, which costs only them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpc_helpers.admission import (
     CODE_OF,
     REASON_OF,
     AdmissionRules,
-    Bytes,
+    Mask,
     OpenedReports,
     Reasons,
     examine_headers,
@@ -29,13 +29,11 @@ from mpc_helpers.admission import (
     open_reports,
     repeated,
 )
-from protocol.batch import ColumnChunk, ColumnReader, Layout, read_chunk
+from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_chunk
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import Vector, add, subtract, sum_expansions, sum_rows
-from protocol.report import HASH_SIZE, header_digest
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 
-Mask = npt.NDArray[np.bool_]
 Times = npt.NDArray[np.int64]
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
@@ -50,14 +48,15 @@ class ChunkJob:
     rules: AdmissionRules
     layout: Layout
     start: int
-    count: int
+    # One for every report: whether it is the one before it once more.
+    repeats: Mask = field(repr=False)
     source: Path | bytes = field(repr=False)
 
     def chunk(self) -> ColumnChunk:
         """The records of this span."""
         if isinstance(self.source, bytes):
             return ColumnChunk(self.layout, self.source)
-        return read_chunk(self.source, self.layout, self.start, self.count)
+        return read_chunk(self.source, self.layout, self.start, len(self.repeats))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,6 @@ class ChunkResult:
     """What a worker makes of a chunk."""
 
     start: int
-    digests: Bytes
     times: Times
     reasons: Reasons
     sums: tuple[Vector, Vector] = field(repr=False)
@@ -88,17 +86,16 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
     began = time.thread_time()
     chunk = job.chunk()
-    digests = _digests(chunk)
     headers = chunk.header_matrix()
     reasons = examine_headers(job.rules, headers)
-    reasons[repeated(digests) & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
+    reasons[job.repeats & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
     elements = chunk.elements()
     checked = time.thread_time()
     opened = open_reports(job.rules, chunk, elements, reasons)
     done_opening = time.thread_time()
     sums = sum_opened(job.rules, opened, elements)
     spent = Spent(checked - began, done_opening - checked, time.thread_time() - done_opening)
-    return ChunkResult(job.start, digests, header_times(headers), reasons, sums, spent)
+    return ChunkResult(job.start, header_times(headers), reasons, sums, spent)
 
 
 def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -> tuple[Vector, Vector]:
@@ -116,22 +113,16 @@ def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -
     return first, second
 
 
-def _digests(chunk: ColumnChunk) -> Bytes:
-    hashed = b"".join([header_digest(header) for header in chunk.headers()])
-    return np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
-
-
 @dataclass(slots=True)
 class Ingested:
     """A whole column after Admit: every report's digest and fate, and the sums over those this helper admitted."""
 
     rules: AdmissionRules
     column: ColumnReader
-    digests: Bytes
+    digests: DigestRows
     times: Times
     reasons: Reasons
     spent: Spent
-    _summed: Mask = field(repr=False)
     _sums: tuple[Vector, Vector] = field(repr=False)
 
     @property
@@ -147,10 +138,11 @@ class Ingested:
 
     def total(self, accepted: Mask) -> dict[int, Vector]:
         """The component sums over exactly the accepted reports: those summed already, less the few to leave out."""
-        if (accepted & ~self._summed).any():
+        admitted = self.admitted
+        if (accepted & ~admitted).any():
             raise ProtocolError("a report was accepted that this helper never admitted")
         sums = self._sums
-        leave_out = np.flatnonzero(self._summed & ~accepted)
+        leave_out = np.flatnonzero(admitted & ~accepted)
         chunk = chunk_length(self.column.layout)
         for start in range(0, len(leave_out), chunk):
             taken = self._sums_over(leave_out[start : start + chunk])
@@ -171,6 +163,7 @@ class Ingested:
 
 def ingest(
     column: ColumnReader,
+    digests: DigestRows,
     rules: AdmissionRules,
     executor: Executor,
     *,
@@ -181,21 +174,17 @@ def ingest(
     """Admit a column on an executor, with at most a few chunks per worker in memory at a time."""
     count, length = len(column), rules.query.length
     _check_layout(column, rules)
-    digests = np.zeros((count, HASH_SIZE), dtype=np.uint8)
     times = np.zeros(count, dtype=np.int64)
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     spent = Spent()
-    for result in _run(executor, _jobs(column, rules, shared_disk), 2 * parallel):
+    for result in _run(executor, _jobs(column, rules, repeated(digests), shared_disk), 2 * parallel):
         span = slice(result.start, result.start + len(result.reasons))
-        digests[span], times[span], reasons[span] = result.digests, result.times, result.reasons
+        times[span], reasons[span] = result.times, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         spent += result.spent
         progress(len(result.reasons))
-    summed: Mask = reasons == ADMITTED
-    # Within a chunk repeats are marked already; this finds one that straddles two chunks, and a column out of order.
-    reasons[repeated(digests) & summed] = CODE_OF[Rejection.DUPLICATE]
-    return Ingested(rules, column, digests, times, reasons, spent, summed, sums)
+    return Ingested(rules, column, digests, times, reasons, spent, sums)
 
 
 def chunk_length(layout: Layout) -> int:
@@ -214,12 +203,12 @@ def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
         )
 
 
-def _jobs(column: ColumnReader, rules: AdmissionRules, shared_disk: bool) -> Iterator[ChunkJob]:
+def _jobs(column: ColumnReader, rules: AdmissionRules, repeats: Mask, shared_disk: bool) -> Iterator[ChunkJob]:
     chunk = chunk_length(column.layout)
     for start in range(0, len(column), chunk):
-        count = min(chunk, len(column) - start)
-        source = column.path if shared_disk else column.chunk(start, count).data
-        yield ChunkJob(rules, column.layout, start, count, source)
+        span = repeats[start : start + chunk]
+        source = column.path if shared_disk else column.chunk(start, len(span)).data
+        yield ChunkJob(rules, column.layout, start, span, source)
 
 
 def _run(executor: Executor, jobs: Iterator[ChunkJob], in_flight: int) -> Iterator[ChunkResult]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-from protocol.batch import Digests
+import numpy as np
+
+from protocol.batch import DIGEST_SPAN, DigestRows
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.query import Query
-from protocol.wire import Writer, tagged_hash
+from protocol.wire import TaggedHash, Writer, tagged_hash
 
 DIGEST_SIZE = 32
 # COMMIT.md: a peer may pull this helper's attempt number up, but not to where the numbers run out.
@@ -138,7 +140,7 @@ class Reservation:
     attempt_id: bytes
     query: QueryName
     number: int
-    digests: Digests = field(repr=False)
+    digests: DigestRows = field(repr=False)
     oldest: int
     newest: int
 
@@ -194,10 +196,14 @@ def word_about(state: State | None) -> Word:
             assert_never(state)
 
 
-def accepted_root(name: QueryName, number: int, proposals: Sequence[bytes], accepted: bytes) -> bytes:
+def accepted_root(name: QueryName, number: int, proposals: Sequence[bytes], accepted: DigestRows) -> bytes:
     """The attempt id: equal at two helpers only if they hold the same three proposals and accepted the same reports.
 
     `proposals` are the three helpers' encoded proposals in order (parameters, batch root, bitmap, counts, salt);
     `accepted` the accepted reports' digests, ascending.
     """
-    return tagged_hash("accepted root", name.key, name.digest, number.to_bytes(8, "big"), *proposals, accepted)
+    state = TaggedHash("accepted root")
+    for part in (name.key, name.digest, number.to_bytes(8, "big"), *proposals):
+        state.part(part)
+    spans = (accepted[start : start + DIGEST_SPAN] for start in range(0, len(accepted), DIGEST_SPAN))
+    return state.pieces(DIGEST_SIZE * len(accepted), (np.ascontiguousarray(span).tobytes() for span in spans)).digest()

@@ -13,18 +13,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import BrokenExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from mpc_helpers import noise
 from mpc_helpers.admission import AdmissionRules
-from mpc_helpers.aggregation import Ingested, Mask, ingest
+from mpc_helpers.aggregation import Ingested, ingest
 from mpc_helpers.agreement import Agreement
 from mpc_helpers.attempt import AgreementError, QueryName, State, Step
+from mpc_helpers.column import digests_of
 from mpc_helpers.config import Limits, Membership
 from mpc_helpers.executors import Workplace
 from mpc_helpers.noisy_sum import SumKind, sum_parameters
@@ -90,21 +89,6 @@ class NoisySum(Protocol):
 Sessions = Callable[[Query, SumKind], AbstractAsyncContextManager[NoisySum]]
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A column after Admit, without the repeats that no ledger can hold."""
-
-    ingested: Ingested
-    unique: npt.NDArray[np.int64]
-    batch: AdmittedBatch
-
-    def share(self, accepted: Mask) -> Vector:
-        """This helper's Shamir share of the sum over the accepted reports of the batch without repeats."""
-        mask = np.zeros(len(self.ingested.reasons), dtype=np.bool_)
-        mask[self.unique] = accepted
-        return self.ingested.shamir_share(mask)
-
-
 class Helper:
     """One of the three, as party `membership.party`."""
 
@@ -144,22 +128,22 @@ class Helper:
         """
         agreement, kind = self._agreements[query.debug], _kind(query)
         parameters = tagged_hash("attempt parameters", sum_parameters(kind, query.gamma), bytes([query.debug]))
-        admitted: Admitted | None = None
+        ingested: Ingested | None = None
         failures: list[AttemptFailed] = []
         while not await self._released(query):
             self._check_time(query, failures)
             # The noise of one attempt, drawn while Admit runs and used for no other.
             async with self._sessions(query, kind) as session:
                 # Admit: what each report is worth to this helper alone.
-                admitted = admitted or await self._admit(query, column, watch)
+                ingested = ingested or await self._admit(query, column, watch)
                 # Agree: the reports that all three admitted and none has seen, under one accepted root.
                 await watch.enter(QueryState.AGREEING)
-                attempt = await self._agree(query, admitted.batch, parameters, failures)
+                attempt = await self._agree(query, ingested, parameters, failures)
                 # Spend: reserved at all three by now; free again unless the block ends in a vote.
                 async with self._spending(query, attempt, failures):
                     await watch.enter(QueryState.COMPUTING)
                     # Sum: m numbers out of n reports, without any other helper.
-                    share = await asyncio.to_thread(admitted.share, attempt.accepted)
+                    share = await asyncio.to_thread(ingested.shamir_share, attempt.accepted)
                     # Noise: the only part that is computed together.
                     noisy = await self._add_noise(query, attempt, session, parameters, share)
                     # Open: to the querier only, and only with YES from both peers.
@@ -200,11 +184,11 @@ class Helper:
             message = f"the query's deadline has passed; nothing was spent{told}"
             raise AgreementError(message, "Ask again: trefoil query --new", helper=helper)
 
-    async def _admit(self, query: Query, column: Path, watch: Watch) -> Admitted:
+    async def _admit(self, query: Query, column: Path, watch: Watch) -> Ingested:
         async with self._admitting:
             return await self._admit_now(query, column, watch)
 
-    async def _admit_now(self, query: Query, column: Path, watch: Watch) -> Admitted:
+    async def _admit_now(self, query: Query, column: Path, watch: Watch) -> Ingested:
         await watch.enter(QueryState.ADMITTING)
         now = self._clock()
         watermark = await asyncio.to_thread(lambda: self._ledgers[query.debug].watermark)
@@ -218,15 +202,17 @@ class Helper:
         )
         ingested = await asyncio.to_thread(self._ingest, column, rules, watch.advance)
         self._admitted(ingested)
-        return await asyncio.to_thread(_without_repeats, ingested, query.batch_root)
+        return ingested
 
     def _ingest(self, column: Path, rules: AdmissionRules, progress: Callable[[int], None]) -> Ingested:
         """Run in a thread. A process that is killed takes its chunk along; opening again gives the same."""
         place, reader = self._place, ColumnReader(column)
+        digests = digests_of(reader, rules.query.batch_root)
         for _ in range(INGEST_TRIES):
             with suppress(BrokenExecutor):
                 return ingest(
                     reader,
+                    digests,
                     rules,
                     place.executor,
                     parallel=place.parallel,
@@ -238,9 +224,10 @@ class Helper:
         )
 
     async def _agree(
-        self, query: Query, batch: AdmittedBatch, parameters: bytes, failures: list[AttemptFailed]
+        self, query: Query, ingested: Ingested, parameters: bytes, failures: list[AttemptFailed]
     ) -> Attempt:
         """Agree, with too few or too many bad reports refused before anything is spent."""
+        batch = self._batch(query, ingested)
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
         agreement, deadline = self._agreements[query.debug], self._deadline(query)
@@ -254,6 +241,12 @@ class Helper:
             told, helper = _before(failures)
             blamed = helper if error.helper is None else error.helper
             raise AgreementError(f"{error}{left_out}{told}", error.hint, helper=blamed) from None
+
+    def _batch(self, query: Query, ingested: Ingested) -> AdmittedBatch:
+        """What this helper has to say about the batch, to be agreed on."""
+        return AdmittedBatch(
+            query.batch_root, ingested.digests, ingested.times, ingested.admitted, ingested.rejections()
+        )
 
     def _left_out(self, query: Query, batch: AdmittedBatch) -> str:
         """What this helper has against the batch, for whoever reads why the query failed."""
@@ -324,17 +317,6 @@ def _before(failures: list[AttemptFailed]) -> tuple[str, int | None]:
 def _kind(query: Query) -> SumKind:
     """Only a debug query is answered without noise, and it admits none but debug reports (`Rejection.WRONG_MODE`)."""
     return SumKind.DEBUG if query.debug else SumKind.of(query.noise)
-
-
-def _without_repeats(ingested: Ingested, root: bytes) -> Admitted:
-    """Digests in a ledger are unique: a repeat was counted as a `duplicate` and goes no further."""
-    digests = ingested.digests
-    first = np.ones(len(digests), dtype=np.bool_)
-    first[1:] = (digests[1:] != digests[:-1]).any(axis=1)
-    unique = np.flatnonzero(first)
-    times, admitted = ingested.times[unique], ingested.admitted[unique]
-    batch = AdmittedBatch(root, digests[unique], times, admitted, ingested.rejections())
-    return Admitted(ingested, unique, batch)
 
 
 async def _unless_ended(attempt: Attempt, work: Awaitable[T]) -> T:

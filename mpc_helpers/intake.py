@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import Enum
@@ -17,18 +16,18 @@ from pathlib import Path
 from typing import Protocol
 
 from mpc_helpers import noise
+from mpc_helpers.column import ColumnDraft, remove_column
 from mpc_helpers.config import Limits, Membership, Site
 from mpc_helpers.job import AWAITING, Job, Status
 from mpc_helpers.metrics import Labels, Metrics
 from mpc_helpers.query_book import QueryBook, QueryChanged, QueryRecord, QueryState
 from mpc_helpers.session import MpcError
-from protocol.batch import ColumnReader, Layout, batch_root, column_size
+from protocol.batch import Layout, column_layout
 from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE
 from protocol.query import Query, SignedQuery
 from protocol.report import FIXED
-from protocol.shares import PARTIES
 
 _WRITE_BYTES = 2**20
 _LOG = logging.getLogger("trefoil.intake")
@@ -118,7 +117,7 @@ class Intake:
     async def take_column(self, digest: bytes, size: int, pieces: AsyncIterator[bytes]) -> Status:
         """The column of a query that awaits one: on disk whole and with the signed root, or not at all."""
         job = self._job(digest)
-        expected = self._column_size(job.query)
+        expected = self._column_layout(job.query).file_size(job.query.batch_size)
         if size != expected:
             raise Refusal(
                 Trouble.TOO_LARGE,
@@ -127,14 +126,14 @@ class Intake:
             )
         try:
             async with asyncio.timeout(max(0, job.query.deadline - self._clock())), job.uploading:
-                await self._upload(job, expected, pieces)
+                await self._upload(job, pieces)
         except TimeoutError:
             raise Refusal(Trouble.ENDED, "the column did not arrive before the query's deadline") from None
         return job.status()
 
-    async def _upload(self, job: Job, expected: int, pieces: AsyncIterator[bytes]) -> None:
+    async def _upload(self, job: Job, pieces: AsyncIterator[bytes]) -> None:
         if job.awaiting:
-            await self._store(job, expected, pieces)
+            await self._store(job, pieces)
             self._start(job)
             return
         async for _ in pieces:  # someone else was quicker with the same column; let this one finish in peace
@@ -180,7 +179,7 @@ class Intake:
                 await job.enter(QueryState.FAILED, stage=AWAITING, reason="its column did not come before its deadline")
             over = job.record.state is QueryState.FAILED and self._clock() >= job.query.deadline
             if over and job.column.exists() and not await self._helper.has_live_attempt(job.query):
-                job.column.unlink(missing_ok=True)
+                remove_column(job.column)
 
     def _abandoned(self, job: Job) -> bool:
         return job.awaiting and self._clock() >= job.query.deadline
@@ -284,30 +283,25 @@ class Intake:
 
     # The column.
 
-    def _column_size(self, query: Query) -> int:
+    def _column_layout(self, query: Query) -> Layout:
         header = FIXED.size + 6 + len(query.unit) + len(query.site) + len(query.caller)
-        layout = Layout(b"", header, ELEMENT_SIZE * query.length, PARTIES)
-        return column_size(layout, self._membership.party, query.batch_size)
+        return column_layout(self._membership.party, header, ELEMENT_SIZE * query.length)
 
-    async def _store(self, job: Job, expected: int, pieces: AsyncIterator[bytes]) -> None:
-        draft = job.folder / "column.part"
+    async def _store(self, job: Job, pieces: AsyncIterator[bytes]) -> None:
+        query = job.query
         try:
-            with draft.open("wb") as file:
-                received = 0
+            with ColumnDraft(job.column, self._column_layout(query), query.batch_size) as draft:
                 async for piece in _gathered(pieces):
-                    received += len(piece)
-                    await asyncio.to_thread(file.write, piece)
-                file.flush()
-                await asyncio.to_thread(os.fsync, file.fileno())
-            if received != expected:
-                raise ProtocolError(f"the column ended after {received} of {expected} bytes", "Upload it again.")
-            await asyncio.to_thread(_check_root, draft, job.query)
-            draft.rename(job.column)
+                    await asyncio.to_thread(draft.add, piece)
+                if await asyncio.to_thread(draft.keep, query.batch_root):
+                    return
         except OSError as error:
             raise Refusal(Trouble.DISK, f"this helper cannot store the column: {error.strerror}") from None
-        finally:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
+        raise Refusal(
+            Trouble.CHANGED,
+            "the column is not of the batch that the query was signed for",
+            "Upload the column cut from that batch.",
+        )
 
     # The task of a query.
 
@@ -341,7 +335,7 @@ class Intake:
 
     def _finish(self, job: Job) -> None:
         if job.record.state is QueryState.RELEASED:
-            job.column.unlink(missing_ok=True)
+            remove_column(job.column)
         if job.ended:
             self._ended(state=job.record.state.value)
         for stage, seconds in job.seconds.items():
@@ -369,13 +363,3 @@ async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield bytes(held)
             held.clear()
     yield bytes(held)
-
-
-def _check_root(column: Path, query: Query) -> None:
-    reader = ColumnReader(column)
-    if len(reader) != query.batch_size or batch_root(reader.digests()) != query.batch_root:
-        raise Refusal(
-            Trouble.CHANGED,
-            "the column is not of the batch that the query was signed for",
-            "Upload the column cut from that batch.",
-        )

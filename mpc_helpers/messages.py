@@ -80,9 +80,9 @@ class Propose:
         if len(self.bitmap) != (self.count + 7) // 8 or (self.count % 8 and self.bitmap[-1] & (0xFF >> self.count % 8)):
             raise ProtocolError("the bitmap has one bit for each report and zeros to the end of its last byte")
         left_out = self.count - int(np.bitwise_count(np.frombuffer(self.bitmap, dtype=np.uint8)).sum(dtype=np.int64))
-        # None may censor silently. More reasons than reports left out is fine: a duplicate has no place in the batch.
-        if len(self.rejections) != len(_REASONS) or sum(self.rejections) < left_out:
-            raise ProtocolError("every report left out is counted under a reason")
+        # None may censor silently.
+        if len(self.rejections) != len(_REASONS) or sum(self.rejections) != left_out:
+            raise ProtocolError("every report left out is counted under one reason")
 
     @property
     def mask(self) -> Mask:

@@ -7,6 +7,7 @@ Methods block on the disk and may be called from any thread; each is atomic.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import threading
@@ -26,7 +27,7 @@ from mpc_helpers.attempt import DIGEST_SIZE, AttemptRecord, HeardVote, QueryName
 from mpc_helpers.ledger_file import LEDGER_ID_SIZE, LedgerError, LedgerHead, Owner
 from mpc_helpers.ledger_schema import ELSEWHERE
 from mpc_helpers.query_book import QueryBook
-from protocol.batch import Digests
+from protocol.batch import DigestRows, Digests
 
 __all__ = ["Conflict", "Entries", "Fenced", "LedgerError", "LedgerHead", "NonceLedger", "Owner", "Standing"]
 
@@ -161,20 +162,18 @@ class NonceLedger:
 
     # What the ledger knows.
 
-    def lookup(self, digests: Digests, query_key: bytes) -> Standings:
+    def lookup(self, digests: DigestRows, query_key: bytes) -> Standings:
         """The standing of each report for `query_key`; what that query may take from a larger one counts as free."""
         standings = np.zeros(len(digests), dtype=np.uint8)
         known: dict[int, Standing] = {}
         with self._timed():
-            for start in range(0, len(digests), _CHUNK):
-                chunk = _split(digests[start : start + _CHUNK])
-                found = self._holders(chunk)
-                if found:
-                    position = {digest: start + offset for offset, digest in enumerate(chunk)}
-                for digest, attempt in found:
-                    if attempt not in known:
-                        known[attempt] = self._standing(attempt, query_key)
-                    standings[position[digest]] = known[attempt]
+            for index, chunk in enumerate(_chunks(digests)):
+                held = dict(self._holders(chunk))
+                for attempt in set(held.values()) - set(known):
+                    known[attempt] = self._standing(attempt, query_key)
+                if held:  # a digest may be in a batch twice
+                    found = [known[held[digest]] if digest in held else Standing.FREE for digest in chunk]
+                    standings[index * _CHUNK : index * _CHUNK + len(chunk)] = found
         return standings
 
     def record(self, attempt_id: bytes) -> AttemptRecord | None:
@@ -260,7 +259,9 @@ class NonceLedger:
         with self._transaction(None, None):
             self._db.execute("UPDATE ledger SET watermark = max(watermark, ?)", (entries.watermark,))
             statement = "INSERT INTO reports VALUES (?, ?) ON CONFLICT DO NOTHING"
-            self._db.executemany(statement, ((digest, ELSEWHERE) for digest in _split(entries.digests)))
+            self._db.executemany(
+                statement, ((digest, ELSEWHERE) for chunk in _chunks(entries.digests) for digest in chunk)
+            )
 
     # Inside a transaction.
 
@@ -308,7 +309,7 @@ class NonceLedger:
         """Point every accepted report at `attempt`, taking what may be taken. `Conflict` undoes the transaction."""
         if len(reservation.digests) and reservation.oldest <= self.watermark:
             raise Conflict("a report is not newer than the watermark any more")
-        digests = _split(reservation.digests)
+        digests = reservation.digests
         missing = len(digests) - self._point(attempt, digests)
         if not missing:
             return []
@@ -317,18 +318,17 @@ class NonceLedger:
             raise Conflict("a report is held by another query")
         return taken
 
-    def _point(self, attempt: int, digests: list[bytes]) -> int:
+    def _point(self, attempt: int, digests: DigestRows) -> int:
         # One pass: a digest that a live attempt holds is left alone and missing from the count.
         return self._db.executemany(
             f"INSERT INTO reports VALUES (?, {attempt:d}) ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt"  # noqa: S608  (an integer)
             " WHERE (SELECT state FROM attempts WHERE attempt = reports.attempt) = 'aborted'",
-            zip(digests, strict=True),
+            zip(itertools.chain.from_iterable(_chunks(digests)), strict=True),
         ).rowcount
 
-    def _take_from(self, attempt: int, query_key: bytes, digests: list[bytes]) -> list[bytes]:
+    def _take_from(self, attempt: int, query_key: bytes, digests: DigestRows) -> list[bytes]:
         """COMMIT.md, "Conflicts": abort the reserved attempts of larger queries that are in this one's way."""
-        chunks = (digests[start : start + _CHUNK] for start in range(0, len(digests), _CHUNK))
-        holders = {holder for chunk in chunks for _, holder in self._holders(chunk)} - {attempt}
+        holders = {holder for chunk in _chunks(digests) for _, holder in self._holders(chunk)} - {attempt}
         taken = []
         for holder in sorted(holders):
             if self._standing(holder, query_key) is not Standing.FREE:
@@ -418,6 +418,8 @@ class NonceLedger:
             return self._db.execute(query, values).fetchone()[0]
 
 
-def _split(digests: Digests) -> list[bytes]:
-    data = np.ascontiguousarray(digests).tobytes()
-    return [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]
+def _chunks(digests: DigestRows) -> Iterator[list[bytes]]:
+    """As SQLite takes them, so many at a time that a batch of any size takes little memory."""
+    for start in range(0, len(digests), _CHUNK):
+        data = np.ascontiguousarray(digests[start : start + _CHUNK]).tobytes()
+        yield [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]

@@ -11,21 +11,41 @@ import numpy.typing as npt
 
 from mpc_helpers.attempt import MAX_NUMBER_JUMP, AgreementError, QueryName, Reservation, accepted_root
 from mpc_helpers.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
-from protocol.batch import Digests
+from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
 
 Times = npt.NDArray[np.int64]
+_MAX_TIME = np.iinfo(np.int64).max
+
+
+class Selected:
+    """Some of a batch's digests, in its order, read from where all of them are."""
+
+    def __init__(self, rows: DigestRows, chosen: Mask) -> None:
+        self._rows = rows
+        # Half the size of what flatnonzero gives; a batch has less than 2^32 reports.
+        self._places = np.flatnonzero(chosen).astype(np.uint32)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, span: slice, /) -> Digests:
+        places = self._places[span]
+        if not len(places):
+            return self._rows[0:0]
+        first = int(places[0])
+        return self._rows[first : int(places[-1]) + 1][places - first]
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedBatch:
-    """A batch after Admit: digests strictly increasing, which of them this helper admitted, when each was made.
+    """A batch after Admit: digests in order, which of them this helper admitted (never a repeat), when each was made.
 
     `rejections` counts, by reason, the reports this helper did not admit; what is already spent is added later.
     """
 
     root: bytes
-    digests: Digests = field(repr=False)
+    digests: DigestRows = field(repr=False)
     times: Times = field(repr=False)
     admitted: Mask = field(repr=False)
     rejections: Mapping[Rejection, int]
@@ -143,15 +163,11 @@ class Talk:
         """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
         proposals = [self.proposals[helper] for helper in range(3)]
         accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
-        digests = self.batch.digests[accepted]
-        times = self.batch.times[accepted]
-        root = accepted_root(
-            self.query,
-            self.number,
-            [proposal.encode() for proposal in proposals],
-            np.ascontiguousarray(digests).tobytes(),
-        )
-        oldest, newest = (int(times.min()), int(times.max())) if len(times) else (0, 0)
+        digests = Selected(self.batch.digests, accepted)
+        root = accepted_root(self.query, self.number, [proposal.encode() for proposal in proposals], digests)
+        times = self.batch.times
+        oldest = int(times.min(where=accepted, initial=_MAX_TIME)) if len(digests) else 0
+        newest = int(times.max(where=accepted, initial=0))
         self.accepted = accepted
         return Reservation(root, self.query, self.number, digests, oldest, newest)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.batch import BatchReader, batch_root
+from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, Suite
@@ -91,7 +91,7 @@ def make_query(
         raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
     terms = batch[0].terms()
     answer_key = PrivateKey.generate()
-    query = _fill(terms, wishes, now, _root(batch), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)
+    query = _fill(terms, wishes, now, batch.root(), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)
     return AskedQuery(SignedQuery.sign(query, site_key), answer_key)
 
 
@@ -126,10 +126,6 @@ def _fill(
     )
 
 
-def _root(batch: BatchReader) -> bytes:
-    return batch_root(batch.digests()[batch.order()])
-
-
 def ask_or_resume(
     batch: BatchReader,
     wishes: Wishes,
@@ -149,7 +145,7 @@ def ask_or_resume(
         asked.save(path)
         return asked
     asked = AskedQuery.load(path)
-    if asked.query.batch_root != _root(batch):
+    if asked.query.batch_root != batch.root():
         raise TrefoilError(
             f"{batch.path} has changed since it was queried",
             f"Ask a new query with --new; reports that the old one counted will be refused. The old one is in {path}.",

@@ -13,9 +13,10 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +27,26 @@ from protocol.report import HASH_SIZE, PAYLOAD_SIZE, SealedReport, header_digest
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF
 
 Digests = npt.NDArray[np.uint8]
+# How many rows are taken from `DigestRows` at a time: half a megabyte.
+DIGEST_SPAN = 2**14
 Order = npt.NDArray[np.int64]
 
 _BATCH_MAGIC = b"trefoil batch 1\n"
 _COLUMN_MAGIC = b"trefoil column1\n"
 _PREAMBLE = struct.Struct(">16sIII")
+PREAMBLE_SIZE = _PREAMBLE.size
 _CHECKSUM_SIZE = 4
 MAX_HEADER = 1024
 _SPAN_BYTES = 2**21
 MAX_BODY = 8 * (2**16 + 1)
+
+
+class DigestRows(Protocol):
+    """The digests of a batch as rows of 32 bytes: an array, or something on disk that gives one for every slice."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> Digests: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,10 @@ class Layout:
         """Bytes per record."""
         return self.header + self.body + self.payloads * PAYLOAD_SIZE + self.checksum
 
+    def file_size(self, count: int) -> int:
+        """Bytes of a file with so many records, so that an upload can be bounded before it begins."""
+        return PREAMBLE_SIZE + count * self.record
+
     def encode(self) -> bytes:
         """The preamble."""
         return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads)
@@ -67,12 +83,19 @@ class Layout:
     @classmethod
     def decode(cls, data: bytes, magic: bytes, payloads: int) -> Layout:
         """The preamble in `data`, if it is of the wanted kind."""
-        if len(data) < _PREAMBLE.size:
+        if len(data) < PREAMBLE_SIZE:
             raise ProtocolError("the file ends inside its preamble")
-        found, header, body, count = _PREAMBLE.unpack(data[: _PREAMBLE.size])
+        found, header, body, count = _PREAMBLE.unpack(data[:PREAMBLE_SIZE])
         if found != magic or count != payloads:
             raise ProtocolError("the file does not begin as this kind of file does")
         return cls(magic, header, body, count)
+
+    def expect(self, data: bytes) -> None:
+        """Refuse a file that begins with anything but this preamble."""
+        if Layout.decode(data, self.magic, self.payloads) != self:
+            raise ProtocolError(
+                "the file's reports have another shape than the query's", "Cut it from the batch of this query."
+            )
 
 
 class BatchWriter:
@@ -113,13 +136,13 @@ class BatchWriter:
     def _existing_layout(self) -> Layout | None:
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
-        preamble = self._file.read(_PREAMBLE.size)
+        preamble = self._file.read(PREAMBLE_SIZE)
         # A stump of our own preamble is removed; a short file that is anything else is someone's, and stays.
-        if size < _PREAMBLE.size and preamble[: len(_BATCH_MAGIC)] == _BATCH_MAGIC[:size]:
+        if size < PREAMBLE_SIZE and preamble[: len(_BATCH_MAGIC)] == _BATCH_MAGIC[:size]:
             self._file.truncate(0)
             return None
         layout = Layout.decode(preamble, _BATCH_MAGIC, PARTIES)
-        self._file.truncate(size - (size - _PREAMBLE.size) % layout.record)
+        self._file.truncate(size - (size - PREAMBLE_SIZE) % layout.record)
         self._file.seek(0, os.SEEK_END)
         return layout
 
@@ -141,8 +164,8 @@ class _RecordFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                self.layout = Layout.decode(file.read(_PREAMBLE.size), magic, payloads)
-                size = file.seek(0, os.SEEK_END) - _PREAMBLE.size
+                self.layout = Layout.decode(file.read(PREAMBLE_SIZE), magic, payloads)
+                size = file.seek(0, os.SEEK_END) - PREAMBLE_SIZE
         except OSError as error:
             raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
         except ProtocolError as error:
@@ -155,7 +178,7 @@ class _RecordFile:
             )
         shape = (self.count, self.layout.record)
         self.records: npt.NDArray[np.uint8] = (
-            np.memmap(path, dtype=np.uint8, mode="r", offset=_PREAMBLE.size, shape=shape)
+            np.memmap(path, dtype=np.uint8, mode="r", offset=PREAMBLE_SIZE, shape=shape)
             if self.count
             else np.zeros(shape, dtype=np.uint8)
         )
@@ -165,19 +188,19 @@ class _RecordFile:
 
     def digests(self) -> Digests:
         """The identity of every report, as rows of 32 bytes."""
-        digests = np.empty((self.count, HASH_SIZE), dtype=np.uint8)
-        start = 0
+        return np.concatenate([np.empty((0, HASH_SIZE), dtype=np.uint8), *self.digest_spans()])
+
+    def digest_spans(self) -> Iterator[Digests]:
+        """The same, some at a time."""
         for data in self._spans():
             starts = range(0, len(data), self.layout.record)
             hashed = b"".join([header_digest(data[at : at + self.layout.header]) for at in starts])
-            digests[start : start + len(starts)] = np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
-            start += len(starts)
-        return digests
+            yield np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
 
     def _spans(self) -> Iterator[bytes]:
         """The records, some at a time, read rather than mapped: what has been used does not stay in memory."""
         with self.path.open("rb") as file:
-            file.seek(_PREAMBLE.size)
+            file.seek(PREAMBLE_SIZE)
             whole = max(1, _SPAN_BYTES // self.layout.record) * self.layout.record
             while data := file.read(whole):
                 yield data
@@ -210,11 +233,21 @@ class BatchReader(_RecordFile):
 
     def order(self) -> Order:
         """The order in which helpers take the reports: by digest, so that every querier's batch has one root."""
-        return sorted_order(self.digests())
+        return self._ranked[0]
+
+    def root(self) -> bytes:
+        """The batch root, over the reports in that order."""
+        return self._ranked[1]
+
+    @cached_property
+    def _ranked(self) -> tuple[Order, bytes]:
+        digests = self.digests()
+        order = sorted_order(digests)
+        return order, batch_root(digests[order])
 
     def write_column(self, party: int, order: Order, out: IO[bytes]) -> None:
         """What helper `party` needs of every report, in `order`, without decoding any of them."""
-        layout = column_layout(self.layout, party)
+        layout = column_layout(party, self.layout.header, self.layout.body)
         out.write(layout.encode())
         payload_at = self.layout.header + self.layout.body + party * PAYLOAD_SIZE
         kept = self.layout.header + layout.body
@@ -283,18 +316,13 @@ class ColumnChunk:
 def read_chunk(path: Path, layout: Layout, start: int, count: int) -> ColumnChunk:
     """A span of a column, read rather than mapped: what has been used does not stay in memory."""
     with path.open("rb", buffering=0) as file:
-        file.seek(_PREAMBLE.size + start * layout.record)
+        file.seek(PREAMBLE_SIZE + start * layout.record)
         return ColumnChunk(layout, file.read(count * layout.record))
 
 
-def column_layout(layout: Layout, party: int) -> Layout:
+def column_layout(party: int, header: int, body: int) -> Layout:
     """Helper 1 never uses the body, so its column leaves the bodies out."""
-    return Layout(_COLUMN_MAGIC, layout.header, layout.body if BODY_SEED in SEEDS_OF[party] else 0, 1)
-
-
-def column_size(layout: Layout, party: int, count: int) -> int:
-    """How many bytes a helper's column has, so that an upload can be bounded before it begins."""
-    return _PREAMBLE.size + count * column_layout(layout, party).record
+    return Layout(_COLUMN_MAGIC, header, body if BODY_SEED in SEEDS_OF[party] else 0, 1)
 
 
 def sorted_order(digests: Digests) -> Order:
@@ -304,8 +332,24 @@ def sorted_order(digests: Digests) -> Order:
     return order
 
 
-def batch_root(digests: Digests) -> bytes:
+class BatchRoot:
     """The hash over a batch's report digests in the order the columns carry them: what a query signs."""
-    state = hashlib.sha256(b"trefoil/1 batch root\0" + len(digests).to_bytes(8, "big"))
-    state.update(np.ascontiguousarray(digests).tobytes())
-    return state.digest()
+
+    def __init__(self, count: int) -> None:
+        self._state = hashlib.sha256(b"trefoil/1 batch root\0" + count.to_bytes(8, "big"))
+
+    def add(self, digests: bytes) -> None:
+        """The next of them, 32 bytes each."""
+        self._state.update(digests)
+
+    def digest(self) -> bytes:
+        """The root, once all are in."""
+        return self._state.digest()
+
+
+def batch_root(digests: DigestRows) -> bytes:
+    """The root of a whole batch."""
+    root = BatchRoot(len(digests))
+    for start in range(0, len(digests), DIGEST_SPAN):
+        root.add(np.ascontiguousarray(digests[start : start + DIGEST_SPAN]).tobytes())
+    return root.digest()

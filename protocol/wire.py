@@ -7,6 +7,7 @@ digest of the bytes is a digest of the meaning.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Self
 
 from protocol.errors import ProtocolError
@@ -92,10 +93,31 @@ class Reader:
             raise ProtocolError(f"{len(self._data) - self._at} bytes left over after the message")
 
 
-def tagged_hash(label: str, *parts: bytes) -> bytes:
+class TaggedHash:
     """SHA-256 under a label of its own, over length-prefixed parts, so that no two uses of the hash can collide."""
-    state = hashlib.sha256(Writer().text(f"trefoil/1 {label}").done())
+
+    def __init__(self, label: str) -> None:
+        self._state = hashlib.sha256(Writer().text(f"trefoil/1 {label}").done())
+
+    def part(self, part: bytes) -> Self:
+        """Bytes at hand."""
+        return self.pieces(len(part), (part,))
+
+    def pieces(self, size: int, pieces: Iterable[bytes]) -> Self:
+        """A part of `size` bytes that need not be in memory at one time."""
+        self._state.update(size.to_bytes(8, "big"))
+        for piece in pieces:
+            self._state.update(piece)
+        return self
+
+    def digest(self) -> bytes:
+        """The hash of all parts so far."""
+        return self._state.digest()
+
+
+def tagged_hash(label: str, *parts: bytes) -> bytes:
+    """The `TaggedHash` of parts that are all at hand."""
+    state = TaggedHash(label)
     for part in parts:
-        state.update(len(part).to_bytes(8, "big"))
-        state.update(part)
+        state.part(part)
     return state.digest()

@@ -23,7 +23,7 @@ from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryN
 from mpc_helpers.ledger_file import LedgerClosed
 from mpc_helpers.messages import Envelope
 from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
-from protocol.batch import batch_root, sorted_order
+from protocol.batch import Digests, batch_root, sorted_order
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
 
@@ -89,9 +89,12 @@ class AskedQuery:
     def of(cls, rank: int, reports: Iterable[int], deadline: float = 60.0) -> AskedQuery:
         return cls(QueryName(bytes([rank]) * 32, hashlib.sha256(b"query %d" % rank).digest()), tuple(reports), deadline)
 
+    def digests(self) -> Digests:
+        rows = np.array([list(report_digest(report)) for report in self.reports], dtype=np.uint8)
+        return rows[sorted_order(rows)]
+
     def batch(self) -> AdmittedBatch:
-        digests = np.array([list(report_digest(report)) for report in self.reports], dtype=np.uint8)
-        digests = digests[sorted_order(digests)]
+        digests = self.digests()
         count = len(digests)
         return AdmittedBatch(
             batch_root(digests), digests, np.full(count, 1000, dtype=np.int64), np.ones(count, dtype=np.bool_), {}
@@ -335,7 +338,7 @@ class Node:
         return await self.agreement.commit(attempt, share, now() + 10)
 
     def _note(self, attempt: Attempt, batch: AdmittedBatch) -> None:
-        accepted = frozenset(bytes(row) for row in batch.digests[attempt.accepted])
+        accepted = frozenset(bytes(row) for row in batch.digests[:][attempt.accepted])
         self.world.accepted[attempt.attempt_id].add(accepted)
         self.world.summed[(attempt.query.key, attempt.number)][self.helper] = accepted
 
@@ -400,7 +403,7 @@ def _liveness(world: World, ledgers: dict[int, NonceLedger]) -> list[str]:
     for query in world.queries:
         for helper, ledger in ledgers.items():
             standing = ledger.lookup(query.batch().digests, bytes(32))
-            unspent = np.array([bytes(row) not in spent for row in query.batch().digests])
+            unspent = np.array([bytes(row) not in spent for row in query.digests()])
             if np.any(standing[unspent] != Standing.FREE):
                 found.append(f"L1: reports of a query that ended without answer are locked at helper {helper}")
     return found

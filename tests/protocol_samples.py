@@ -201,9 +201,10 @@ class InlineExecutor(Executor):
 
 def ingest_columns(paths: Sequence[Path], asked: Query) -> list[Ingested]:
     """All three helpers admit their columns."""
+    columns = [ColumnReader(path) for path in paths]
     return [
-        ingest(ColumnReader(path), rules(party, asked), InlineExecutor(), parallel=1)
-        for party, path in enumerate(paths)
+        ingest(column, column.digests(), rules(party, asked), InlineExecutor(), parallel=1)
+        for party, column in enumerate(columns)
     ]
 
 

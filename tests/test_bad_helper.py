@@ -42,10 +42,10 @@ from three_helpers import SITE, Three, three_helpers
 from mpc_helpers import messages
 from mpc_helpers.attempt import State, Vote, Word
 from mpc_helpers.config import load_config
-from mpc_helpers.helper import Admitted
 from mpc_helpers.messages import Body, Envelope, Propose, SignedVote
 from mpc_helpers.noisy_sum import local_sum
 from mpc_helpers.nonce_ledger import LedgerHead, Standing
+from mpc_helpers.talk import AdmittedBatch
 from mpc_helpers.transport import PeerError
 from protocol.asked import Wishes
 from protocol.errors import Rejection, TrefoilError
@@ -108,17 +108,16 @@ async def test_a_wrong_accepted_root(tmp_path: Path) -> None:
 def veto(three: Three, which: slice) -> Callable[[], None]:
     """Helper 3 leaves reports out for no good reason, under one that sounds good. Returns how to make it stop."""
     helper: Any = helper_of(three, BAD)
-    admit = helper._admit_now
+    honest = helper._batch
 
-    async def admit_less(*arguments: object) -> Admitted:
-        admitted: Admitted = await admit(*arguments)
-        mask = admitted.batch.admitted.copy()
+    def less(*arguments: object) -> AdmittedBatch:
+        batch: AdmittedBatch = honest(*arguments)
+        mask = batch.admitted.copy()
         mask[which] = False
-        counts = {Rejection.UNOPENABLE: int(np.count_nonzero(~mask))}
-        return replace(admitted, batch=replace(admitted.batch, admitted=mask, rejections=counts))
+        return replace(batch, admitted=mask, rejections={Rejection.UNOPENABLE: int(np.count_nonzero(~mask))})
 
-    helper._admit_now = admit_less
-    return lambda: delattr(helper, "_admit_now")
+    helper._batch = less
+    return lambda: delattr(helper, "_batch")
 
 
 async def test_vetoing_some_reports_is_visible_in_the_answer(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from protocol.batch import (
     ColumnReader,
     batch_root,
     column_layout,
-    column_size,
     sorted_order,
 )
 from protocol.errors import ProtocolError, TrefoilError
@@ -158,10 +157,11 @@ def test_columns_hold_each_helpers_parts_in_order(tmp_path: Path) -> None:
 
 def test_a_column_holds_nothing_of_the_other_payloads(tmp_path: Path) -> None:
     paths = samples.write_columns(tmp_path, REPORTS)
-    layout = BatchReader(tmp_path / "batch").layout
+    batch = BatchReader(tmp_path / "batch").layout
     for party, path in enumerate(paths):
         data = path.read_bytes()
-        assert len(data) == column_size(layout, party, 7) == PREAMBLE + 7 * column_layout(layout, party).record
+        layout = column_layout(party, batch.header, batch.body)
+        assert len(data) == layout.file_size(7) == PREAMBLE + 7 * layout.record
         for report in REPORTS:
             assert [payload in data for payload in report.payloads] == [party == index for index in range(PARTIES)]
 
@@ -182,7 +182,8 @@ def test_batches_and_columns_are_not_mistaken_for_each_other(tmp_path: Path) -> 
 
 
 def test_a_chunk_holds_whole_records(path: Path) -> None:
-    layout = column_layout(BatchReader(path).layout, 1)
+    batch = BatchReader(path).layout
+    layout = column_layout(1, batch.header, batch.body)
     with pytest.raises(ProtocolError, match="whole records"):
         ColumnChunk(layout, bytes(layout.record + 1))
 
@@ -205,7 +206,7 @@ def test_the_root_is_the_same_however_a_batch_was_collected(tmp_path: Path) -> N
     roots = set()
     for name, reports in (("forward", REPORTS), ("backward", REPORTS[::-1])):
         batch = BatchReader(samples.write_batch(tmp_path / name, reports))
-        roots.add(batch_root(batch.digests()[batch.order()]))
+        roots.add(batch.root())
     assert len(roots) == 1
 
 

@@ -456,8 +456,8 @@ async def _do_not_wait(self: Agreement, talk_: talk.Talk) -> None:
     return None
 
 
-def _point_regardless(self: NonceLedger, attempt: int, digests: list[bytes]) -> int:
-    rows = [(digest, attempt) for digest in digests]
+def _point_regardless(self: NonceLedger, attempt: int, digests: DigestRows) -> int:
+    rows = [(bytes(row), attempt) for row in digests[:]]
     return self._db.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?)", rows).rowcount
 
 

@@ -73,8 +73,10 @@ def sums_on(
     place: Workplace, column: tuple[Path, Query], progress: Callable[[int], None] = lambda _: None
 ) -> tuple[list[list[int]], int]:
     path, asked = column
+    reader = ColumnReader(path)
     ingested = ingest(
-        ColumnReader(path),
+        reader,
+        reader.digests(),
         samples.rules(1, asked),
         place.executor,
         parallel=place.parallel,

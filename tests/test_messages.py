@@ -125,9 +125,13 @@ def test_a_proposal_that_contradicts_itself_is_refused(changes: dict[str, object
         proposal([True, False, True], **changes)
 
 
-def test_none_censors_silently_but_a_duplicate_has_no_place_in_the_batch() -> None:
-    counted = messages.pack_rejections({Rejection.EXPIRED: 1, Rejection.DUPLICATE: 2})
-    assert proposal([True, False, True], rejections=counted).rejection_counts[Rejection.DUPLICATE] == 2
+@pytest.mark.parametrize("expired", [0, 1, 3])
+def test_every_report_left_out_is_counted_under_one_reason(expired: int) -> None:
+    """None censors silently, and none makes reasons up."""
+    counted = messages.pack_rejections({Rejection.EXPIRED: 1, Rejection.DUPLICATE: 1})
+    assert proposal([True, False, False], rejections=counted).rejection_counts[Rejection.DUPLICATE] == 1
+    with pytest.raises(ProtocolError, match="under one reason"):
+        proposal([True, False, False], rejections=messages.pack_rejections({Rejection.EXPIRED: expired}))
 
 
 def test_a_state_comes_with_votes_on_its_own_attempt() -> None:

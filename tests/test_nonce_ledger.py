@@ -226,6 +226,8 @@ def test_lookup_of_many_in_any_mixture(ledger: NonceLedger) -> None:
     ledger.release(b"\2" * 32, YES)
     assert np.array_equal(ledger.lookup(rows, name(9).key), kinds)
     assert ledger.lookup(rows[:0], name(9).key).size == 0
+    twice = np.repeat(rows, 2, axis=0)
+    assert np.array_equal(ledger.lookup(twice, name(9).key), np.repeat(kinds, 2))
 
 
 def test_the_watermark_rises_forgets_and_refuses(path: Path, ledger: NonceLedger) -> None:

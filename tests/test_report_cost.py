@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from benchmarks import report_cost
 from benchmarks.commands import app
-from mpc_helpers.aggregation import ChunkJob
 from protocol.batch import ColumnReader
 
 
@@ -69,6 +68,5 @@ def test_a_refused_report_stops_the_measurement(tmp_path: Path) -> None:
     paths = samples.write_columns(tmp_path, [samples.report("one")])
     column = ColumnReader(paths[0])
     stricter = samples.query(batch_size=1, epsilon_micros=2_000_000)
-    job = ChunkJob(samples.rules(0, stricter), column.layout, 0, 1, paths[0])
     with pytest.raises(RuntimeError, match="was refused"):
-        report_cost._ingest(job)
+        report_cost._ingest(column, samples.rules(0, stricter))

@@ -210,7 +210,7 @@ async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr("mpc_helpers.intake.os.fsync", full)
+            patched.setattr("mpc_helpers.column.os.fsync", full)
             status, answer = await send(session, "PUT", url(signed, "/column"), column(batch, 0))
         assert (status, "No space left" in answer["error"]) == (507, True)
         folder = load_config(three.trio.config_path(0)).data / "queries" / signed.query.digest.hex()

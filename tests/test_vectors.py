@@ -111,7 +111,7 @@ def test_negative_vector_costs_only_itself_in_a_query(vector: Vector, tmp_path: 
     bad = bad_report(vector)
     reports = [*good, *[bad] * vector["copies"]]
     ingested = samples.ingest_columns(samples.write_columns(tmp_path, reports), samples.query_for(reports))
-    at = [index for index, digest in enumerate(ingested[0].digests) if digest.tobytes() == bad.digest][-1]
+    at = [index for index, digest in enumerate(ingested[0].column.digests()) if digest.tobytes() == bad.digest][-1]
     fates = [None if one.reasons[at] == ADMITTED else REASON_OF[int(one.reasons[at])] for one in ingested]
     assert fates == reasons(vector["counted_under"])
     dropped = [sum(one.rejections().values()) for one in ingested]

@@ -1,0 +1,131 @@
+"""A query's column on a helper's disk and, beside it, the digests of its reports: each header is hashed as it arrives.
+
+Whoever needs digests later (the ledger, the agreement) reads some at a time, so a batch of any size takes little
+memory. What is read back is believed only under the batch root that the querier signed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from protocol.batch import PREAMBLE_SIZE, BatchRoot, ColumnReader, DigestRows, Digests, Layout, batch_root
+from protocol.errors import ProtocolError
+from protocol.report import HASH_SIZE, header_digest
+
+
+class StoredDigests:
+    """Rows of 32 bytes in a file. A slice of it is an array in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = path.stat().st_size // HASH_SIZE
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, span: slice, /) -> Digests:
+        start, stop, _ = span.indices(self._count)
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(HASH_SIZE * start)
+            data = file.read(HASH_SIZE * max(0, stop - start))
+        return np.frombuffer(data, dtype=np.uint8).reshape(-1, HASH_SIZE)
+
+
+class ColumnDraft:
+    """A column as it arrives, in pieces of any size; run in threads. Nothing is left of one that is not kept."""
+
+    def __init__(self, column: Path, layout: Layout, count: int) -> None:
+        self._column = column
+        self._layout = layout
+        self._size = layout.file_size(count)
+        self._drafts = (_draft(column), _draft(digests_beside(column)))
+        self._records, self._digests = (path.open("wb") for path in self._drafts)
+        self._root = BatchRoot(count)
+        self._received = 0
+        # What has come of a record that is not whole yet; at first, of the preamble.
+        self._held = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file, path in zip((self._records, self._digests), self._drafts, strict=True):
+            with contextlib.suppress(OSError):  # a full disk refuses once more what is still to be written
+                file.close()
+            path.unlink(missing_ok=True)
+
+    def add(self, piece: bytes) -> None:
+        """The next bytes of the column."""
+        if self._received + len(piece) > self._size:
+            raise ProtocolError(f"the column has more than {self._size} bytes", "Upload the column of this query.")
+        self._records.write(piece)
+        data = self._held + piece
+        if self._received < PREAMBLE_SIZE <= self._received + len(piece):
+            self._layout.expect(data)
+            data = data[PREAMBLE_SIZE:]
+        self._received += len(piece)
+        self._held = self._hash_records(data) if self._received >= PREAMBLE_SIZE else data
+
+    def keep(self, root: bytes) -> bool:
+        """Make it the column, durably, if it is whole and has this root. The digests are in place before it is."""
+        if self._received != self._size:
+            raise ProtocolError(f"the column ended after {self._received} of {self._size} bytes", "Upload it again.")
+        if self._root.digest() != root:
+            return False
+        for file in (self._digests, self._records):
+            file.flush()
+            os.fsync(file.fileno())
+        column, digests = self._drafts
+        digests.rename(digests_beside(self._column))
+        column.rename(self._column)
+        return True
+
+    def _hash_records(self, data: bytes) -> bytes:
+        """Take whole records out of `data`; gives what is left."""
+        size, header = self._layout.record, self._layout.header
+        whole = len(data) - len(data) % size
+        hashed = b"".join([header_digest(data[at : at + header]) for at in range(0, whole, size)])
+        self._root.add(hashed)
+        self._digests.write(hashed)
+        return data[whole:]
+
+
+def digests_of(column: ColumnReader, root: bytes) -> DigestRows:
+    """The digests beside a column. Made again from the column if they are not those of this root, or lost."""
+    path = digests_beside(column.path)
+    if path.exists():
+        stored = StoredDigests(path)
+        if len(stored) == len(column) and batch_root(stored) == root:
+            return stored
+    draft = _draft(path)
+    with draft.open("wb") as file:
+        for digests in column.digest_spans():
+            file.write(digests.tobytes())
+    if batch_root(StoredDigests(draft)) != root:
+        draft.unlink()
+        raise ProtocolError("the stored column is not of the batch that the query was signed for", "Ask again.")
+    draft.rename(path)
+    return StoredDigests(path)
+
+
+def remove_column(column: Path) -> None:
+    """When its query needs it no more."""
+    for path in (column, digests_beside(column)):
+        path.unlink(missing_ok=True)
+
+
+def digests_beside(column: Path) -> Path:
+    """Where a column's digests are."""
+    return column.with_name(f"{column.name}.digests")
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")

@@ -1,0 +1,118 @@
+"""A column arriving in pieces, and the digests that are kept beside it."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import protocol_samples as samples
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mpc_helpers.column import ColumnDraft, StoredDigests, digests_beside, digests_of, remove_column
+from mpc_helpers.talk import Selected
+from protocol.batch import ColumnReader, batch_root
+from protocol.errors import ProtocolError
+
+REPORTS = [samples.report(f"column {index}", [index] * 8) for index in range(11)]
+
+
+@pytest.fixture(scope="module")
+def column(tmp_path_factory: pytest.TempPathFactory) -> ColumnReader:
+    return ColumnReader(samples.write_columns(tmp_path_factory.mktemp("cut"), REPORTS)[1])
+
+
+def upload(column: ColumnReader, to: Path, pieces: list[bytes], root: bytes | None = None) -> bool:
+    with ColumnDraft(to, column.layout, len(column)) as draft:
+        for piece in pieces:
+            draft.add(piece)
+        return draft.keep(batch_root(column.digests()) if root is None else root)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(cuts=st.lists(st.integers(0, 2**14), max_size=12))
+def test_pieces_of_any_size_make_the_same_column(column: ColumnReader, tmp_path: Path, cuts: list[int]) -> None:
+    data = column.path.read_bytes()
+    places = [0, *sorted(cut % len(data) for cut in cuts), len(data)]
+    stored = tmp_path / "column"
+    assert upload(column, stored, [data[a:b] for a, b in itertools.pairwise(places)])
+    assert stored.read_bytes() == data
+    assert digests_beside(stored).read_bytes() == column.digests().tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["column", "column.digests"]
+    remove_column(stored)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_that_arrives_byte_by_byte(column: ColumnReader, tmp_path: Path) -> None:
+    data = column.path.read_bytes()
+    assert upload(column, tmp_path / "column", [data[at : at + 1] for at in range(len(data))])
+
+
+def test_nothing_is_left_of_a_column_of_another_batch(column: ColumnReader, tmp_path: Path) -> None:
+    data = column.path.read_bytes()
+    assert not upload(column, tmp_path / "column", [data], bytes(32))
+    flipped = bytearray(data)
+    flipped[28 + 150] ^= 1  # inside the first header
+    assert not upload(column, tmp_path / "column", [bytes(flipped)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda data: data[:-1], "ended after"),
+        (lambda data: data[:20], "ended after 20 of"),
+        (lambda data: b"", "ended after 0 of"),
+        (lambda data: data + b"x", "more than"),
+        (lambda data: b"x" + data[1:], "does not begin"),
+        (lambda data: data[:19] + bytes([data[19] + 1]) + data[20:], "another shape"),
+    ],
+)
+def test_what_is_no_column_of_the_query_is_refused_with_a_reason(
+    column: ColumnReader, tmp_path: Path, damage: object, told: str
+) -> None:
+    assert callable(damage)
+    with pytest.raises(ProtocolError, match=told):
+        upload(column, tmp_path / "column", [damage(column.path.read_bytes())])
+    assert list(tmp_path.iterdir()) == []
+
+
+def kept(column: ColumnReader, folder: Path) -> ColumnReader:
+    assert upload(column, folder / "column", [column.path.read_bytes()])
+    return ColumnReader(folder / "column")
+
+
+@pytest.mark.parametrize("trouble", ["lost", "cut short", "changed"])
+def test_digests_that_do_not_have_the_signed_root_are_made_again(
+    column: ColumnReader, tmp_path: Path, trouble: str
+) -> None:
+    """A digest that is off by a bit would let its report be spent twice."""
+    stored = kept(column, tmp_path)
+    path = digests_beside(stored.path)
+    good = path.read_bytes()
+    if trouble == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(good[:-32] if trouble == "cut short" else bytes([good[0] ^ 1]) + good[1:])
+    found = digests_of(stored, batch_root(column.digests()))
+    assert found[:].tobytes() == good == path.read_bytes()
+
+
+def test_a_column_that_changed_on_disk_is_not_admitted(column: ColumnReader, tmp_path: Path) -> None:
+    stored = kept(column, tmp_path)
+    with pytest.raises(ProtocolError, match="not of the batch"):
+        digests_of(stored, bytes(32))
+    assert not (tmp_path / "column.digests.part").exists()
+
+
+def test_slices_of_stored_digests_are_those_of_the_array(column: ColumnReader, tmp_path: Path) -> None:
+    kept(column, tmp_path)
+    stored, array = StoredDigests(tmp_path / "column.digests"), column.digests()
+    assert len(stored) == len(array)
+    for span in (slice(None), slice(0, 0), slice(3, 7), slice(10, 99), slice(5, 2), slice(-3, None)):
+        assert np.array_equal(stored[span], array[span])
+        chosen = np.arange(len(array)) % 3 == 1
+        assert np.array_equal(Selected(stored, chosen)[span], array[chosen][span])
+        assert np.array_equal(Selected(stored, np.zeros(len(array), dtype=np.bool_))[span], array[:0])
