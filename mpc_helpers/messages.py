@@ -6,10 +6,10 @@ message cannot be passed off as another helper's, carried over to another set of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,6 @@ MAX_REASON = 500
 MAX_BITMAP = 2**29
 MAX_MESSAGE = MAX_BITMAP + 4096
 
-T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]
 
 _HEAD_SIZE = LEDGER_ID_SIZE + 8 + DIGEST_SIZE
@@ -176,7 +175,7 @@ class SignedVote:
     def read(cls, reader: Reader) -> Self:
         """The vote `reader` is at."""
         helper, attempt_id = _read_helper(reader), reader.fixed(DIGEST_SIZE)
-        return cls(helper, attempt_id, _pick(_VOTES, reader.uint(1)), reader.fixed(SIGNATURE_SIZE))
+        return cls(helper, attempt_id, reader.choice(_VOTES), reader.fixed(SIGNATURE_SIZE))
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
@@ -218,7 +217,7 @@ class State:
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        attempt_id, word = reader.fixed(DIGEST_SIZE), _pick(_WORDS, reader.uint(1))
+        attempt_id, word = reader.fixed(DIGEST_SIZE), reader.choice(_WORDS)
         votes = tuple(SignedVote.decode(reader.blob(2, limit=256)) for _ in range(reader.uint(1)))
         return cls(attempt_id, word, votes)
 
@@ -353,18 +352,12 @@ def _kind(code: int) -> Kind:
         raise ProtocolError(f"unknown kind of message {code}") from None
 
 
-def _pick(choices: Sequence[T], code: int) -> T:
-    if code >= len(choices):
-        raise ProtocolError(f"{code} is none of {len(choices)} choices")
-    return choices[code]
-
-
 def _read_name(reader: Reader) -> QueryName:
     return QueryName(reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE))
 
 
 def _read_helper(reader: Reader) -> int:
-    return _pick((0, 1, 2), reader.uint(1))
+    return reader.choice((0, 1, 2))
 
 
 def _head_bytes(head: LedgerHead) -> bytes:
