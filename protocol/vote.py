@@ -6,6 +6,7 @@ sees for herself that the attempt she opens is the one that all three have spent
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
@@ -58,9 +59,13 @@ class SignedVote:
 
     def verify(self, realm_: bytes, key: bytes) -> None:
         """Refuse a vote that `key`'s owner did not cast."""
-        signed = _vote_bytes(self.helper, self.attempt_id, self.vote, realm_)
-        if not verify_signature(key, "vote", signed, self.signature):
+        if not self.is_signed(realm_, key):
             raise ProtocolError(f"a vote is not signed by helper {self.helper + 1}")
+
+    def is_signed(self, realm_: bytes, key: bytes) -> bool:
+        """Whether `key`'s owner cast this vote in this realm."""
+        signed = _vote_bytes(self.helper, self.attempt_id, self.vote, realm_)
+        return verify_signature(key, "vote", signed, self.signature)
 
     def encode(self) -> bytes:
         """The canonical bytes, as ledgers keep them for a dispute."""
@@ -75,6 +80,24 @@ class SignedVote:
         vote = cls(helper, attempt_id, reader.choice(_VOTES), reader.fixed(SIGNATURE_SIZE))
         reader.finish()
         return vote
+
+
+def check_release(
+    votes: Sequence[SignedVote], attempt_id: bytes, keys: Sequence[bytes], realms: Collection[bytes]
+) -> None:
+    """Run by the querier on what came with a share of `attempt_id`: a YES of each helper, and nothing else.
+
+    `keys` are the identity keys of the three helpers, in order. Each vote is signed in one of `realms`.
+    """
+    if sorted(vote.helper for vote in votes) != list(range(len(keys))):
+        raise ProtocolError("the votes are not one of each helper")
+    for vote in votes:
+        if vote.attempt_id != attempt_id:
+            raise ProtocolError(f"the vote of helper {vote.helper + 1} is on another attempt")
+        if vote.vote is not Vote.YES:
+            raise ProtocolError(f"the vote of helper {vote.helper + 1} is a NO")
+        if not any(vote.is_signed(one, keys[vote.helper]) for one in realms):
+            raise ProtocolError(f"a vote is not signed by helper {vote.helper + 1} for this helper set")
 
 
 def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote, realm_: bytes) -> bytes:
