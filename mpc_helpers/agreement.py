@@ -18,12 +18,13 @@ import numpy as np
 
 from mpc_helpers import messages
 from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, TooFewReports, Word
-from mpc_helpers.messages import Ask, Body, Head, Hello, Propose, Refuse, Reserved, SignedVote
+from mpc_helpers.messages import Ask, Body, Head, Hello, Propose, Refuse, Reserved
 from mpc_helpers.nonce_ledger import Conflict, NonceLedger, Standing
 from mpc_helpers.peers import Peers, Send
 from mpc_helpers.spending import Offload, Spending
 from mpc_helpers.talk import AdmittedBatch, Attempt, Talk
 from protocol.keys import IdentityKey
+from protocol.vote import SignedVote, realm
 
 __all__ = ["AdmittedBatch", "Agreement", "Attempt", "Pace", "Release"]
 
@@ -72,14 +73,14 @@ class Agreement:
         offload: Offload | None = None,
     ) -> None:
         pace = pace or Pace()
-        realm = messages.realm(helper_set_digest, debug=ledger.owner.debug)
+        realm_ = realm(helper_set_digest, debug=ledger.owner.debug)
         self._ledger = ledger
         self._pace = pace
         self._entropy = entropy
         self._step = step
         self._thread = ThreadPoolExecutor(1, "nonce-ledger")
         self._do: Offload = offload or self._in_thread
-        self.peers = Peers(ledger, identity, keys, realm, send, entropy=entropy, patience=pace.patience)
+        self.peers = Peers(ledger, identity, keys, realm_, send, entropy=entropy, patience=pace.patience)
         self._spending = Spending(
             ledger,
             self.peers,

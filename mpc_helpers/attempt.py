@@ -1,7 +1,7 @@
 """An attempt at a query: its name, its states, what a helper may say about it, and the points where one may crash.
 
-The vocabulary of COMMIT.md. Everything durable about an attempt is in `nonce_ledger`; who says what to whom and when is
-in `agreement`.
+The vocabulary of COMMIT.md, but for votes, which queriers check too (`protocol.vote`). Everything durable about an
+attempt is in `nonce_ledger`; who says what to whom and when is in `agreement`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from protocol.batch import DIGEST_SPAN, DigestRows
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.query import Query
+from protocol.vote import Vote
 from protocol.wire import TaggedHash, Writer, tagged_hash
 
 DIGEST_SIZE = 32
@@ -40,23 +41,6 @@ class Word(Enum):
     NO = "no"
     WORKING = "working"
     UNKNOWN = "unknown"
-
-
-class Vote(Enum):
-    """A signed word that can be passed on. The two NOs differ in whether the helper can ever have said YES before.
-
-    ABORTED: given up before voting, so a YES by the same helper on the same attempt proves a lie.
-    RENOUNCED: voted, then heard a NO; it is only believed together with the ABORTED it goes back to.
-    """
-
-    YES = "yes"
-    ABORTED = "aborted"
-    RENOUNCED = "renounced"
-
-    @property
-    def is_no(self) -> bool:
-        """Whether the helper promises never to release the attempt."""
-        return self is not Vote.YES
 
 
 class Outcome(Enum):

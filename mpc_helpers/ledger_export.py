@@ -13,12 +13,12 @@ import numpy as np
 
 from mpc_helpers.attempt import DIGEST_SIZE
 from mpc_helpers.config import HelperConfig, Membership
-from mpc_helpers.messages import realm
 from mpc_helpers.nonce_ledger import Entries, NonceLedger
 from mpc_helpers.setup import owners
 from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.keys import SIGNATURE_SIZE, verify_signature
+from protocol.vote import realm
 from protocol.wire import Reader, Writer
 
 FORMAT = 1

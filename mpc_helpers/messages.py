@@ -6,19 +6,20 @@ message cannot be passed off as another helper's, carried over to another set of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.attempt import DIGEST_SIZE, QueryName, Vote, Word
+from mpc_helpers.attempt import DIGEST_SIZE, QueryName, Word
 from mpc_helpers.ledger_file import LEDGER_ID_SIZE, LedgerHead
 from protocol.errors import ProtocolError, Rejection
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
-from protocol.wire import Reader, Writer, tagged_hash
+from protocol.vote import SignedVote
+from protocol.wire import Reader, Writer
 
 SALT_SIZE = 32
 BOOT_SIZE = 16
@@ -28,13 +29,11 @@ MAX_REASON = 500
 MAX_BITMAP = 2**29
 MAX_MESSAGE = MAX_BITMAP + 4096
 
-T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]
 
 _HEAD_SIZE = LEDGER_ID_SIZE + 8 + DIGEST_SIZE
 _REASONS = tuple(Rejection)
 _WORDS = tuple(Word)
-_VOTES = tuple(Vote)
 
 
 class Kind(Enum):
@@ -47,11 +46,6 @@ class Kind(Enum):
     REFUSE = 5
     HELLO = 6
     HEAD = 7
-
-
-def realm(helper_set_digest: bytes, *, debug: bool) -> bytes:
-    """What messages belong to: one helper set, and within it real or debug reports."""
-    return tagged_hash("helper messages", helper_set_digest, b"debug" if debug else b"real")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,46 +142,6 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class SignedVote:
-    """One helper's YES or NO on one attempt, which anyone can check and pass on."""
-
-    helper: int
-    attempt_id: bytes
-    vote: Vote
-    signature: bytes = field(repr=False)
-
-    @classmethod
-    def sign(cls, helper: int, attempt_id: bytes, vote: Vote, realm_: bytes, key: IdentityKey) -> Self:
-        """Run by the helper that votes, once the state that says so is on disk."""
-        return cls(helper, attempt_id, vote, key.sign("vote", _vote_bytes(helper, attempt_id, vote, realm_)))
-
-    def verify(self, realm_: bytes, key: bytes) -> None:
-        """Refuse a vote that `key`'s owner did not cast."""
-        signed = _vote_bytes(self.helper, self.attempt_id, self.vote, realm_)
-        if not verify_signature(key, "vote", signed, self.signature):
-            raise ProtocolError(f"a vote is not signed by helper {self.helper + 1}")
-
-    def encode(self) -> bytes:
-        """The canonical bytes, as ledgers keep them for a dispute."""
-        writer = Writer().uint(self.helper, 1).fixed(self.attempt_id, DIGEST_SIZE)
-        return writer.uint(_VOTES.index(self.vote), 1).fixed(self.signature, SIGNATURE_SIZE).done()
-
-    @classmethod
-    def read(cls, reader: Reader) -> Self:
-        """The vote `reader` is at."""
-        helper, attempt_id = _read_helper(reader), reader.fixed(DIGEST_SIZE)
-        return cls(helper, attempt_id, _pick(_VOTES, reader.uint(1)), reader.fixed(SIGNATURE_SIZE))
-
-    @classmethod
-    def decode(cls, data: bytes) -> Self:
-        """The vote in `data`."""
-        reader = Reader(data)
-        vote = cls.read(reader)
-        reader.finish()
-        return vote
-
-
-@dataclass(frozen=True, slots=True)
 class State:
     """STATE(attempt, word) with the votes behind it.
 
@@ -218,7 +172,7 @@ class State:
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        attempt_id, word = reader.fixed(DIGEST_SIZE), _pick(_WORDS, reader.uint(1))
+        attempt_id, word = reader.fixed(DIGEST_SIZE), reader.choice(_WORDS)
         votes = tuple(SignedVote.decode(reader.blob(2, limit=256)) for _ in range(reader.uint(1)))
         return cls(attempt_id, word, votes)
 
@@ -353,18 +307,12 @@ def _kind(code: int) -> Kind:
         raise ProtocolError(f"unknown kind of message {code}") from None
 
 
-def _pick(choices: Sequence[T], code: int) -> T:
-    if code >= len(choices):
-        raise ProtocolError(f"{code} is none of {len(choices)} choices")
-    return choices[code]
-
-
 def _read_name(reader: Reader) -> QueryName:
     return QueryName(reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE))
 
 
 def _read_helper(reader: Reader) -> int:
-    return _pick((0, 1, 2), reader.uint(1))
+    return reader.choice((0, 1, 2))
 
 
 def _head_bytes(head: LedgerHead) -> bytes:
@@ -373,8 +321,3 @@ def _head_bytes(head: LedgerHead) -> bytes:
 
 def _read_head(reader: Reader) -> LedgerHead:
     return LedgerHead(reader.fixed(LEDGER_ID_SIZE), reader.uint(8), reader.fixed(DIGEST_SIZE))
-
-
-def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote, realm_: bytes) -> bytes:
-    writer = Writer().fixed(realm_, DIGEST_SIZE).uint(helper, 1).fixed(attempt_id, DIGEST_SIZE)
-    return writer.uint(_VOTES.index(vote), 1).done()

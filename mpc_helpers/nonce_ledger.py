@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mpc_helpers import ledger_file
-from mpc_helpers.attempt import DIGEST_SIZE, AttemptRecord, HeardVote, QueryName, Reservation, State, Step, Vote
+from mpc_helpers.attempt import DIGEST_SIZE, AttemptRecord, HeardVote, QueryName, Reservation, State, Step
 from mpc_helpers.ledger_file import LEDGER_ID_SIZE, LedgerError, LedgerHead, Owner
 from mpc_helpers.ledger_schema import ELSEWHERE
 from mpc_helpers.query_book import QueryBook
 from protocol.batch import DigestRows, Digests
+from protocol.vote import Vote
 
 __all__ = ["Conflict", "Entries", "Fenced", "LedgerError", "LedgerHead", "NonceLedger", "Owner", "Standing"]
 

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar, assert_never
 
 from mpc_helpers import messages
-from mpc_helpers.attempt import AttemptRecord, HeardVote, Outcome, State, Step, Vote, Word, word_about
-from mpc_helpers.messages import Ask, Body, SignedVote
+from mpc_helpers.attempt import AttemptRecord, HeardVote, Outcome, State, Step, Word, word_about
+from mpc_helpers.messages import Ask, Body
 from mpc_helpers.nonce_ledger import Fenced, NonceLedger
 from mpc_helpers.peers import Peers
 from protocol.errors import ProtocolError
+from protocol.vote import SignedVote, Vote
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from protocol.helper_set import HelperSet
 from protocol.noise_scale import half_width, standard_deviation
 from protocol.query import Query
 from protocol.shares import PARTIES
+from protocol.vote import SignedVote, check_release, realm
 
 T = TypeVar("T")
 
@@ -256,15 +257,34 @@ class Querier:
         """Fetch, open and check the three shares."""
         url = f"{_url(asked.query)}/answer"
         answers = await self._each("collecting", lambda party: self._get_json(session, party, url))
-        shares = []
-        for party in range(PARTIES):
-            try:
-                sealed = bytes.fromhex(answers[party]["share"])
-                shares.append(AnswerShare.open(party, sealed, asked.query, asked.answer_key, self._helper_set))
-            except (ProtocolError, KeyError, TypeError, ValueError) as error:
-                message = f"the answer share of {self._names((party,))} cannot be used: {error}"
-                raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
-        return combine(asked.query, shares)
+        return combine(asked.query, [self._opened(party, answers[party], asked) for party in range(PARTIES)])
+
+    def _opened(self, party: int, said: Any, asked: AskedQuery) -> AnswerShare:
+        """One helper's share, if it signed it for this query and shows the YES of all three on its attempt."""
+        name = self._names((party,))
+        try:
+            sealed = bytes.fromhex(said["share"])
+            share = AnswerShare.open(party, sealed, asked.query, asked.answer_key, self._helper_set)
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            message = f"the answer share of {name} cannot be used: {error}"
+            raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
+        try:
+            self._check_votes(said.get("votes"), share, asked.query)
+        except ProtocolError as error:
+            message = f"{name} does not show that all three helpers voted for this answer: {error}"
+            raise QueryFailed("opening", (party,), message, _VOTES_HINT) from None
+        return share
+
+    def _check_votes(self, votes: object, share: AnswerShare, query: Query) -> None:
+        """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag.
+
+        Helpers vote in the realm of their set of the day, which may have been renewed since the query was made: votes
+        are taken in the realm of the set that the query names, and of the one that the querier holds by now.
+        """
+        sets = (query.helper_set, self._helper_set.digest)
+        keys = [helper.identity_key for helper in self._helper_set.helpers]
+        realms = {realm(digest, debug=query.debug) for digest in sets}
+        check_release(_read_votes(votes), share.accepted_root, keys, realms)
 
     async def _each(self, stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:
         """The same request to all three at once; every failure is gathered before any is raised."""
@@ -322,6 +342,7 @@ class Querier:
         return " and ".join(self._helper_set.helpers[party].name for party in parties)
 
 
+_VOTES_HINT = "Do not use this answer. If the helpers have a newer helper set, take that one and ask again to resume."
 _START_HINT = "Check that the helper runs and that helpers.json has its address; then ask again to resume."
 
 
@@ -355,6 +376,15 @@ def _failure(failed: Mapping[int, HelperStatus], names: Callable[[tuple[int, ...
     helpers = tuple(sorted(helper for helper in blamed if 0 <= helper < PARTIES)) or tuple(failed)
     hint = str(first.get("hint", ""))
     return QueryFailed(stage, helpers, f"the query failed at stage {stage}: " + "; ".join(reasons), hint)
+
+
+def _read_votes(stored: object) -> list[SignedVote]:
+    if not isinstance(stored, list):
+        raise ProtocolError("there is no list of votes")
+    try:
+        return [SignedVote.decode(bytes.fromhex(vote)) for vote in stored]
+    except (TypeError, ValueError):
+        raise ProtocolError("a vote is not hexadecimal") from None
 
 
 def _url(query: Query) -> str:

@@ -7,12 +7,14 @@ digest of the bytes is a digest of the meaning.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import Self, TypeVar
 
 from protocol.errors import ProtocolError
 
 MAX_BYTES = 2**32 - 1
+
+T = TypeVar("T")
 
 
 class Writer:
@@ -86,6 +88,13 @@ class Reader:
             return self.blob(2, limit=limit).decode()
         except UnicodeDecodeError:
             raise ProtocolError("text is not UTF-8") from None
+
+    def choice(self, choices: Sequence[T]) -> T:
+        """One of a closed list, by its place there, in one byte."""
+        code = self.uint(1)
+        if code >= len(choices):
+            raise ProtocolError(f"{code} is none of {len(choices)} choices")
+        return choices[code]
 
     def finish(self) -> None:
         """Call last: bytes left over are an error, or one message would have many encodings."""

@@ -16,12 +16,13 @@ from three_helpers import Three, terms
 
 from mpc_helpers import messages
 from mpc_helpers.agreement import Agreement
-from mpc_helpers.attempt import QueryName, State, Vote, Word
+from mpc_helpers.attempt import QueryName, State, Word
 from mpc_helpers.helper import Helper
-from mpc_helpers.messages import Body, Envelope, SignedVote
+from mpc_helpers.messages import Body, Envelope
 from protocol.asked import AskedQuery, Wishes
 from protocol.batch import BatchReader
 from protocol.querier import QueryFailed, Result
+from protocol.vote import SignedVote, Vote
 
 BAD = 2
 HONEST = (0, 1)

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpc_helpers import messages
 from mpc_helpers.agreement import AdmittedBatch, Agreement, Attempt, Pace
 from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, TooFewReports
 from mpc_helpers.ledger_file import LedgerClosed
@@ -26,6 +25,7 @@ from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
 from protocol.batch import Digests, batch_root, sorted_order
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
+from protocol.vote import realm
 
 T = TypeVar("T")
 Point = tuple[int, Step, int]
@@ -34,7 +34,7 @@ PACE = Pace(first=0.05, longest_agree=0.8, longest_ask=2.0, patience=1.5)
 SET_DIGEST = hashlib.sha256(b"the helper set of these tests").digest()
 IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % helper).digest()) for helper in range(3))
 KEYS = tuple(identity.public for identity in IDENTITIES)
-REALM = messages.realm(SET_DIGEST, debug=False)
+REALM = realm(SET_DIGEST, debug=False)
 
 
 class Crash(BaseException):

@@ -40,9 +40,9 @@ from bad_helper import (
 from three_helpers import SITE, Three, three_helpers
 
 from mpc_helpers import messages
-from mpc_helpers.attempt import State, Vote, Word
+from mpc_helpers.attempt import State, Word
 from mpc_helpers.config import load_config
-from mpc_helpers.messages import Body, Envelope, Propose, SignedVote
+from mpc_helpers.messages import Body, Envelope, Propose
 from mpc_helpers.noisy_sum import local_sum
 from mpc_helpers.nonce_ledger import LedgerHead, Standing
 from mpc_helpers.talk import AdmittedBatch
@@ -51,6 +51,7 @@ from protocol.asked import Wishes
 from protocol.errors import Rejection, TrefoilError
 from protocol.keys import IdentityKey
 from protocol.querier import QueryFailed
+from protocol.vote import SignedVote, Vote, realm
 
 # Agree.
 
@@ -264,11 +265,11 @@ def forgeries(bad: BadHelper, three: Three) -> Iterator[tuple[str, bytes]]:
     for claimed in HONEST:
         yield f"posing as helper {claimed + 1}", Envelope(claimed, boot, head, vote).seal(bad.peers.realm, identity)
     others = {
-        "signed for debug reports": messages.realm(three.helper_set.digest, debug=True),
-        "signed for another helper set": messages.realm(bytes(32), debug=False),
+        "signed for debug reports": realm(three.helper_set.digest, debug=True),
+        "signed for another helper set": realm(bytes(32), debug=False),
     }
-    for what, realm in others.items():
-        yield what, Envelope(BAD, boot, head, vote).seal(realm, identity)
+    for what, foreign in others.items():
+        yield what, Envelope(BAD, boot, head, vote).seal(foreign, identity)
     yield "signed by nobody it knows", Envelope(BAD, boot, head, vote).seal(bad.peers.realm, IdentityKey.generate())
     yield "a pickle", pickle.dumps(vote.encode())
     yield "nothing", b""

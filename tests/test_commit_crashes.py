@@ -36,10 +36,11 @@ from commit_world import (
 
 from mpc_helpers import messages, talk
 from mpc_helpers.agreement import Agreement
-from mpc_helpers.attempt import AttemptRecord, HeardVote, State, Step, Vote, Word
-from mpc_helpers.messages import Ask, Envelope, Propose, Reserved, SignedVote
+from mpc_helpers.attempt import AttemptRecord, HeardVote, State, Step, Word
+from mpc_helpers.messages import Ask, Envelope, Propose, Reserved
 from mpc_helpers.nonce_ledger import Fenced, NonceLedger, Owner, Standing
 from mpc_helpers.spending import Spending
+from protocol.vote import SignedVote, Vote
 
 FULL_MATRIX = bool(os.environ.get("TREFOIL_FULL_MATRIX"))
 ONE = (AskedQuery.of(1, range(6)),)

@@ -26,6 +26,7 @@ from protocol.helper_set import HelperSet
 from protocol.query import NoiseMode, Query, SignedQuery
 from protocol.report import Header, SealedReport, open_report
 from protocol.shares import PARTIES
+from protocol.vote import SignedVote, Vote
 from protocol.wire import Reader
 
 SECONDS = float(os.environ.get("TREFOIL_FUZZ_SECONDS", "10"))
@@ -45,6 +46,8 @@ SHARE = AnswerShare(
     sensitivity=1,
     vector=np.arange(8, dtype=np.uint64),
 )
+
+VOTES = [SignedVote.sign(party, bytes(32), Vote.YES, bytes(32), samples.IDENTITIES[party]) for party in range(PARTIES)]
 
 
 class Mutator:
@@ -133,6 +136,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
     "signed query": (decode_signed_query, [SignedQuery.sign(QUERY, samples.QUERIER).encode()]),
     "answer share": (AnswerShare.decode, [SHARE.encode()]),
     "sealed answer share": (open_answer_share, [SHARE.seal(0, QUERY, samples.IDENTITIES[0])]),
+    "vote": (SignedVote.decode, [vote.encode() for vote in VOTES]),
     "reader": (decode_with_reader, [bytes(range(256)), bytes(40), b"\x02\x00\x00\x00\x03abc\x03\x00\x01a"]),
 }
 FILES = ("batch", "column", "helper set", "helper set values", "writer")

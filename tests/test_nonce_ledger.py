@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpc_helpers.attempt import HeardVote, QueryName, Reservation, State, Vote
+from mpc_helpers.attempt import HeardVote, QueryName, Reservation, State
 from mpc_helpers.ledger_file import LedgerError, LedgerHead, Owner
 from mpc_helpers.nonce_ledger import Conflict, Entries, Fenced, NonceLedger, Standing
 from mpc_helpers.query_book import QueryChanged, QueryRecord, QueryState
 from protocol.batch import Digests, sorted_order
+from protocol.vote import Vote
 
 OWNER = Owner(0, b"k" * 32)
 YES = [HeardVote(1, Vote.YES, b"yes of 2"), HeardVote(2, Vote.YES, b"yes of 3")]

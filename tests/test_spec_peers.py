@@ -18,14 +18,15 @@ import protocol_samples as samples
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mpc_helpers import channel, ledger_file, messages
-from mpc_helpers.attempt import QueryName, Reservation, Vote, Word
+from mpc_helpers.attempt import QueryName, Reservation, Word
 from mpc_helpers.ledger_file import LedgerHead
-from mpc_helpers.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved, SignedVote
+from mpc_helpers.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved
 from mpc_helpers.noisy_sum import SumKind, joint_nonce, pair_noise_key, sum_parameters
 from mpc_helpers.session import MpcSession
 from mpc_helpers.talk import AdmittedBatch, Talk
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
+from protocol.vote import SignedVote, Vote
 from protocol.wire import tagged_hash
 
 SET = hashlib.sha256(b"a helper set").digest()

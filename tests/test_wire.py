@@ -119,6 +119,13 @@ def test_half_a_character_cannot_be_written() -> None:
         Writer().text("\ud800")
 
 
+def test_a_choice_is_one_of_the_list() -> None:
+    assert [Reader(bytes([code])).choice("abc") for code in range(3)] == ["a", "b", "c"]
+    for code in (3, 255):
+        with pytest.raises(ProtocolError, match=f"{code} is none of 3 choices"):
+            Reader(bytes([code])).choice("abc")
+
+
 def test_layout_as_annotated_bytes() -> None:
     encoded = Writer().uint(258, 2).fixed(b"\xaa\xbb", 2).blob(b"xyz").text("é").done()
     expected = (

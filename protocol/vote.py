@@ -1,0 +1,105 @@
+"""A vote: one helper's signed YES or NO on one attempt, which anyone can check and pass on.
+
+A helper releases its share only with the YES of all three (COMMIT.md), and hands these out with it, so that the querier
+sees for herself that the attempt she opens is the one that all three have spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Self
+
+from protocol.errors import ProtocolError
+from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.report import HASH_SIZE
+from protocol.shares import PARTIES
+from protocol.wire import Reader, Writer, tagged_hash
+
+
+class Vote(Enum):
+    """A signed word that can be passed on. The two NOs differ in whether the helper can ever have said YES before.
+
+    ABORTED: given up before voting, so a YES by the same helper on the same attempt proves a lie.
+    RENOUNCED: voted, then heard a NO; it is only believed together with the ABORTED it goes back to.
+    """
+
+    YES = "yes"
+    ABORTED = "aborted"
+    RENOUNCED = "renounced"
+
+    @property
+    def is_no(self) -> bool:
+        """Whether the helper promises never to release the attempt."""
+        return self is not Vote.YES
+
+
+_VOTES = tuple(Vote)
+
+
+def realm(helper_set_digest: bytes, *, debug: bool) -> bytes:
+    """What helpers' messages and votes belong to: one helper set, and within it real or debug reports."""
+    return tagged_hash("helper messages", helper_set_digest, b"debug" if debug else b"real")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedVote:
+    """One helper's YES or NO on one attempt."""
+
+    helper: int
+    attempt_id: bytes
+    vote: Vote
+    signature: bytes = field(repr=False)
+
+    @classmethod
+    def sign(cls, helper: int, attempt_id: bytes, vote: Vote, realm_: bytes, key: IdentityKey) -> Self:
+        """Run by the helper that votes, once the state that says so is on disk."""
+        return cls(helper, attempt_id, vote, key.sign("vote", _vote_bytes(helper, attempt_id, vote, realm_)))
+
+    def verify(self, realm_: bytes, key: bytes) -> None:
+        """Refuse a vote that `key`'s owner did not cast."""
+        if not self.is_signed(realm_, key):
+            raise ProtocolError(f"a vote is not signed by helper {self.helper + 1}")
+
+    def is_signed(self, realm_: bytes, key: bytes) -> bool:
+        """Whether `key`'s owner cast this vote in this realm."""
+        signed = _vote_bytes(self.helper, self.attempt_id, self.vote, realm_)
+        return verify_signature(key, "vote", signed, self.signature)
+
+    def encode(self) -> bytes:
+        """The canonical bytes, as ledgers keep them for a dispute."""
+        writer = Writer().uint(self.helper, 1).fixed(self.attempt_id, HASH_SIZE)
+        return writer.uint(_VOTES.index(self.vote), 1).fixed(self.signature, SIGNATURE_SIZE).done()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The vote in `data`."""
+        reader = Reader(data)
+        helper, attempt_id = reader.choice(range(PARTIES)), reader.fixed(HASH_SIZE)
+        vote = cls(helper, attempt_id, reader.choice(_VOTES), reader.fixed(SIGNATURE_SIZE))
+        reader.finish()
+        return vote
+
+
+def check_release(
+    votes: Sequence[SignedVote], attempt_id: bytes, keys: Sequence[bytes], realms: Collection[bytes]
+) -> None:
+    """Run by the querier on what came with a share of `attempt_id`: a YES of each helper, and nothing else.
+
+    `keys` are the identity keys of the three helpers, in order. Each vote is signed in one of `realms`.
+    """
+    if sorted(vote.helper for vote in votes) != list(range(len(keys))):
+        raise ProtocolError("the votes are not one of each helper")
+    for vote in votes:
+        if vote.attempt_id != attempt_id:
+            raise ProtocolError(f"the vote of helper {vote.helper + 1} is on another attempt")
+        if vote.vote is not Vote.YES:
+            raise ProtocolError(f"the vote of helper {vote.helper + 1} is a NO")
+        if not any(vote.is_signed(one, keys[vote.helper]) for one in realms):
+            raise ProtocolError(f"a vote is not signed by helper {vote.helper + 1} for this helper set")
+
+
+def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote, realm_: bytes) -> bytes:
+    writer = Writer().fixed(realm_, HASH_SIZE).uint(helper, 1).fixed(attempt_id, HASH_SIZE)
+    return writer.uint(_VOTES.index(vote), 1).done()

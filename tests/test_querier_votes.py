@@ -1,0 +1,174 @@
+"""The querier and the votes: she believes an answer only if each helper shows that all three voted for its attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import protocol_samples as samples
+import pytest
+from three_helpers import terms, three_helpers
+
+from mpc_helpers.launcher import Trio
+from protocol.answer import Answer, AnswerShare
+from protocol.asked import AskedQuery
+from protocol.helper_set import HelperSet
+from protocol.keys import load_identity
+from protocol.querier import Querier, QueryFailed
+from protocol.query import Query, SignedQuery
+from protocol.set_files import write_set
+from protocol.shares import PARTIES, share, to_shamir
+from protocol.vote import SignedVote, Vote, realm
+
+ATTEMPT = b"\x07" * 32
+ASKED = samples.query(batch_size=20)
+NUMBERS = [3, -1, 0, 7, -250, 10**12, 1, 0]
+
+
+def vote(
+    helper: int,
+    cast: Vote = Vote.YES,
+    *,
+    attempt: bytes = ATTEMPT,
+    of: bytes = samples.HELPER_SET.digest,
+    debug: bool = False,
+    signer: int | None = None,
+) -> str:
+    """A vote as it stands in an answer, right but for what is asked otherwise."""
+    key = samples.IDENTITIES[helper if signer is None else signer]
+    return SignedVote.sign(helper, attempt, cast, realm(of, debug=debug), key).encode().hex()
+
+
+def answer_of(party: int, query: Query, votes: object) -> dict[str, object]:
+    """What helper `party` answers: a good share, and these votes."""
+    components = share(NUMBERS, entropy=samples.entropy("answer")).components(party)
+    noise = (query.noise, query.epsilon_micros, query.sensitivity)
+    mine = AnswerShare(query.digest, 4, ATTEMPT, 20, 20, ({}, {}, {}), *noise, to_shamir(party, components))
+    return {"share": mine.seal(party, query, samples.IDENTITIES[party]).hex(), "votes": votes}
+
+
+async def collected(monkeypatch: pytest.MonkeyPatch, votes: Mapping[int, object], query: Query = ASKED) -> Answer:
+    """What the querier makes of three good shares that come with these votes."""
+
+    async def served(_self: Querier, _session: object, party: int, _path: str) -> object:
+        return answer_of(party, query, votes[party])
+
+    monkeypatch.setattr(Querier, "_get_json", served)
+    querier = Querier(samples.HELPER_SET)
+    asked = AskedQuery(SignedQuery.sign(query, samples.QUERIER), samples.ANSWER_KEY)
+    async with querier._session() as session:
+        return await querier._collect(session, asked)
+
+
+YES = [vote(helper) for helper in range(PARTIES)]
+WRONG_VOTES: dict[str, tuple[object, str]] = {
+    "none": ([], "not one of each"),
+    "one missing": (YES[:2], "not one of each"),
+    "two of the same helper": ([YES[0], YES[1], YES[1]], "not one of each"),
+    "one twice besides": ([*YES, YES[0]], "not one of each"),
+    "all on another attempt": ([vote(each, attempt=bytes(32)) for each in range(3)], "helper 1 is on another attempt"),
+    "one on another attempt": ([YES[0], vote(1, attempt=bytes(32)), YES[2]], "helper 2 is on another attempt"),
+    "a NO from before voting": ([*YES[:2], vote(2, Vote.ABORTED)], "helper 3 is a NO"),
+    "a NO from after voting": ([*YES[:2], vote(2, Vote.RENOUNCED)], "helper 3 is a NO"),
+    "one that another helper signed": ([YES[0], vote(1, signer=0), YES[2]], "not signed by helper 2"),
+    "one with a changed signature": ([YES[0], YES[1][:-2] + "ff", YES[2]], "not signed by helper 2"),
+    "of debug reports": ([vote(each, debug=True) for each in range(3)], "not signed by helper 1"),
+    "of another helper set": ([vote(each, of=bytes(32)) for each in range(3)], "not signed by helper 1"),
+    "garbage": ([*YES[:2], "garbage"], "not hexadecimal"),
+    "a number": ([*YES[:2], 7], "not hexadecimal"),
+    "bytes that are no vote": ([*YES[:2], "00"], "message ends after 1 bytes"),
+    "a vote and more": ([*YES[:2], YES[2] + "00"], "1 bytes left over"),
+    "no list but a table": (dict(enumerate(YES)), "no list of votes"),
+    "no list but a text": ("".join(YES), "no list of votes"),
+    "nothing": (None, "no list of votes"),
+}
+
+
+@pytest.mark.parametrize("party", range(PARTIES))
+@pytest.mark.parametrize("wrong", WRONG_VOTES)
+async def test_an_answer_that_not_all_three_voted_for_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, wrong: str, party: int
+) -> None:
+    votes, reason = WRONG_VOTES[wrong]
+    with pytest.raises(QueryFailed, match=reason) as failed:
+        await collected(monkeypatch, {each: votes if each == party else YES for each in range(PARTIES)})
+    assert (failed.value.stage, failed.value.helpers) == ("opening", (party,))
+    assert samples.HELPER_NAMES[party] in str(failed.value)
+    assert "Do not use this answer" in failed.value.hint
+
+
+async def test_three_yes_in_any_order_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = await collected(monkeypatch, {0: YES, 1: YES[::-1], 2: [YES[1], YES[2], YES[0]]})
+    assert answer.histogram == NUMBERS
+
+
+async def test_a_debug_answer_comes_with_debug_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = samples.query(batch_size=20, debug=True)
+    debug = [vote(each, debug=True) for each in range(PARTIES)]
+    assert (await collected(monkeypatch, dict.fromkeys(range(PARTIES), debug), query)).histogram == NUMBERS
+    with pytest.raises(QueryFailed, match="not signed by helper 1"):
+        await collected(monkeypatch, dict.fromkeys(range(PARTIES), YES), query)
+
+
+async def test_a_helper_that_hides_the_votes_is_named_and_the_answer_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Helper 3 over HTTPS: with no votes, then with the good votes of an older query. Nothing is lost by it."""
+    async with three_helpers(tmp_path) as three:
+        older, batch = (three.batch(three.seal([[1, 0]] * 3, terms(2))) for _ in range(2))
+        before, asked = three.query(older), three.query(batch)
+        await three.ask(before, older)
+        helper = three.intakes[2]._helper
+        honest = helper.stored_answer
+        of_older = await honest(before.query)
+        assert of_older is not None
+        for votes, reason in (((), "not one of each helper"), (of_older[1], "on another attempt")):
+
+            async def hidden(query: Query, votes: tuple[bytes, ...] = votes) -> tuple[bytes, tuple[bytes, ...]] | None:
+                released = await honest(query)
+                return released and (released[0], votes)
+
+            monkeypatch.setattr(helper, "stored_answer", hidden)
+            with pytest.raises(QueryFailed, match=f"helper-3 does not show .* {reason}") as failed:
+                await three.ask(asked, batch)
+            assert (failed.value.stage, failed.value.helpers) == ("opening", (2,))
+        monkeypatch.setattr(helper, "stored_answer", honest)
+        assert (await three.ask(asked, batch)).answer.counted == 3
+
+
+def renew(trio: Trio) -> HelperSet:
+    """A new set in which helper 1's HPKE key lasts a second longer: another digest, and so another realm."""
+    old = trio.helper_set
+    write_set(trio.folder / "old.json", old)
+    first = old.helpers[0]
+    keys = tuple(replace(key, not_after=key.not_after + 1) for key in first.hpke_keys)
+    new = HelperSet(old.number + 1, (replace(first, hpke_keys=keys), *old.helpers[1:]))
+    for party in range(PARTIES):
+        new = new.signed_by(load_identity(trio.helper_folder(party) / "identity.key"))
+        config = trio.config_path(party)
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"previous_helper_sets": ["../old.json"]}))
+    write_set(trio.helper_set_path, new)
+    return new
+
+
+async def test_an_answer_outlives_the_helper_set_that_was_asked(tmp_path: Path) -> None:
+    """Votes are signed for the set of the day. With the new set a querier gets what was released under either."""
+    async with three_helpers(tmp_path) as three:
+        old = three.helper_set
+        before = three.batch(three.seal([[1, 0]] * 3, terms(2)))
+        after = three.batch(three.seal([[0, 1]] * 3, terms(2)))
+        asked, late = three.query(before), three.query(after)
+        first = await three.ask(asked, before)
+        for party in range(PARTIES):
+            await three.stop(party)
+        new = renew(three.trio)
+        assert new.digest != old.digest
+        await asyncio.gather(*(three.start(party) for party in range(PARTIES)))
+        assert (await three.ask(asked, before)).answer == first.answer
+        with pytest.raises(QueryFailed, match="not signed by helper") as outdated:
+            await Querier(old).ask(late, after)
+        assert "newer helper set" in outdated.value.hint
+        assert (await three.ask(late, after)).answer.counted == 3
