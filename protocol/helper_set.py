@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,9 @@ class HelperSet:
     def __post_init__(self) -> None:
         if not (0 < self.number < 2**32):
             raise ProtocolError("a helper set's number is a positive 32-bit integer")
-        if len(self.helpers) != PARTIES or len({helper.identity_key for helper in self.helpers}) != PARTIES:
-            raise ProtocolError("a helper set names three different helpers")
+        if len(self.helpers) != PARTIES:
+            raise ProtocolError(f"a helper set names three helpers, not {len(self.helpers)}")
+        _check_distinct(self.helpers)
         object.__setattr__(self, "digest", _digest(self.helpers))
 
     def signed_bytes(self) -> bytes:
@@ -208,6 +210,26 @@ def entry_from_json(stored: dict[str, Any]) -> HelperEntry:
         address=_text(stored, "address"),
         tls_pin=bytes.fromhex(stored["tls_pin"]),
     )
+
+
+def _check_distinct(helpers: tuple[HelperEntry, ...]) -> None:
+    """Three organisations with one key between them are not three, and privacy rests on there being three."""
+    for (first, one), (second, other) in combinations(enumerate(helpers, start=1), 2):
+        if shared := _shared(one, other):
+            raise ProtocolError(
+                f"helper {first} ({one.name}) and helper {second} ({other.name}) share {shared}",
+                "Each operator makes keys of its own with: trefoil keygen helper. Then put the set together again.",
+            )
+
+
+def _shared(one: HelperEntry, other: HelperEntry) -> str | None:
+    """What two helpers have in common that only one may have, if anything."""
+    if one.identity_key == other.identity_key:
+        return "an identity key"
+    # In any validity: whoever holds a key can open what was sealed to it, now or once.
+    if not {config.key.raw for config in one.hpke_keys}.isdisjoint(config.key.raw for config in other.hpke_keys):
+        return "an HPKE key"
+    return "a TLS pin" if one.tls_pin == other.tls_pin else None
 
 
 def _digest(helpers: tuple[HelperEntry, ...]) -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState
+from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState, entry_to_json
 from protocol.hpke import PublicKey, Suite
 
 SET = samples.HELPER_SET
@@ -140,10 +140,39 @@ def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
         HpkeKeyConfig(PublicKey(Suite.X25519_HKDF_SHA256_AES_128_GCM, bytes(32)), 0, 1)
 
 
-def test_two_helpers_under_one_identity_are_refused() -> None:
-    first, second, _ = SET.helpers
-    with pytest.raises(ProtocolError, match="three different helpers"):
-        HelperSet(1, (first, second, replace(first, name="Elm")))
+OLD_KEY_OF_FIRST = HpkeKeyConfig(samples.OLD_KEYS[0].public, samples.SET_END, samples.SET_END + 1)
+CLASHES: dict[str, Callable[[HelperEntry, HelperEntry], HelperEntry]] = {
+    "an identity key": lambda first, third: replace(third, identity_key=first.identity_key),
+    "an HPKE key": lambda first, third: replace(third, hpke_keys=(*third.hpke_keys, OLD_KEY_OF_FIRST)),
+    "a TLS pin": lambda first, third: replace(third, tls_pin=first.tls_pin),
+}
+
+
+@pytest.mark.parametrize("shared", CLASHES)
+def test_helpers_that_share_a_key_are_refused(shared: str, tmp_path: Path) -> None:
+    """Made here or read from a file; the error names the two, also when both go by one name."""
+    first, second, third = SET.helpers
+    posing = replace(CLASHES[shared](first, third), name=first.name)
+    with pytest.raises(ProtocolError) as refused:
+        replace(SET, helpers=(first, second, posing))
+    assert str(refused.value) == f"helper 1 (Alder) and helper 3 (Alder) share {shared}"
+    assert "trefoil keygen helper" in refused.value.hint
+    path = tmp_path / "helpers.json"
+    path.write_text(json.dumps({**SET.to_json(), "helpers": [entry_to_json(one) for one in (second, first, posing)]}))
+    with pytest.raises(ProtocolError, match=rf"helper 2 \(Alder\) and helper 3 \(Alder\) share {shared}"):
+        HelperSet.load_unverified(path)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_set_has_three_helpers(count: int) -> None:
+    helpers: Any = (*SET.helpers, SET.helpers[0])[:count]  # Any: what the types already forbid
+    with pytest.raises(ProtocolError, match=f"three helpers, not {count}"):
+        HelperSet(1, helpers)
+
+
+def test_one_helper_may_list_its_own_key_twice() -> None:
+    """Two validities of one key are odd, but concern nobody else."""
+    assert len(with_first(lambda one: replace(one, hpke_keys=(*one.hpke_keys, OLD_KEY_OF_FIRST))).helpers) == 3
 
 
 PLACES: list[tuple[tuple[str | int, ...], object]] = [
