@@ -82,10 +82,6 @@ class HelperEntry:
             )
         return max(active, key=lambda config: (config.not_after, config.key.key_id))
 
-    def key_by_id(self, key_id: bytes) -> HpkeKeyConfig | None:
-        """The key a report names, if this helper has it."""
-        return next((config for config in self.hpke_keys if config.key.key_id == key_id), None)
-
 
 @dataclass(frozen=True, slots=True)
 class HelperSet:

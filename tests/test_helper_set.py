@@ -123,12 +123,6 @@ def test_devices_seal_to_the_active_key_that_lasts_longest() -> None:
             only_old.active_key(now)
 
 
-def test_keys_are_found_by_their_id() -> None:
-    entry = samples.helper_entry(0)
-    assert entry.key_by_id(samples.OLD_KEYS[0].public.key_id) == entry.hpke_keys[1]
-    assert entry.key_by_id(samples.KEYS[1].public.key_id) is None
-
-
 @pytest.mark.parametrize(("not_before", "not_after"), [(-1, 5), (5, 5), (6, 5), (0, 2**63)])
 def test_a_validity_that_is_no_span_is_refused(not_before: int, not_after: int) -> None:
     with pytest.raises(ProtocolError, match="span of time"):
