@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
-from protocol.epsilon import MAX_SENSITIVITY, validate_terms
+from protocol.epsilon import MAX_SENSITIVITY, MICROS, validate_terms
 from protocol.errors import ProtocolError
 from protocol.hpke import PUBLIC_KEY_SIZE, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
@@ -90,8 +90,8 @@ class Query:
 
     @property
     def gamma(self) -> Fraction:
-        """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise."""
-        return Fraction(self.epsilon_micros, 1_000_000 * self.sensitivity)
+        """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise, as the samplers take it."""
+        return Fraction(self.epsilon_micros, MICROS * self.sensitivity)
 
     @property
     def length(self) -> int:
