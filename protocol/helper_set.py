@@ -117,15 +117,27 @@ class HelperSet:
     def signed_by(self, key: IdentityKey) -> HelperSet:
         """The same set with one more signature, in the place of the helper whose key it is."""
         signature = self.sign(key)
-        signatures = list(self.signatures) + [b""] * (PARTIES - len(self.signatures))
+        signatures = list(self.padded_signatures)
         signatures[[helper.identity_key for helper in self.helpers].index(key.public)] = signature
         return HelperSet(self.number, self.helpers, tuple(signatures))
 
+    @property
+    def padded_signatures(self) -> tuple[bytes, ...]:
+        """One signature for each helper, in order; empty where there is none yet."""
+        return (self.signatures + (b"",) * PARTIES)[:PARTIES]
+
+    def have_signed(self) -> list[bool]:
+        """Which of the three have signed exactly this set."""
+        message = self.signed_bytes()
+        return [
+            verify_signature(helper.identity_key, _SIGNATURE_LABEL, message, signature)
+            for helper, signature in zip(self.helpers, self.padded_signatures, strict=True)
+        ]
+
     def verify(self) -> None:
         """Refuse a set that not all three helpers have signed."""
-        for position, helper in enumerate(self.helpers):
-            signature = self.signatures[position] if position < len(self.signatures) else b""
-            if not verify_signature(helper.identity_key, _SIGNATURE_LABEL, self.signed_bytes(), signature):
+        for helper, signed in zip(self.helpers, self.have_signed(), strict=True):
+            if not signed:
                 raise TrefoilError(
                     f"the helper set is not signed by {helper.name}",
                     "Each helper's operator signs it with: trefoil helper-set sign",

@@ -50,6 +50,15 @@ def test_each_signature_is_needed(missing: int) -> None:
         replace(SET, signatures=tuple(signatures)).verify()
 
 
+def test_who_has_signed_is_told_helper_by_helper() -> None:
+    first, _, third = SET.signatures
+    assert SET.have_signed() == [True, True, True]
+    assert replace(SET, signatures=(first, third)).have_signed() == [True, False, False]
+    assert replace(SET, signatures=(b"", b"", third)).have_signed() == [False, False, True]
+    assert replace(SET, signatures=()).have_signed() == [False, False, False]
+    assert replace(SET, signatures=(*SET.signatures, first)).have_signed() == [True, True, True]
+
+
 def test_signatures_of_the_wrong_helper_are_refused() -> None:
     first, second, third = SET.signatures
     for wrong in ((second, first, third), (first, first, first), ()):
