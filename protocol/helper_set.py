@@ -98,6 +98,8 @@ class HelperSet:
             raise ProtocolError("a helper set's number is a positive 32-bit integer")
         if len(self.helpers) != PARTIES:
             raise ProtocolError(f"a helper set names three helpers, not {len(self.helpers)}")
+        if len(self.signatures) > PARTIES:
+            raise ProtocolError(f"a helper set has at most three signatures, not {len(self.signatures)}")
         _check_distinct(self.helpers)
         object.__setattr__(self, "digest", _digest(self.helpers))
 
@@ -124,7 +126,7 @@ class HelperSet:
     @property
     def padded_signatures(self) -> tuple[bytes, ...]:
         """One signature for each helper, in order; empty where there is none yet."""
-        return (self.signatures + (b"",) * PARTIES)[:PARTIES]
+        return self.signatures + (b"",) * (PARTIES - len(self.signatures))
 
     def have_signed(self) -> list[bool]:
         """Which of the three have signed exactly this set."""
