@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.bench_commands import bench
+from benchmarks.bench_commands import JsonFile, bench
 from benchmarks.demo_command import demo
 from benchmarks.experiments.commands import app as experiment
 from benchmarks.experiments.commands import plan
@@ -33,7 +33,7 @@ def conformance_group() -> None:
 @conformance.command("w3c")
 def conformance_w3c(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Scenario files, with their CONFIG.json.")],
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Run every W3C Attribution scenario in DIR and show what differs; exit code 1 if anything does.
 

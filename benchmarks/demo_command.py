@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from benchmarks.bench_commands import JsonFile
 
 
 def demo(
@@ -15,7 +16,7 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="ε that each conversion asks for.")] = 0.5,
     noise: Annotated[str, typer.Option(help="How the helpers make the noise: local or pairwise.")] = "local",
     seed: Annotated[int, typer.Option(help="Decides what people see and buy; never keys or noise.")] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Show all of Trefoil once: people, devices, sealed reports, three helpers, one noisy answer.
 

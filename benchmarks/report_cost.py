@@ -26,7 +26,7 @@ from mpc_helpers.aggregation import ChunkJob, chunk_length, ingest_chunk
 from protocol import console
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.field import SEED_SIZE
-from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
+from protocol.helper_set import PIN_SIZE, HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey
 from protocol.query import NoiseMode, Query
@@ -145,8 +145,8 @@ class Helpers:
                 f"helper {party + 1}",
                 IdentityKey.generate().public,
                 (HpkeKeyConfig(key.public, 0, 2 * BENCH_TIME),),
-                "https://helper.example",
-                bytes(32),
+                f"https://helper-{party + 1}.example",
+                bytes([party]) * PIN_SIZE,
             )
             for party, key in enumerate(keys)
         )

@@ -109,13 +109,12 @@ def helper_set_verify(path: SetFile) -> None:
 
     from protocol.console import out
     from protocol.helper_set import HelperSet
-    from protocol.set_files import signed_by
 
     found = HelperSet.load_unverified(path)
     table = Table(title=f"helper set {found.number}, digest {found.digest.hex()[:16]}…")
     for heading in ("helper", "address", "identity key", "signed"):
         table.add_column(heading)
-    for entry, signed in zip(found.helpers, signed_by(found), strict=True):
+    for entry, signed in zip(found.helpers, found.have_signed(), strict=True):
         table.add_row(entry.name, entry.address, entry.identity_key.hex()[:16] + "…", "yes" if signed else "no")
     out.print(table)
     found.verify()

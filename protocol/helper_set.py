@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,6 @@ class HelperEntry:
             )
         return max(active, key=lambda config: (config.not_after, config.key.key_id))
 
-    def key_by_id(self, key_id: bytes) -> HpkeKeyConfig | None:
-        """The key a report names, if this helper has it."""
-        return next((config for config in self.hpke_keys if config.key.key_id == key_id), None)
-
 
 @dataclass(frozen=True, slots=True)
 class HelperSet:
@@ -99,8 +96,11 @@ class HelperSet:
     def __post_init__(self) -> None:
         if not (0 < self.number < 2**32):
             raise ProtocolError("a helper set's number is a positive 32-bit integer")
-        if len(self.helpers) != PARTIES or len({helper.identity_key for helper in self.helpers}) != PARTIES:
-            raise ProtocolError("a helper set names three different helpers")
+        if len(self.helpers) != PARTIES:
+            raise ProtocolError(f"a helper set names three helpers, not {len(self.helpers)}")
+        if len(self.signatures) > PARTIES:
+            raise ProtocolError(f"a helper set has at most three signatures, not {len(self.signatures)}")
+        _check_distinct(self.helpers)
         object.__setattr__(self, "digest", _digest(self.helpers))
 
     def signed_bytes(self) -> bytes:
@@ -119,15 +119,27 @@ class HelperSet:
     def signed_by(self, key: IdentityKey) -> HelperSet:
         """The same set with one more signature, in the place of the helper whose key it is."""
         signature = self.sign(key)
-        signatures = list(self.signatures) + [b""] * (PARTIES - len(self.signatures))
+        signatures = list(self.padded_signatures)
         signatures[[helper.identity_key for helper in self.helpers].index(key.public)] = signature
         return HelperSet(self.number, self.helpers, tuple(signatures))
 
+    @property
+    def padded_signatures(self) -> tuple[bytes, ...]:
+        """One signature for each helper, in order; empty where there is none yet."""
+        return self.signatures + (b"",) * (PARTIES - len(self.signatures))
+
+    def have_signed(self) -> list[bool]:
+        """Which of the three have signed exactly this set."""
+        message = self.signed_bytes()
+        return [
+            verify_signature(helper.identity_key, _SIGNATURE_LABEL, message, signature)
+            for helper, signature in zip(self.helpers, self.padded_signatures, strict=True)
+        ]
+
     def verify(self) -> None:
         """Refuse a set that not all three helpers have signed."""
-        for position, helper in enumerate(self.helpers):
-            signature = self.signatures[position] if position < len(self.signatures) else b""
-            if not verify_signature(helper.identity_key, _SIGNATURE_LABEL, self.signed_bytes(), signature):
+        for helper, signed in zip(self.helpers, self.have_signed(), strict=True):
+            if not signed:
                 raise TrefoilError(
                     f"the helper set is not signed by {helper.name}",
                     "Each helper's operator signs it with: trefoil helper-set sign",
@@ -208,6 +220,26 @@ def entry_from_json(stored: dict[str, Any]) -> HelperEntry:
         address=_text(stored, "address"),
         tls_pin=bytes.fromhex(stored["tls_pin"]),
     )
+
+
+def _check_distinct(helpers: tuple[HelperEntry, ...]) -> None:
+    """Three organisations with one key between them are not three, and privacy rests on there being three."""
+    for (first, one), (second, other) in combinations(enumerate(helpers, start=1), 2):
+        if shared := _shared(one, other):
+            raise ProtocolError(
+                f"helper {first} ({one.name}) and helper {second} ({other.name}) share {shared}",
+                "Each operator makes keys of its own with: trefoil keygen helper. Then put the set together again.",
+            )
+
+
+def _shared(one: HelperEntry, other: HelperEntry) -> str | None:
+    """What two helpers have in common that only one may have, if anything."""
+    if one.identity_key == other.identity_key:
+        return "an identity key"
+    # In any validity: whoever holds a key can open what was sealed to it, now or once.
+    if not {config.key.raw for config in one.hpke_keys}.isdisjoint(config.key.raw for config in other.hpke_keys):
+        return "an HPKE key"
+    return "a TLS pin" if one.tls_pin == other.tls_pin else None
 
 
 def _digest(helpers: tuple[HelperEntry, ...]) -> bytes:

@@ -16,19 +16,12 @@ from typing import assert_never
 
 import numpy as np
 
-from protocol.epsilon import MICROS, validate_terms
 from protocol.errors import ProtocolError
 from protocol.query import NoiseMode
 
 # Numerical slack taken off every coverage: far above the rounding of a sum of 10^5 doubles of size at most 10^5.
 _ROUNDING = 1e-9
 MAX_CONFIDENCE = 1 - 1e-6
-
-
-def noise_rate(epsilon_micros: int, sensitivity: int) -> Fraction:
-    """γ = ε/Δ as an exact rational, in lowest terms: what the samplers take."""
-    validate_terms(epsilon_micros, sensitivity)
-    return Fraction(epsilon_micros, MICROS * sensitivity)
 
 
 def shape(mode: NoiseMode) -> Fraction:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 
-from protocol.epsilon import MAX_SENSITIVITY, validate_terms
+from protocol.epsilon import MICROS, validate_terms
 from protocol.errors import ProtocolError
 from protocol.hpke import PUBLIC_KEY_SIZE, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.report import (
     HASH_SIZE,
-    MAX_BUCKETS,
     MAX_SITE_LENGTH,
     MAX_UNIT_LENGTH,
+    check_shape,
     check_site,
     check_unit,
     vector_length,
@@ -72,10 +72,7 @@ class Query:
         if any(len(value) != size for value, size in sized) or len(self.answer_key) != PUBLIC_KEY_SIZE:
             raise ProtocolError("a query id has 16 bytes; digests and the answer key have 32")
         self.answer_public_key.check_usable()
-        if not (0 <= self.kappa <= MAX_SENSITIVITY):
-            raise ProtocolError(f"κ must be 0 to 2^40, not {self.kappa}")
-        if not (0 < self.buckets <= MAX_BUCKETS):
-            raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+        check_shape(self.buckets, self.kappa)
         if not (0 < self.batch_size <= MAX_BATCH):
             raise ProtocolError("a batch holds at least one report", "Collect reports first; the batch is empty.")
         if not (0 < self.minimum_reports <= self.batch_size):
@@ -90,8 +87,8 @@ class Query:
 
     @property
     def gamma(self) -> Fraction:
-        """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise."""
-        return Fraction(self.epsilon_micros, 1_000_000 * self.sensitivity)
+        """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise, as the samplers take it."""
+        return Fraction(self.epsilon_micros, MICROS * self.sensitivity)
 
     @property
     def length(self) -> int:

@@ -83,10 +83,7 @@ class ReportTerms:
         check_unit(self.unit)
         if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
             raise ProtocolError(f"a report's time is a whole number of hours since 1970, not {self.time}")
-        if not (0 <= self.kappa <= MAX_SENSITIVITY):
-            raise ProtocolError(f"κ must be 0 to 2^40, not {self.kappa}")
-        if not (0 < self.buckets <= MAX_BUCKETS):
-            raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+        check_shape(self.buckets, self.kappa)
 
     @property
     def length(self) -> int:
@@ -105,6 +102,14 @@ def check_site(site: str) -> None:
         raise ProtocolError(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
     if site != site.lower():
         raise ProtocolError(f"a site is written in lower case, not {site!r}")
+
+
+def check_shape(buckets: int, kappa: int) -> None:
+    """How many buckets a histogram may have, and how much its side query may weigh."""
+    if not (0 <= kappa <= MAX_SENSITIVITY):
+        raise ProtocolError(f"κ must be 0 to 2^40, not {kappa}")
+    if not (0 < buckets <= MAX_BUCKETS):
+        raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {buckets}")
 
 
 def check_unit(unit: str) -> None:

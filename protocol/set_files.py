@@ -8,7 +8,7 @@ from pathlib import Path
 from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet, entry_from_json
-from protocol.keys import load_identity, verify_signature
+from protocol.keys import load_identity
 from protocol.shares import PARTIES
 
 
@@ -39,21 +39,11 @@ def join(paths: list[Path], path: Path) -> HelperSet:
         raise TrefoilError("these are not copies of the same helper set", "Start again from one file.")
     signatures = [b""] * PARTIES
     for copy in copies:
-        for position, signature in enumerate(copy.signatures[:PARTIES]):
+        for position, signature in enumerate(copy.padded_signatures):
             signatures[position] = signature or signatures[position]
     joined = HelperSet(joined.number, joined.helpers, tuple(signatures))
     write_set(path, joined)
     return joined
-
-
-def signed_by(helper_set: HelperSet) -> list[bool]:
-    """Which of the three have signed."""
-    signatures = list(helper_set.signatures) + [b""] * PARTIES
-    message = helper_set.signed_bytes()
-    return [
-        verify_signature(helper.identity_key, "helper set", message, signature)
-        for helper, signature in zip(helper_set.helpers, signatures, strict=False)
-    ]
 
 
 def write_set(path: Path, helper_set: HelperSet) -> None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from commit_runs import Runs
 
 # A busy machine is no bug: nothing here is decided by how long an example took.
 settings.register_profile("trefoil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -18,6 +26,18 @@ _SHOWN = "shown at the end"
 def show(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Text to print after the run, from whichever process the test ran in: a matrix and its counts, say."""
     return lambda text: record_property(_SHOWN, text)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """For the tests of COMMIT.md: plays worlds."""
+    from commit_runs import Runs  # here, so that only those tests wait for it
+
+    # In memory where there is such a place: these crashes kill processes, not power, so fsync would only cost time.
+    shared = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(dir=shared)) if os.access(shared, os.W_OK) else tmp_path
+    yield Runs(folder)
+    shutil.rmtree(folder)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -38,7 +38,8 @@ def admits(rules: AdmissionRules, query: Query, encoded: bytes) -> bool:
     except Rejected:
         return False
     terms = header.terms
-    key = samples.HELPER_SET.helpers[rules.party].key_by_id(header.key_ids[rules.party])
+    keys = {config.key.key_id: config for config in samples.HELPER_SET.helpers[rules.party].hpke_keys}
+    key = keys.get(header.key_ids[rules.party])
     asked = (query.site, query.caller, query.buckets, query.kappa, query.unit, query.debug)
     return (
         (terms.site, terms.caller, terms.buckets, terms.kappa, terms.unit, terms.debug) == asked

@@ -3,8 +3,8 @@
 It holds its own keys and nobody else's, and may say anything, to anyone, whenever it likes. What must hold is said over
 the two honest helpers taken together: nothing is released twice, nothing is revealed, nobody is made to sum another
 set; and once it behaves, or is out of the way, the query is answered. SPEC section 9 has the list with what comes of
-each. Lower layers have tests of their own: the votes in `test_commit_crashes`, the querier's checks in `test_querier`
-and `test_answer`, sessions and certificates in `test_runtime` and `test_links`, pickles in `test_codec`.
+each. Lower layers have tests of their own: the votes in `test_commit_bad_helper`, the querier's checks in
+`test_querier` and `test_answer`, sessions and certificates in `test_runtime` and `test_links`, pickles in `test_codec`.
 """
 
 from __future__ import annotations

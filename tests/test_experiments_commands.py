@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from benchmarks.commands import app
 from benchmarks.experiments import simulation
+from benchmarks.experiments.common_options import Common, with_common_options
 from benchmarks.experiments.plan import Plan, answers_within, costs
 from benchmarks.experiments.policies import System
 from protocol.errors import TrefoilError
@@ -108,6 +110,27 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         microbenchmark(scale=0.01, json=tmp_path / "figure.json", plots=tmp_path / "plots")
     assert len(done) == 4
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kept", ["own option first", "own option last"])
+def test_common_options_reach_a_command_together(kept: str) -> None:
+    """Each value arrives in the field of its name, defaults included, wherever the command's own options stand."""
+    given: list[tuple[int, Common]] = []
+
+    @with_common_options
+    def first(*, own: int = 1, common: Common) -> None:
+        given.append((own, common))
+
+    @with_common_options
+    def last(*, common: Common, own: int = 1) -> None:
+        given.append((own, common))
+
+    small = typer.Typer()
+    small.command()(first if kept == "own option first" else last)
+    words = ["--epoch-days", "3", "--own", "2", "--seed", "4", "--scale", "0.5", "--json", "a", "--plots", "b"]
+    for arguments in (words, []):
+        CliRunner().invoke(small, arguments, catch_exceptions=False, standalone_mode=False)
+    assert given == [(2, Common(3, 4, 0.5, Path("a"), Path("b"))), (1, Common())]
 
 
 def test_json_on_standard_output_is_json_alone() -> None:

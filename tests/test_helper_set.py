@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState
+from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState, entry_to_json
 from protocol.hpke import PublicKey, Suite
 
 SET = samples.HELPER_SET
@@ -48,6 +48,14 @@ def test_each_signature_is_needed(missing: int) -> None:
     signatures[missing] = b""
     with pytest.raises(TrefoilError, match=f"not signed by {samples.HELPER_NAMES[missing]}"):
         replace(SET, signatures=tuple(signatures)).verify()
+
+
+def test_who_has_signed_is_told_helper_by_helper() -> None:
+    first, _, third = SET.signatures
+    assert SET.have_signed() == [True, True, True]
+    assert replace(SET, signatures=(first, third)).have_signed() == [True, False, False]
+    assert replace(SET, signatures=(b"", b"", third)).have_signed() == [False, False, True]
+    assert replace(SET, signatures=()).have_signed() == [False, False, False]
 
 
 def test_signatures_of_the_wrong_helper_are_refused() -> None:
@@ -123,12 +131,6 @@ def test_devices_seal_to_the_active_key_that_lasts_longest() -> None:
             only_old.active_key(now)
 
 
-def test_keys_are_found_by_their_id() -> None:
-    entry = samples.helper_entry(0)
-    assert entry.key_by_id(samples.OLD_KEYS[0].public.key_id) == entry.hpke_keys[1]
-    assert entry.key_by_id(samples.KEYS[1].public.key_id) is None
-
-
 @pytest.mark.parametrize(("not_before", "not_after"), [(-1, 5), (5, 5), (6, 5), (0, 2**63)])
 def test_a_validity_that_is_no_span_is_refused(not_before: int, not_after: int) -> None:
     with pytest.raises(ProtocolError, match="span of time"):
@@ -140,10 +142,39 @@ def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
         HpkeKeyConfig(PublicKey(Suite.X25519_HKDF_SHA256_AES_128_GCM, bytes(32)), 0, 1)
 
 
-def test_two_helpers_under_one_identity_are_refused() -> None:
-    first, second, _ = SET.helpers
-    with pytest.raises(ProtocolError, match="three different helpers"):
-        HelperSet(1, (first, second, replace(first, name="Elm")))
+OLD_KEY_OF_FIRST = HpkeKeyConfig(samples.OLD_KEYS[0].public, samples.SET_END, samples.SET_END + 1)
+CLASHES: dict[str, Callable[[HelperEntry, HelperEntry], HelperEntry]] = {
+    "an identity key": lambda first, third: replace(third, identity_key=first.identity_key),
+    "an HPKE key": lambda first, third: replace(third, hpke_keys=(*third.hpke_keys, OLD_KEY_OF_FIRST)),
+    "a TLS pin": lambda first, third: replace(third, tls_pin=first.tls_pin),
+}
+
+
+@pytest.mark.parametrize("shared", CLASHES)
+def test_helpers_that_share_a_key_are_refused(shared: str, tmp_path: Path) -> None:
+    """Made here or read from a file; the error names the two, also when both go by one name."""
+    first, second, third = SET.helpers
+    posing = replace(CLASHES[shared](first, third), name=first.name)
+    with pytest.raises(ProtocolError) as refused:
+        replace(SET, helpers=(first, second, posing))
+    assert str(refused.value) == f"helper 1 (Alder) and helper 3 (Alder) share {shared}"
+    assert "trefoil keygen helper" in refused.value.hint
+    path = tmp_path / "helpers.json"
+    path.write_text(json.dumps({**SET.to_json(), "helpers": [entry_to_json(one) for one in (second, first, posing)]}))
+    with pytest.raises(ProtocolError, match=rf"helper 2 \(Alder\) and helper 3 \(Alder\) share {shared}"):
+        HelperSet.load_unverified(path)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_set_has_three_helpers(count: int) -> None:
+    helpers: Any = (*SET.helpers, SET.helpers[0])[:count]  # Any: what the types already forbid
+    with pytest.raises(ProtocolError, match=f"three helpers, not {count}"):
+        HelperSet(1, helpers)
+
+
+def test_one_helper_may_list_its_own_key_twice() -> None:
+    """Two validities of one key are odd, but concern nobody else."""
+    assert len(with_first(lambda one: replace(one, hpke_keys=(*one.hpke_keys, OLD_KEY_OF_FIRST))).helpers) == 3
 
 
 PLACES: list[tuple[tuple[str | int, ...], object]] = [
@@ -153,6 +184,7 @@ PLACES: list[tuple[tuple[str | int, ...], object]] = [
     (("number",), 2**32),
     (("signatures", 0), "00"),
     (("signatures",), None),
+    (("signatures",), [signature.hex() for signature in (*SET.signatures, SET.signatures[0])]),
     (("helpers",), []),
     (("helpers", 0), 7),
     (("helpers", 0, "name"), ""),
@@ -175,7 +207,7 @@ PLACES: list[tuple[tuple[str | int, ...], object]] = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value"), PLACES, ids=[f"{place}={value!a}" for place, value in PLACES])
+@pytest.mark.parametrize(("place", "value"), PLACES, ids=[f"{place}={value!a:.40}" for place, value in PLACES])
 def test_a_wrong_value_anywhere_is_a_protocol_error(place: tuple[str | int, ...], value: object) -> None:
     stored: Any = json.loads(json.dumps(SET.to_json()))
     inner = stored

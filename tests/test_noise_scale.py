@@ -68,13 +68,6 @@ def test_half_width_for_large_scales_tends_to_a_multiple_of_the_scale() -> None:
     assert widths == pytest.approx([widths[0]] * 3, rel=1e-4)
 
 
-def test_rate_is_exact() -> None:
-    assert noise_scale.noise_rate(1_000_000, 7) == Fraction(1, 7)
-    assert noise_scale.noise_rate(1, 3) == Fraction(1, 3_000_000)
-    with pytest.raises(ProtocolError):
-        noise_scale.noise_rate(0, 1)
-
-
 @pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, float("nan")])
 def test_impossible_confidences_are_refused(confidence: float) -> None:
     with pytest.raises(ProtocolError):

@@ -115,6 +115,7 @@ WRONG: list[dict[str, Any]] = [
     {"epsilon_micros": 0},
     {"epsilon_micros": MAX_MICROS + 1},
     {"sensitivity": 0},
+    {"sensitivity": MAX_SENSITIVITY + 1},
     {"buckets": 0},
     {"buckets": 2**16 + 1},
     {"kappa": -1},
@@ -163,8 +164,19 @@ def test_there_is_no_mode_without_noise() -> None:
     assert {mode.value for mode in NoiseMode} == {"local", "pairwise"}
 
 
-def test_gamma_is_exact() -> None:
-    assert samples.query(epsilon_micros=300_000, sensitivity=7).gamma == Fraction(3, 70)
+@pytest.mark.parametrize(
+    ("epsilon_micros", "sensitivity", "gamma"),
+    [
+        (300_000, 7, Fraction(3, 70)),
+        (1_000_000, 7, Fraction(1, 7)),
+        (1, 3, Fraction(1, 3_000_000)),
+        (1, MAX_SENSITIVITY, Fraction(1, 10**6 * 2**40)),
+        (MAX_MICROS, 1, Fraction(4294)),
+    ],
+)
+def test_gamma_is_exact(epsilon_micros: int, sensitivity: int, gamma: Fraction) -> None:
+    """What would give no rate at all is refused before: see `WRONG`."""
+    assert samples.query(epsilon_micros=epsilon_micros, sensitivity=sensitivity).gamma == gamma
 
 
 def test_a_side_query_adds_a_number() -> None:

@@ -15,6 +15,7 @@ from enum import Enum
 
 from rich.table import Table
 
+from benchmarks.experiments.tables import plain_table
 from device.conversion import Request
 from device.device import Device
 from device.impression import ImpressionOptions
@@ -127,9 +128,8 @@ def _paid_by_colluders(device: Device[tuple[int, ...]]) -> int:
 
 def attack_table(attacks: Sequence[Attack]) -> Table:
     """The attacks as a person reads them."""
-    table = Table(title="colluding sites against one person, one epoch", box=None, pad_edge=False)
-    for name in ("limits", "sites", "ε learned", "best guess", "ε drained", "honest shop measured"):
-        table.add_column(name, justify="left" if name == "limits" else "right")
+    columns = ("limits", "sites", "ε learned", "best guess", "ε drained", "honest shop measured")
+    table = plain_table("colluding sites against one person, one epoch", columns, words={"limits"})
     for attack in attacks:
         table.add_row(
             attack.defence.value,

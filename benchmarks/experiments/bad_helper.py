@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 from rich.table import Table
 
+from benchmarks.experiments.tables import plain_table
 from benchmarks.seeded import generator
 from mpc_helpers.noise import draw_laplace, draw_local, system_coins
 from protocol.errors import ProtocolError
@@ -127,9 +128,8 @@ def _refused(shares: Sequence[Vector]) -> bool:
 
 def bad_helper_table(findings: Sequence[Finding]) -> Table:
     """The findings as a person reads them."""
-    table = Table(title="one bad helper with the querier", box=None, pad_edge=False, header_style="bold underline")
-    for name in ("it tries to", "measured", "harmless", "what is measured"):
-        table.add_column(name, justify="right" if name in ("measured", "harmless") else "left")
+    columns = ("it tries to", "measured", "harmless", "what is measured")
+    table = plain_table("one bad helper with the querier", columns, words={"it tries to", "what is measured"})
     for finding in findings:
         table.add_row(finding.attempt, f"{finding.measured:.3f}", f"{finding.harmless:g}", finding.says)
     return table

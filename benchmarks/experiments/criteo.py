@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.experiments.accuracy import query_epsilon
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
 from benchmarks.experiments.columns import DAY, Floats, Ints, first_of_runs, stable_order
-from benchmarks.experiments.world import Queries, World, assemble, keep_known, renumber
+from benchmarks.experiments.world import Queries, World, assemble, check_scale, keep_known, renumber
 from benchmarks.seeded import generator
 from protocol.errors import TrefoilError
 
@@ -62,8 +62,7 @@ class Log:
 
 def synthesize(seed: int, scale: float = 1.0) -> Log:
     """A log with the published marginals. A sale is one of its buyer's own clicks, some time later."""
-    if not (0 < scale <= 1):
-        raise TrefoilError(f"scale must be above 0 and at most 1, not {scale}")
+    check_scale(scale)
     rng = generator(seed)
     sales = _sizes(CONVERSIONS, LARGEST_CONVERSIONS, CONVERSION_DECAY, scale)
     clicks = np.maximum(_sizes(IMPRESSIONS, LARGEST_IMPRESSIONS, IMPRESSION_DECAY, scale), sales + 1)

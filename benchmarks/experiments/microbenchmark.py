@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.experiments.accuracy import query_epsilon
 from benchmarks.experiments.columns import DAY, Ints
-from benchmarks.experiments.world import Queries, World, assemble, renumber
+from benchmarks.experiments.world import Queries, World, assemble, check_scale, renumber
 from benchmarks.seeded import generator
 from protocol.errors import TrefoilError
 
@@ -40,8 +40,7 @@ class Microbenchmark:
             raise TrefoilError(f"participation must be above 0 and at most 1, not {self.participation}")
         if not (0 <= self.rate <= 1000):
             raise TrefoilError(f"impressions per day must be between 0 and 1000, not {self.rate}")
-        if not (0 < self.scale <= 1):
-            raise TrefoilError(f"scale must be above 0 and at most 1, not {self.scale}")
+        check_scale(self.scale)
         if self.batch < 1 or self.repeats < 1 or self.products < 1 or self.days <= 31:
             raise TrefoilError(
                 "there would be no users: a batch needs at least one report", "Use a larger --scale, or leave it out."

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.experiments.accuracy import query_epsilon
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
 from benchmarks.experiments.columns import DAY, Floats, Ints, first_of_runs
-from benchmarks.experiments.world import Conversions, Impressions, Queries, World
+from benchmarks.experiments.world import Conversions, Impressions, Queries, World, check_scale
 from benchmarks.seeded import generator
 from protocol.errors import TrefoilError
 
@@ -54,8 +54,7 @@ class Events:
 
 def synthesize(seed: int, scale: float = 1.0) -> Events:
     """A set with the published marginals. Everyone who converts does so once; the rest is spread evenly on top."""
-    if not (0 < scale <= 1):
-        raise TrefoilError(f"scale must be above 0 and at most 1, not {scale}")
+    check_scale(scale)
     rng = generator(seed)
     conversions, impressions = round(CONVERSIONS * scale), round(IMPRESSIONS * scale)
     people, exposed = round(conversions / PER_CONVERTER), round(impressions / PER_EXPOSED)

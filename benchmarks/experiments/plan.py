@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from benchmarks.experiments.policies import System
+from benchmarks.experiments.tables import plain_table
 from protocol.epsilon import MAX_EPSILON, MAX_MICROS, MICROS, charge, show
 from protocol.errors import TrefoilError
 
@@ -135,15 +136,12 @@ def answers_within(plan: Plan, variance: float) -> float:
 def plan_tables(plan: Plan, prices: list[Cost]) -> list[Table]:
     """The answer as a person reads it."""
     title = f"ε = {show(plan.epsilon)} for an error within {plan.error:g} with probability {plan.confidence:g}"
-    first = Table(title=title, box=None, pad_edge=False, header_style="bold underline")
-    for name in ("policy", "ε per epoch", "at most", "queries/month", "average person"):
-        first.add_column(name, justify="left" if name == "policy" else "right")
+    columns = ("policy", "ε per epoch", "at most", "queries/month", "average person")
+    first = plain_table(title, columns, words={"policy"})
     for cost in prices:
         numbers = (show(cost.typical), show(cost.worst), str(cost.every_batch), str(cost.average))
         first.add_row(cost.system.value, *numbers)
-    second = Table(title="relative error of the answer", box=None, pad_edge=False, header_style="bold underline")
-    second.add_column("noise mode")
-    second.add_column("RMSRE", justify="right")
+    second = plain_table("relative error of the answer", ("noise mode", "RMSRE"), words={"noise mode"})
     for mode, variance in NOISE_VARIANCE.items():
         second.add_row(mode, f"{answers_within(plan, variance):.4f}")
     return [first, second]

@@ -14,6 +14,8 @@ from benchmarks.experiments.bias import Study
 from benchmarks.experiments.columns import Floats
 from benchmarks.experiments.policies import Accounting
 from benchmarks.experiments.simulation import Run
+from benchmarks.experiments.tables import plain_table
+from benchmarks.experiments.world import check_scale
 from protocol.errors import TrefoilError
 
 
@@ -30,8 +32,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.epoch_days < 1:
             raise TrefoilError(f"an epoch must last at least one day, not {self.epoch_days}")
-        if not (0 < self.scale <= 1):
-            raise TrefoilError(f"scale must be above 0 and at most 1, not {self.scale}")
+        check_scale(self.scale)
         if not (0 <= self.kappa <= 1000):
             raise TrefoilError(f"κ must be 0 or more, in the value's own unit, not {self.kappa}")
         if not (0 <= self.seed < 2**32):
@@ -126,11 +127,9 @@ class Result:
     def table(self) -> Table:
         """The points as a person reads them, leaving out columns that nothing is known for."""
         title = f"{self.experiment} ({self.options.accounting.value} accounting, seed {self.options.seed})"
-        table = Table(title=title, box=None, pad_edge=False, header_style="bold underline")
         rows = [_row(point) for point in self.points]
         shown = [name for name in rows[0] if any(row[name] for row in rows)]
-        for name in shown:
-            table.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
+        table = plain_table(title, shown, words={"system"}, no_wrap=True)
         for row in rows:
             table.add_row(*(row[name] for name in shown))
         return table
@@ -157,9 +156,8 @@ def _row(point: Point) -> dict[str, str]:
 def study_table(studies: Sequence[Study], cutoff: float = 0.05) -> Table:
     """What each way to bound the bias is worth, over all draws of the noise."""
     title = f"bias bounds over {len(studies[0].estimates)} draws of the noise, cutoff {cutoff:g}"
-    table = Table(title=title, box=None, pad_edge=False, header_style="bold underline")
-    for name in ("bound", "margin", "covers count", "covers bias", "accepted", "draws within", "median worst"):
-        table.add_column(name, justify="left" if name in ("bound", "margin") else "right")
+    columns = ("bound", "margin", "covers count", "covers bias", "accepted", "draws within", "median worst")
+    table = plain_table(title, columns, words={"bound", "margin"})
     for one in studies:
         worst = one.worst(cutoff)
         table.add_row(

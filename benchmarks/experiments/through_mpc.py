@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.experiments.columns import DAY, Floats, Ints
 from benchmarks.experiments.policies import Accounting, CookieMonster
 from benchmarks.experiments.simulation import Run, simulate
+from benchmarks.experiments.tables import plain_table
 from benchmarks.experiments.world import Conversions, Epochs, World
 from device.conversion import Conversion, Request
 from device.device import Device
@@ -249,9 +250,8 @@ def _clock() -> int:
 
 def mpc_table(results: Sequence[ModeResult]) -> Table:
     """Promise and measurement side by side."""
-    table = Table(title="through devices and three helpers", box=None, pad_edge=False, header_style="bold underline")
-    for name in ("noise", "queries", "promised sd", "measured", "std. errors off", "RMSRE", "analytic", "seconds"):
-        table.add_column(name, justify="left" if name == "noise" else "right")
+    columns = ("noise", "queries", "promised sd", "measured", "std. errors off", "RMSRE", "analytic", "seconds")
+    table = plain_table("through devices and three helpers", columns, words={"noise"})
     for result in results:
         measured, analytic = result.rmsre
         table.add_row(

@@ -22,6 +22,12 @@ ANCHOR = 1_704_067_200
 EXACT = 2**62
 
 
+def check_scale(scale: float) -> None:
+    """How much of the published size a workload has."""
+    if not (0 < scale <= 1):
+        raise TrefoilError(f"scale must be above 0 and at most 1, not {scale}")
+
+
 @dataclass(frozen=True, slots=True)
 class Epochs:
     """A grid of epochs: integer seconds, UTC, the start inside and the end outside."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from device.dashboard import words
 from device.dashboard.layout import Link, budget_bar, button_link, notice, page, section, table
@@ -15,6 +16,8 @@ from device.overview import Overview
 from device.privacy_filter import FilterKind, FilterState
 from device.storage import EpochEntry, ReportRecord
 from protocol.epsilon import show
+
+T = TypeVar("T")
 
 SHOWN_ROWS = 50
 LINKS = (
@@ -153,13 +156,10 @@ class OverviewPage:
         return [name, bar, epsilon(state.spent), epsilon(state.remaining), told]
 
     def _reports(self) -> Markup:
-        records = list(reversed(self._overview.reports))
-        shown = records if self._all_rows else records[:SHOWN_ROWS]
         columns = ["When", "To whom", "What it cost you", "Week by week", "Noise asked for"]
-        listing = table("Reports released, latest first", columns, [self._report_row(record) for record in shown])
+        listing = self._latest_first("Reports released", columns, self._overview.reports, self._report_row)
         nothing = tag("p", "No report has left this device.", class_="empty")
-        content = (tag("p", _REPORTS), listing if shown else nothing, self._more(records))
-        return section("reports", "Reports released", content)
+        return section("reports", "Reports released", tag("p", _REPORTS), listing or nothing)
 
     def _report_row(self, record: ReportRecord) -> list[Node]:
         to = record.site if record.caller == record.site else [record.site, tag("br"), f"through {record.caller}"]
@@ -177,13 +177,10 @@ class OverviewPage:
         return lines
 
     def _impressions(self) -> Markup:
-        saved = list(reversed(self._overview.impressions))
-        shown = saved if self._all_rows else saved[:SHOWN_ROWS]
         columns = ["When", "Where", "Bucket", "Who may count it", "Kept until"]
-        listing = table("Impressions stored, latest first", columns, [self._impression_row(each) for each in shown])
+        listing = self._latest_first("Impressions stored", columns, self._overview.impressions, self._impression_row)
         nothing = tag("p", "No impression is stored.", class_="empty")
-        content = (tag("p", _IMPRESSIONS), listing if shown else nothing, self._more(saved))
-        return section("impressions", "Impressions stored", content)
+        return section("impressions", "Impressions stored", tag("p", _IMPRESSIONS), listing or nothing)
 
     def _impression_row(self, saved: SavedImpression) -> list[Node]:
         seen = saved.impression
@@ -192,10 +189,14 @@ class OverviewPage:
         times = self._clockface
         return [times.moment(seen.time), where, seen.histogram_index, who, times.moment(saved.expires)]
 
-    def _more(self, rows: Sequence[object]) -> Markup | None:
-        if self._all_rows or len(rows) <= SHOWN_ROWS:
-            return None
-        return tag("p", tag("a", f"Show all {len(rows):,}", href="?all=1"))
+    def _latest_first(
+        self, caption: str, columns: Sequence[str], stored: Sequence[T], row: Callable[[T], list[Node]]
+    ) -> list[Node]:
+        """A table of what is stored, with a link to the rest if it is long; nothing if nothing is stored."""
+        shown = stored if self._all_rows else stored[-SHOWN_ROWS:]
+        listing = table(f"{caption}, latest first", columns, [row(each) for each in reversed(shown)])
+        rest = tag("p", tag("a", f"Show all {len(stored):,}", href="?all=1"))
+        return [listing, rest if len(shown) < len(stored) else None] if stored else []
 
     def _controls(self) -> Markup:
         on = self._overview.enabled

@@ -1,0 +1,119 @@
+"""The options that all figures' commands share, written down once: each field of `Common` is an option of all of them.
+
+Typer reads a command's signature, so `with_common_options` shows it one that has those fields where `common` stands.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from protocol.console import out, write_atomically, write_json
+from protocol.errors import TrefoilError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.experiments.results import Options, Result
+
+
+class AccountingChoice(StrEnum):
+    """Whose accounting: see benchmarks/README.md."""
+
+    PAPER = "paper"
+    ARTIFACT = "artifact"
+
+
+# Not in `Common`: κ has another default where bias is measured and `all` has none; --help shows accounting before it.
+Accounting = Annotated[AccountingChoice, typer.Option(help="The paper's accounting, or its public artifact's.")]
+Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
+# Also an option of commands that draw no figure.
+Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file ('-': standard output).")]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """How large the workload is, how long its epochs are, and where the results go."""
+
+    epoch_days: Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")] = None
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0
+    scale: Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")] = 1.0
+    json: Json = None
+    plots: Annotated[Path | None, typer.Option(help="Draw the figure's plots into this folder.")] = None
+
+    def options(self, accounting: AccountingChoice, kappa: float) -> Options:
+        """What the experiment is told. Refuses, before any work, a place where no result could be written."""
+        from benchmarks.experiments import policies
+        from benchmarks.experiments.results import Options
+
+        if self.json is not None and self.json.is_dir():
+            raise TrefoilError(f"{self.json} is a folder", "Give --json the name of a file.")
+        days = 7 if self.epoch_days is None else self.epoch_days
+        return Options(policies.Accounting(accounting.value), kappa, days, self.seed, self.scale)
+
+    def lengths(self) -> tuple[int, ...]:
+        """The epochs' lengths for a figure that compares several: all of them, unless one was asked for."""
+        from benchmarks.experiments.experiments import EPOCH_LENGTHS
+
+        return EPOCH_LENGTHS if self.epoch_days is None else (self.epoch_days,)
+
+    def draw(self, figure: str, result: Result, *more: object) -> dict[str, bytes]:
+        """The figure's plots by file name, drawn in memory; nothing if no folder was asked for."""
+        if self.plots is None:
+            return {}
+        if self.plots.exists() and not self.plots.is_dir():
+            raise TrefoilError(f"{self.plots} is not a folder", "Give --plots the name of a folder.")
+        from benchmarks.experiments import figures
+
+        drawn: dict[str, bytes] = getattr(figures, figure)(result, *more)
+        return {str(self.plots / name): data for name, data in drawn.items()}
+
+    def finish(self, results: Sequence[Result], drawings: dict[str, bytes]) -> None:
+        """Show tables; write plots, and the JSON last: an interrupted run leaves nothing that looks whole."""
+        for result in results:
+            show(result.table(), self.json)
+        for name, data in drawings.items():
+            write_atomically(Path(name), data)
+        whole = [result.as_json() for result in results]
+        if len(whole) == 1:
+            write_json(self.json, whole[0])
+        elif self.json is not None:
+            points = [point for result in results for point in result.as_points()]
+            write_json(self.json, {"experiment": "all", "experiments": whole, "points": points})
+
+
+def show(table: Table, json: Path | None) -> None:
+    """Print a table, unless standard output is wanted for the JSON alone."""
+    if str(json) != "-":
+        out.print(table)
+
+
+def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that is given the fields of `Common` one by one, for one that takes them together as `common`."""
+    own = inspect.signature(command, eval_str=True).parameters
+    shared = _parameters()
+
+    @functools.wraps(command)
+    def one_by_one(**given: Any) -> None:  # Any: Typer has converted each to its option's type
+        common = Common(**{name: given.pop(name) for name in shared if name in given})
+        command(**given, common=common)
+
+    shown = [one for name in own for one in (shared.values() if name == "common" else [own[name]])]
+    one_by_one.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # what inspect.signature returns
+    return one_by_one
+
+
+def _parameters() -> dict[str, inspect.Parameter]:
+    """The fields of `Common` as they would stand in a signature."""
+    kind, hints = inspect.Parameter.KEYWORD_ONLY, get_type_hints(Common, include_extras=True)
+    return {
+        field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
+        for field in fields(Common)
+    }

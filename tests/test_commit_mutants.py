@@ -1,0 +1,229 @@
+"""Variants of COMMIT.md that look reasonable and are wrong: the runs of `commit_world` catch each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commit_runs import ONE, SHORT, Runs, empty_at, equivocate, fails_at, honest_sums, no_votes_to, says, vote_of
+from commit_world import KEYS, AskedQuery, Plan, World, run, violations
+
+from mpc_helpers import messages, talk
+from mpc_helpers.agreement import Agreement
+from mpc_helpers.attempt import AttemptRecord, HeardVote, State, Step, Word
+from mpc_helpers.messages import Envelope
+from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
+from mpc_helpers.spending import Spending
+from protocol.batch import DigestRows
+from protocol.vote import Vote
+
+
+def without_guards(path: Path) -> None:
+    """The variants below are also stopped by SQLite; take its guards away to see that the runs catch them too."""
+    with closing(sqlite3.connect(path)) as db:
+        for kind in ("trigger", "index"):
+            names = db.execute("SELECT name FROM sqlite_master WHERE type = ? AND sql IS NOT NULL", (kind,)).fetchall()
+            for (name,) in names:
+                db.execute(f"DROP {kind} {name}")
+        db.commit()
+
+
+_correct_move = Spending._move
+
+
+async def release_on_own_vote(self: Spending, record: AttemptRecord, votes: list[HeardVote]) -> bool:
+    return await _release_if(self, record, votes, needed=0)
+
+
+async def release_on_two_of_three(self: Spending, record: AttemptRecord, votes: list[HeardVote]) -> bool:
+    return await _release_if(self, record, votes, needed=1)
+
+
+async def _release_if(self: Spending, record: AttemptRecord, votes: list[HeardVote], needed: int) -> bool:
+    yes = [vote for vote in votes if vote.vote is Vote.YES]
+    if record.state is State.VOTED and len(yes) == len(votes) and len(yes) >= needed:
+        self._ledger.release(record.attempt_id, yes)
+        self._settle(record.attempt_id, State.RELEASED)
+        return True
+    return await _correct_move(self, record, votes)
+
+
+async def free_on_one_no(self: Spending, record: AttemptRecord, votes: list[HeardVote]) -> bool:
+    if record.state is State.RENOUNCED:
+        self._ledger.free(record.attempt_id, votes, "one NO is enough")
+        self._settle(record.attempt_id, State.ABORTED)
+        return True
+    return await _correct_move(self, record, votes)
+
+
+@pytest.mark.parametrize("mutant", [release_on_own_vote, release_on_two_of_three])
+def test_releasing_without_both_yes_is_caught(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., Any]
+) -> None:
+    plan = Plan(seed=3, horizon=40.0, mpc_fails=fails_at(1))
+    assert violations(runs.play(SHORT, plan, prepare=without_guards)) == []
+    monkeypatch.setattr(Spending, "_move", mutant)
+    assert any("half spent" in text for text in violations(runs.play(SHORT, plan, prepare=without_guards)))
+
+
+def test_sqlite_alone_stops_a_release_without_both_yes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spending, "_move", release_on_own_vote)
+    world = runs.play((AskedQuery.of(1, range(6), deadline=5.0),), Plan(seed=3, horizon=20.0), honest=(0, 1, 2))
+    assert world.out == []
+
+
+def test_freeing_on_one_no_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {
+        "honest": (0, 1),
+        "tamper": says({0: Word.YES, 1: Word.NO}),
+        "prepare": without_guards,
+    }
+    assert violations(runs.play(SHORT, Plan(seed=14, horizon=40.0), **settings)) == []
+    monkeypatch.setattr(Spending, "_move", free_on_one_no)
+    assert any("half spent" in text for text in violations(runs.play(SHORT, Plan(seed=14, horizon=40.0), **settings)))
+
+
+def test_retrying_while_an_attempt_is_voted_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All YES of the first attempt are late; a retry with fresh noise would let out both."""
+    plan, block = Plan(seed=15), no_votes_to(None, until=14.0)
+    assert violations(runs.play(ONE, plan, block=block, prepare=without_guards)) == []
+    monkeypatch.setattr(Agreement, "_wait_for_older", _do_not_wait)
+    monkeypatch.setattr(NonceLedger, "_standing", lambda *_: Standing.FREE)
+    monkeypatch.setattr(NonceLedger, "_point", _point_regardless)
+    assert any("S3" in text for text in violations(runs.play(ONE, plan, block=block, prepare=without_guards)))
+
+
+async def _do_not_wait(self: Agreement, talk_: talk.Talk) -> None:
+    return None
+
+
+def _point_regardless(self: NonceLedger, attempt: int, digests: DigestRows) -> int:
+    rows = [(bytes(row), attempt) for row in digests[:]]
+    return self._db.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?)", rows).rowcount
+
+
+def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helper 1 has released, helper 3 has not heard of it, helper 2 forgets: helper 3 must end up releasing too."""
+
+    def ended() -> State:
+        world = runs.world(ONE, Plan(seed=16), block=_cut_off(2, from_=0.2, until=8.0))
+        run(lambda: empty_at(world, 1, 5.0, trusted=True))
+        ledger = NonceLedger(world.nodes[2].path, Owner(2, KEYS[2]))
+        record = ledger.live(ONE[0].name.key)
+        ledger.close()
+        assert record is not None
+        return record.state
+
+    assert ended() is State.RELEASED
+    monkeypatch.setattr(Spending, "state", _no_from_ignorance)
+    assert ended() is State.RENOUNCED
+
+
+def _cut_off(helper: int, from_: float, until: float) -> Callable[[int, int, Envelope], bool]:
+    """What others say about votes does not reach `helper` for a while; and later helper 1 is slow to answer it."""
+
+    def block(source: int, target: int, envelope: Envelope) -> bool:
+        now = asyncio.get_running_loop().time()
+        late = until + 4.0 if 0 in (source, target) else until
+        return isinstance(envelope.body, messages.State) and target == helper and from_ <= now < late
+
+    return block
+
+
+_correct_state = Spending.state
+
+
+async def _no_from_ignorance(self: Spending, attempt_id: bytes) -> messages.State:
+    if self._ledger.record(attempt_id) is None:
+        return vote_of(self._peers.helper, attempt_id, Word.NO)
+    return await _correct_state(self, attempt_id)
+
+
+def test_letting_the_share_out_before_released_is_on_disk_is_caught(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash before the commit forgets the release; the bad helper then says NO to both, and a second one follows."""
+
+    def play(*, early: bool) -> list[str]:
+        world: World = runs.world(
+            ONE,
+            Plan(
+                seed=17,
+                crashes=frozenset({(0, Step.RELEASE_BEFORE_COMMIT, 1)}),
+                mpc_fails=lambda helper, number: helper == 2 and number == 1,
+            ),
+            honest=(0, 1),
+            tamper=lambda source, target, envelope: _two_faced(world, target, envelope),
+        )
+        if early:
+            monkeypatch.setattr(NonceLedger, "release", _released_in_memory(world))
+        run(world.play)
+        return violations(world)
+
+    assert play(early=False) == []
+    assert any("S3" in text for text in play(early=True))
+
+
+def _two_faced(world: World, target: int, envelope: Envelope) -> Envelope | None:
+    body = envelope.body
+    if not isinstance(body, messages.State):
+        return envelope
+    first = next(iter(world.accepted), b"")
+    if body.attempt_id != first:
+        return envelope
+    if world.crashed:
+        return dataclasses.replace(envelope, body=vote_of(2, first, Word.NO))
+    return dataclasses.replace(envelope, body=vote_of(2, first, Word.YES)) if target == 0 else None
+
+
+_correct_release = NonceLedger.release
+
+
+def _released_in_memory(world: World) -> Callable[..., None]:
+    def release(self: NonceLedger, attempt_id: bytes, votes: list[HeardVote]) -> None:
+        record = self.record(attempt_id)
+        if self.owner.helper == 0 and record is not None and record.sealed_share is not None:
+            world.out.append((0, record.query.key, attempt_id, record.sealed_share))
+        _correct_release(self, attempt_id, votes)
+
+    return release
+
+
+def test_a_restart_that_drops_a_voted_share_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(seed=18, horizon=40.0, crashes=frozenset({(1, Step.YES_SENT_TO_ONE, 1)}))
+    block = no_votes_to(2, until=4.0)
+    assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) == []
+    assert violations(runs.play(SHORT, plan, block=block, prepare=without_guards)) == []
+    monkeypatch.setattr(NonceLedger, "sweep", _sweep_everything)
+    assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) != []
+
+
+def _only_to_first(source: int, target: int, envelope: Envelope) -> bool:
+    """Until 4 s, votes reach helper 1 only."""
+    return asyncio.get_running_loop().time() < 4.0 and isinstance(envelope.body, messages.State) and target != 0
+
+
+def _sweep_everything(self: NonceLedger) -> list[bytes]:
+    swept = [record for record in self.unsettled() if record.state in (State.RESERVED, State.VOTED)]
+    for record in swept:
+        self._db.execute("UPDATE attempts SET sealed_share = NULL WHERE attempt_id = ?", (record.attempt_id,))
+        with self._transaction(None, None):
+            self._move(record.attempt_id, record.state, State.ABORTED, reason="restarted")
+    return [record.attempt_id for record in swept]
+
+
+def test_an_accepted_root_without_the_bitmaps_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(talk, "accepted_root", lambda name, number, proposals, accepted: _root_of(name.digest, number))
+    world = runs.play(ONE, Plan(seed=40), honest=(0, 1), tamper=equivocate)
+    assert any(len(set(sets.values())) == 2 for sets in honest_sums(world))
+    assert "one attempt id, two sets" in violations(world)
+
+
+def _root_of(digest: bytes, number: int) -> bytes:
+    return bytes(a ^ b for a, b in zip(digest, number.to_bytes(32, "big"), strict=True))
