@@ -223,7 +223,7 @@ def _columns(helpers: Helpers, terms: ReportTerms) -> Iterator[tuple[list[Path],
         paths = [folder / f"column-{party + 1}" for party in range(PARTIES)]
         for party, path in enumerate(paths):
             with path.open("wb") as file:
-                batch.write_column(party, batch.order(), file)
+                file.writelines(batch.column(party, batch.order()))
         yield paths, _query(helpers, terms, batch)
 
 

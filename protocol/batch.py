@@ -38,6 +38,7 @@ PREAMBLE_SIZE = _PREAMBLE.size
 _CHECKSUM_SIZE = 4
 MAX_HEADER = 1024
 _SPAN_BYTES = 2**21
+_PIECE_BYTES = 2**19
 MAX_BODY = 8 * (2**16 + 1)
 
 
@@ -245,15 +246,23 @@ class BatchReader(_RecordFile):
         order = sorted_order(digests)
         return order, batch_root(digests[order])
 
-    def write_column(self, party: int, order: Order, out: IO[bytes]) -> None:
-        """What helper `party` needs of every report, in `order`, without decoding any of them."""
-        layout = column_layout(party, self.layout.header, self.layout.body)
-        out.write(layout.encode())
+    def column(self, party: int, order: Order) -> Iterator[bytes]:
+        """What helper `party` needs of every report, in `order`, without decoding any of them; some at a time."""
+        layout = self._column_layout(party)
+        yield layout.encode()
         payload_at = self.layout.header + self.layout.body + party * PAYLOAD_SIZE
         kept = self.layout.header + layout.body
-        for start in range(0, len(order), 1024):
-            rows = self.records[order[start : start + 1024]]
-            out.write(np.hstack([rows[:, :kept], rows[:, payload_at : payload_at + PAYLOAD_SIZE]]).tobytes())
+        span = max(1, _PIECE_BYTES // self.layout.record)
+        for start in range(0, len(order), span):
+            rows = self.records[order[start : start + span]]
+            yield np.hstack([rows[:, :kept], rows[:, payload_at : payload_at + PAYLOAD_SIZE]]).tobytes()
+
+    def column_size(self, party: int) -> int:
+        """Bytes of that column."""
+        return self._column_layout(party).file_size(self.count)
+
+    def _column_layout(self, party: int) -> Layout:
+        return column_layout(party, self.layout.header, self.layout.body)
 
 
 class ColumnReader(_RecordFile):

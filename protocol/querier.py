@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -39,7 +38,6 @@ GRACE_SECONDS = 15
 GATHER_SECONDS = 2.0
 FIRST_POLL, LAST_POLL = 0.05, 0.5
 MAX_ANSWER = 2**24
-PIECE = 2**18
 CONFIDENCE = 0.95
 BIAS_BETA = 0.05
 _BAD_ENDS = ("failed", "disputed")
@@ -95,6 +93,10 @@ class _Seen:
     statuses: dict[int, HelperStatus] = field(default_factory=dict)
     out_since: dict[int, float] = field(default_factory=dict)
     failed_since: float = 0.0
+
+    @property
+    def states(self) -> dict[int, str]:
+        return {party: status.state for party, status in self.statuses.items()}
 
     @property
     def all_ended(self) -> bool:
@@ -203,12 +205,9 @@ class Querier:
         async def upload(party: int) -> int:
             if party not in missing:
                 return 0
-            with tempfile.TemporaryFile() as column:
-                await asyncio.to_thread(_cut, batch, party, order, column)
-                size = column.tell()
-                column.seek(0)
-                await self._put(session, party, f"{url}/column", _pieces(column), size)
-                return size
+            size = batch.column_size(party)
+            await self._put(session, party, f"{url}/column", _pieces(batch.column(party, order)), size)
+            return size
 
         return sum((await self._each("uploading", upload)).values())
 
@@ -216,13 +215,16 @@ class Querier:
         """Ask all three where they are until each has ended, or the deadline has passed."""
         seen = _Seen()
         pause = FIRST_POLL
-        while not seen.all_ended:
+        while True:
+            before = seen.states
             await asyncio.gather(*(self._poll(session, query, party, seen) for party in range(PARTIES)))
             report(seen.statuses)
             self._raise_failures(query, seen)
+            if seen.all_ended:
+                return seen.statuses
+            # Opening reports may take long; what follows is over in moments.
+            pause = min(LAST_POLL, pause * 1.3) if seen.states == before else FIRST_POLL
             await asyncio.sleep(pause)
-            pause = min(LAST_POLL, pause * 1.3)
-        return seen.statuses
 
     async def _poll(self, session: aiohttp.ClientSession, query: Query, party: int, seen: _Seen) -> None:
         try:
@@ -392,14 +394,9 @@ def _url(query: Query) -> str:
     return f"/v1/queries/{query.digest.hex()}"
 
 
-def _cut(batch: BatchReader, party: int, order: Any, column: IO[bytes]) -> None:
-    batch.write_column(party, order, column)
-    column.flush()
-
-
-async def _pieces(column: IO[bytes]) -> AsyncIterator[bytes]:
-    """A column as it is sent. It was written a moment ago, so reading it does not wait for the disk."""
-    while piece := column.read(PIECE):
+async def _pieces(column: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """A column as it is sent, cut while it is sent, in a thread."""
+    while piece := await asyncio.to_thread(next, column, b""):
         yield piece
 
 

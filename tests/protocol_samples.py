@@ -183,7 +183,7 @@ def write_columns(folder: Path, reports: Sequence[SealedReport]) -> list[Path]:
     paths = [folder / f"column-{party + 1}" for party in range(PARTIES)]
     for party, path in enumerate(paths):
         with path.open("wb") as file:
-            batch.write_column(party, batch.order(), file)
+            file.writelines(batch.column(party, batch.order()))
     return paths
 
 

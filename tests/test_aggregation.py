@@ -180,7 +180,7 @@ def test_a_column_out_of_order_is_refused(tmp_path: Path, reports: list[SealedRe
     batch = BatchReader(samples.write_batch(tmp_path / "batch", reports))
     path = tmp_path / "column"
     with path.open("wb") as file:
-        batch.write_column(0, batch.order()[::-1], file)
+        file.writelines(batch.column(0, batch.order()[::-1]))
     with pytest.raises(ProtocolError, match="out of order"):
         samples.ingest_columns([path], query)
 
@@ -191,7 +191,7 @@ def test_order_is_checked_between_chunks_too(tmp_path: Path, reports: list[Seale
     order = batch.order()
     path = tmp_path / "column"
     with path.open("wb") as file:
-        batch.write_column(0, np.concatenate([order[7:14], order[:7], order[14:]]), file)
+        file.writelines(batch.column(0, np.concatenate([order[7:14], order[:7], order[14:]])))
     with pytest.raises(ProtocolError, match="report 8 of the column is out of order"):
         samples.ingest_columns([path], query)
 

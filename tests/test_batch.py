@@ -221,6 +221,6 @@ def test_the_root_covers_every_digest_their_order_and_number() -> None:
 def test_a_column_can_be_written_to_any_stream(path: Path) -> None:
     batch = BatchReader(path)
     stream = io.BytesIO()
-    batch.write_column(2, batch.order(), stream)
+    stream.writelines(batch.column(2, batch.order()))
     assert stream.getvalue().count(REPORTS[0].payloads[2]) == 1
     assert len(REPORTS[0].payloads[2]) == PAYLOAD_SIZE

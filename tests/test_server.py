@@ -46,7 +46,7 @@ async def send(session: aiohttp.ClientSession, method: str, path: str, data: byt
 
 def column(batch: BatchReader, party: int) -> bytes:
     out = BytesIO()
-    batch.write_column(party, batch.order(), out)
+    out.writelines(batch.column(party, batch.order()))
     return out.getvalue()
 
 
