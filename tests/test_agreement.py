@@ -25,7 +25,7 @@ from commit_world import (
 from mpc_helpers.agreement import AdmittedBatch, Agreement, Attempt
 from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
 from mpc_helpers.messages import Ask, Envelope
-from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
+from mpc_helpers.nonce_ledger import LedgerHead, NonceLedger, Owner, Standing
 from protocol.errors import Rejection
 
 QUERY = AskedQuery.of(1, range(6))
@@ -323,6 +323,79 @@ def test_strangers_and_wrong_senders_get_no_reply(three: Three) -> None:
         assert await agreement.receive(2, b"nonsense") is None
         # Rightly signed, but of a run of helper 3 that does not exist: its ledger cannot be checked.
         assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
+
+    play(three, scenario)
+
+
+async def claim_another_ledger(three: Three, liar: int, target: int) -> None:
+    """The liar's running daemon signs with the head of a ledger it did not have before."""
+    peers: Any = three.agreements[liar].peers
+    other = LedgerHead(b"another ledger..", 0, bytes(32))
+    await three.agreements[target].receive(
+        liar, Envelope(liar, peers._boot, other, Ask(bytes(32))).seal(peers.realm, IDENTITIES[liar])
+    )
+
+
+async def ended_by_alarm(three: Three, running: asyncio.Task[list[Any]]) -> None:
+    """Helper 3 changes its ledger in sight of helper 1, whose query then ends at once and not at its deadline."""
+    now = asyncio.get_running_loop().time
+    assert not running.done()
+    began = now()
+    await claim_another_ledger(three, 2, 0)
+    (error,) = await running
+    assert now() - began < PACE.first
+    assert isinstance(error, AgreementError)
+    assert (str(error), error.helper) == ("helper 3 changed its ledger while it ran", 2)
+    assert "rebuild the ledger" in error.hint
+    assert three.ledgers[0].live(QUERY.name.key) is None
+    assert not np.any(three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key))
+
+
+def test_an_alarm_ends_a_query_that_waits_for_proposals(three: Three) -> None:
+    async def scenario() -> None:
+        running = asyncio.get_running_loop().create_task(three.agree(helpers=(0,), seconds=1000))
+        await asyncio.sleep(20)
+        await ended_by_alarm(three, running)
+        assert three.ledgers[0].last_number(QUERY.name.key) == 0
+
+    play(three, scenario)
+
+
+def test_an_alarm_at_the_barrier_ends_the_query_and_aborts_what_was_reserved(three: Three) -> None:
+    async def scenario() -> None:
+        create = asyncio.get_running_loop().create_task
+        running = create(three.agree(helpers=(0,), seconds=1000))
+        others = create(three.agree(helpers=(1, 2), seconds=1000))
+        while (record := three.ledgers[0].live(QUERY.name.key)) is None:
+            await asyncio.sleep(three.delay / 10)
+        three.down = {2}  # before its RESERVED arrives
+        await asyncio.sleep(20)
+        assert three.ledgers[0].live(QUERY.name.key) == record
+        await ended_by_alarm(three, running)
+        aborted = three.ledgers[0].record(record.attempt_id)
+        assert aborted is not None
+        assert (aborted.state, aborted.voted_once) == (State.ABORTED, False)
+        others.cancel()
+        await asyncio.gather(others, return_exceptions=True)
+
+    play(three, scenario)
+
+
+def test_an_alarm_frees_nothing_that_was_voted_for(three: Three) -> None:
+    async def scenario() -> None:
+        attempts = await three.agree()
+        three.down = {2}
+        deadline = asyncio.get_running_loop().time() + 10.0
+        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1)]
+        running = asyncio.gather(*voting)
+        await asyncio.sleep(5)
+        await claim_another_ledger(three, 2, 0)
+        assert await running == [Outcome.UNDECIDED] * 2
+        (error,) = await three.agree(helpers=(0,), seconds=5)
+        assert "the outcome of an earlier attempt" in str(error)
+        record = three.ledgers[0].live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.VOTED
 
     play(three, scenario)
 
