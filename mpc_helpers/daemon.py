@@ -26,6 +26,7 @@ from mpc_helpers.executors import Workplace, workplace
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.intake import Intake
 from mpc_helpers.meetings import Meetings
+from mpc_helpers.messages import longest_message
 from mpc_helpers.metrics import Metrics
 from mpc_helpers.nonce_ledger import NonceLedger
 from mpc_helpers.pool import Pool
@@ -68,12 +69,15 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
     membership = load_membership(config, parts.clock())
     config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = Metrics()
+    longest = longest_message(config.limits.maximum_reports)
     async with contextlib.AsyncExitStack() as stack:
         ledgers = {owner.debug: NonceLedger(path, owner, step=parts.step) for path, owner in owners(config, membership)}
         for ledger in ledgers.values():
             stack.callback(ledger.close)
         certificates = Certificates(membership, config.tls, config.data)
-        transport = await stack.enter_async_context(Transport(membership, certificates, config.limits.peer_seconds))
+        transport = await stack.enter_async_context(
+            Transport(membership, certificates, config.limits.peer_seconds, longest)
+        )
         agreements = {debug: _agreement(membership, ledger, transport, parts) for debug, ledger in ledgers.items()}
         for agreement in agreements.values():
             stack.push_async_callback(agreement.close)
@@ -86,7 +90,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         stack.push_async_callback(intake.close)
         realms: dict[str, Realm] = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
         realms[WORKERS] = meetings
-        server = Server(intake, realms, certificates.whose, metrics, public_configuration(config, membership))
+        public = public_configuration(config, membership)
+        server = Server(intake, realms, certificates.whose, metrics, public, longest)
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
         keeper = asyncio.create_task(_keep_house(config, membership, ledgers, intake, parts.clock))

@@ -26,7 +26,9 @@ CHALLENGE_SIZE = 16
 MAX_ENDPOINT = 1024
 MAX_REASON = 500
 MAX_BITMAP = 2**29
-MAX_MESSAGE = MAX_BITMAP + 4096
+# Everything in a message but the bitmap, with room to spare: the longest REFUSE has about 2,200 bytes.
+MAX_REST = 4096
+MAX_MESSAGE = MAX_BITMAP + MAX_REST
 
 T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]
@@ -52,6 +54,11 @@ class Kind(Enum):
 def realm(helper_set_digest: bytes, *, debug: bool) -> bytes:
     """What messages belong to: one helper set, and within it real or debug reports."""
     return tagged_hash("helper messages", helper_set_digest, b"debug" if debug else b"real")
+
+
+def longest_message(reports: int) -> int:
+    """Bytes of the longest message that can be meant where batches have at most `reports` reports: a PROPOSE."""
+    return min((reports + 7) // 8 + MAX_REST, MAX_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)

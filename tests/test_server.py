@@ -21,6 +21,7 @@ from mpc_helpers.commands import helper
 from mpc_helpers.config import HelperConfig, Limits, load_config
 from mpc_helpers.daemon import Parts
 from mpc_helpers.launcher import prepare
+from mpc_helpers.messages import MAX_REST
 from protocol.asked import AskedQuery, Wishes
 from protocol.batch import BatchReader
 from protocol.keys import IdentityKey, load_identity
@@ -35,6 +36,18 @@ async def talking_to(three: Three, party: int = 0) -> AsyncIterator[aiohttp.Clie
     helper = three.helper_set.helpers[party]
     connector = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(helper.tls_pin))
     async with aiohttp.ClientSession(helper.address, connector=connector) as session:
+        yield session
+
+
+@asynccontextmanager
+async def talking_as(three: Three, party: int) -> AsyncIterator[aiohttp.ClientSession]:
+    """To helper 1, with the certificate of one of the three."""
+    config = load_config(three.trio.config_path(party))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(config.tls_certificate, config.tls_key)
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(three.helper_set.helpers[0].address, connector=connector) as session:
         yield session
 
 
@@ -179,23 +192,35 @@ async def test_only_the_two_peers_speak_on_the_peers_path(tmp_path: Path) -> Non
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
         async with talking_to(three) as session:
             assert (await send(session, "POST", "/v1/peer/real", b"hello"))[0] == 403
-        config = load_config(three.trio.config_path(1))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
-        address = three.helper_set.helpers[0].address
-        async with aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(ssl=context)) as session:
+        async with talking_as(three, 1) as session:
             # Helper 2's certificate, without helper 2's signature: heard, and not believed.
             assert await send(session, "POST", "/v1/peer/real", b"hello") == (200, "")
             assert (await send(session, "POST", "/v1/peer/nowhere", b"hello"))[0] == 404
         # Helper 1 does not accept its own certificate from outside either.
-        own = load_config(three.trio.config_path(0))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.load_cert_chain(own.tls_certificate, own.tls_key)
-        async with aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(ssl=context)) as session:
+        async with talking_as(three, 0) as session:
             with pytest.raises(aiohttp.ClientError):
                 await send(session, "POST", "/v1/peer/real", b"hello")
+
+
+async def test_a_peer_is_heard_no_longer_than_a_message_of_the_largest_batch(tmp_path: Path) -> None:
+    """Refused by its length if that is told, and otherwise as soon as it is over the limit."""
+
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        for _ in range(size):
+            yield b"x"
+
+    limits = {"maximum_reports": 4001}
+    async with three_helpers(tmp_path, options={"limits": limits}) as three:
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)  # by now they know each other's certificates
+        longest = 501 + MAX_REST
+        async with talking_as(three, 1) as session:
+            for realm in ("real", "debug"):
+                assert await send(session, "POST", f"/v1/peer/{realm}", bytes(longest)) == (200, "")
+            for data in (bytes(longest + 1), pieces(longest + 1)):
+                async with session.post("/v1/peer/real", data=data) as response:
+                    assert response.status == 413
+                    assert f"over the limit of {longest}" in (await response.json())["error"]
 
 
 async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
