@@ -43,6 +43,9 @@ REALMS = {False: "real", True: "debug"}
 WORKERS = "workers"
 HOUSEKEEPING_SECONDS = 3600.0
 SHUTDOWN_SECONDS = 2.0
+# From a connection's start, or its last answer, to the end of a request's headers, however slowly they come. Longer
+# than the 15 s for which a peer keeps an idle connection, so that none is closed while it is taken up again.
+HEADER_SECONDS = 30.0
 THREADS = 32
 
 Clock = Callable[[], int]
@@ -191,7 +194,9 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
 
 @contextlib.asynccontextmanager
 async def _listening(config: HelperConfig, server: Server, certificates: Certificates) -> AsyncIterator[None]:
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    runner = web.AppRunner(
+        server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=HEADER_SECONDS
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, config.host, config.port, ssl_context=certificates.server_context)

@@ -6,11 +6,12 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -317,6 +318,46 @@ async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(t
         async with session.put(url(signed, "/column"), data=trickle(), headers=size) as response:
             assert response.status == 410
             assert "did not arrive" in await response.text()
+
+
+@pytest.mark.parametrize("after_an_answer", [False, True])
+@pytest.mark.parametrize("trickle", [b"", b"GET /healthz HTTP/1.1\r\nX-Slow: " + b"x" * 5000])
+async def test_a_connection_whose_headers_do_not_end_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trickle: bytes, after_an_answer: bool
+) -> None:
+    """Silent, or with one more byte now and then: neither holds a connection."""
+    monkeypatch.setattr("mpc_helpers.daemon.HEADER_SECONDS", 0.5)
+    async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(20):
+        await three.start(0)
+        address = urlsplit(three.helper_set.helpers[0].address)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=context)
+        if after_an_answer:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: helper\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"}")
+        closed = asyncio.create_task(reader.read())
+        for byte in trickle:
+            if closed.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.02)
+        with suppress(ConnectionError):
+            await closed
+        writer.close()
+
+
+async def test_a_body_may_take_longer_than_the_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slowly(body: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 1 + len(body) // 10):
+            yield body[at : at + 1 + len(body) // 10]
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr("mpc_helpers.daemon.HEADER_SECONDS", 0.3)
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        signed = three.query(small_batch(three)).signed
+        async with session.put(url(signed), data=slowly(signed.encode())) as response:
+            assert response.status == 200
 
 
 async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None:
