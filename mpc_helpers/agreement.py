@@ -80,7 +80,9 @@ class Agreement:
         self._step = step
         self._thread = ThreadPoolExecutor(1, "nonce-ledger")
         self._do: Offload = offload or self._in_thread
-        self.peers = Peers(ledger, identity, keys, realm_, send, entropy=entropy, patience=pace.patience)
+        self.peers = Peers(
+            ledger, identity, keys, realm_, send, alarmed=self._wake, entropy=entropy, patience=pace.patience
+        )
         self._spending = Spending(
             ledger,
             self.peers,
@@ -205,9 +207,7 @@ class Agreement:
         """Which admitted reports are free here, and how many are spent. While some are busy: wait, holding nothing."""
         batch = talk.batch
         while True:
-            if self.peers.alarms:
-                helper, text = next(iter(self.peers.alarms.items()))
-                raise AgreementError(text, "Its operator must rebuild the ledger or retire its keys.", helper=helper)
+            self._heed_alarms()
             standings = await self._do(lambda: self._ledger.lookup(batch.digests, talk.query.key))
             busy = np.count_nonzero(batch.admitted & (standings == Standing.BUSY))
             if not busy:
@@ -215,6 +215,11 @@ class Agreement:
                 return batch.admitted & ~seen, int(np.count_nonzero(seen))
             talk.waiting = f"{busy} reports that another query holds"
             await self._pause(talk, self._pace.longest_agree)
+
+    def _heed_alarms(self) -> None:
+        """Nothing new is begun with a ledger that went back. Called where nothing has been voted for yet."""
+        for helper, text in self.peers.alarms.items():
+            raise AgreementError(text, "Its operator must rebuild the ledger or retire its keys.", helper=helper)
 
     async def _propose(self, talk: Talk, free: messages.Mask, seen: int) -> None:
         """A number above every one used here, and the highest heard if that is higher; a salt never used before."""
@@ -227,6 +232,7 @@ class Agreement:
         talk.waiting = "proposals"
         wait = self._pace.first
         while talk.heard <= talk.number:
+            self._heed_alarms()
             if talk.failure:
                 raise talk.failure
             if talk.complete():
@@ -263,6 +269,7 @@ class Agreement:
         await self._send_both(talk, self._reserved(talk), Step.RESERVED_SENT_TO_ONE)
         wait = self._pace.first
         while not talk.ended.is_set():
+            self._heed_alarms()
             if not any(talk.lacking_reserved(peer) for peer in self.peers.others):
                 return True
             if talk.heard > talk.number or any(map(talk.contradicted_by, talk.reserved.values())):
@@ -387,12 +394,17 @@ class Agreement:
 
     def _attempt_changed(self, attempt_id: bytes, state: State) -> None:
         """Told by Spend after each commit."""
+        self._wake()
         for talk in list(self._talks.values()):
-            talk.changed.set()
             if talk.attempt_id == attempt_id and state is not State.VOTED:
                 talk.ended.set()
                 if talk.agreed:
                     self._talks.pop(talk.query.key, None)
+
+    def _wake(self) -> None:
+        """Let every query that waits look again."""
+        for talk in self._talks.values():
+            talk.changed.set()
 
     def _in_thread(self, call: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, call)

@@ -26,6 +26,7 @@ from mpc_helpers.executors import Workplace, workplace
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.intake import Intake
 from mpc_helpers.meetings import Meetings
+from mpc_helpers.messages import longest_message
 from mpc_helpers.metrics import Metrics
 from mpc_helpers.nonce_ledger import NonceLedger
 from mpc_helpers.pool import Pool
@@ -42,6 +43,9 @@ REALMS = {False: "real", True: "debug"}
 WORKERS = "workers"
 HOUSEKEEPING_SECONDS = 3600.0
 SHUTDOWN_SECONDS = 2.0
+# From a connection's start, or its last answer, to the end of a request's headers, however slowly they come. Longer
+# than the 15 s for which a peer keeps an idle connection, so that none is closed while it is taken up again.
+HEADER_SECONDS = 30.0
 THREADS = 32
 
 Clock = Callable[[], int]
@@ -70,12 +74,15 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
     membership = load_membership(config, parts.clock())
     config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     metrics = Metrics()
+    longest = longest_message(config.limits.maximum_reports)
     async with contextlib.AsyncExitStack() as stack:
         ledgers = {owner.debug: NonceLedger(path, owner, step=parts.step) for path, owner in owners(config, membership)}
         for ledger in ledgers.values():
             stack.callback(ledger.close)
         certificates = Certificates(membership, config.tls, config.data)
-        transport = await stack.enter_async_context(Transport(membership, certificates, config.limits.peer_seconds))
+        transport = await stack.enter_async_context(
+            Transport(membership, certificates, config.limits.peer_seconds, longest)
+        )
         agreements = {debug: _agreement(membership, ledger, transport, parts) for debug, ledger in ledgers.items()}
         for agreement in agreements.values():
             stack.push_async_callback(agreement.close)
@@ -88,7 +95,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         stack.push_async_callback(intake.close)
         realms: dict[str, Realm] = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
         realms[WORKERS] = meetings
-        server = Server(intake, realms, certificates.whose, metrics, public_configuration(config, membership))
+        public = public_configuration(config, membership)
+        server = Server(intake, realms, certificates.whose, metrics, public, longest)
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
         keeper = asyncio.create_task(_keep_house(config, membership, ledgers, intake, parts.clock))
@@ -188,7 +196,9 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
 
 @contextlib.asynccontextmanager
 async def _listening(config: HelperConfig, server: Server, certificates: Certificates) -> AsyncIterator[None]:
-    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    runner = web.AppRunner(
+        server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=HEADER_SECONDS
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, config.host, config.port, ssl_context=certificates.server_context)

@@ -27,7 +27,9 @@ CHALLENGE_SIZE = 16
 MAX_ENDPOINT = 1024
 MAX_REASON = 500
 MAX_BITMAP = 2**29
-MAX_MESSAGE = MAX_BITMAP + 4096
+# Everything in a message but the bitmap, with room to spare: the longest REFUSE has about 2,200 bytes.
+MAX_REST = 4096
+MAX_MESSAGE = MAX_BITMAP + MAX_REST
 
 Mask = npt.NDArray[np.bool_]
 
@@ -46,6 +48,11 @@ class Kind(Enum):
     REFUSE = 5
     HELLO = 6
     HEAD = 7
+
+
+def longest_message(reports: int) -> int:
+    """Bytes of the longest message that can be meant where batches have at most `reports` reports: a PROPOSE."""
+    return min((reports + 7) // 8 + MAX_REST, MAX_MESSAGE)
 
 
 @dataclass(frozen=True, slots=True)

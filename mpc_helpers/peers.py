@@ -24,7 +24,7 @@ Handle = Callable[[int, Body], Awaitable[None]]
 class Peers:
     """Run by helper `helper`. `send` carries bytes to a peer over TLS and brings its reply; None or OSError is a loss.
 
-    `keys` are the identity keys of all three helpers, in order.
+    `keys` are the identity keys of all three helpers, in order. `alarmed` is told whenever there is an alarm.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Peers:
         realm: bytes,
         send: Send,
         *,
+        alarmed: Callable[[], None],
         entropy: Callable[[int], bytes],
         patience: float,
     ) -> None:
@@ -46,6 +47,7 @@ class Peers:
         self.keys = tuple(keys)
         self._ledger = ledger
         self._send = send
+        self._alarmed = alarmed
         self._entropy = entropy
         self._patience = patience
         self._boot = entropy(BOOT_SIZE)
@@ -185,3 +187,4 @@ class Peers:
         if helper not in self.alarms:
             logger.error("ALARM: helper %d %s", helper + 1, text)
         self.alarms[helper] = f"helper {helper + 1} {text}"
+        self._alarmed()

@@ -23,9 +23,8 @@ from aiohttp import web
 from mpc_helpers.attempt import DIGEST_SIZE
 from mpc_helpers.intake import Intake, Refusal, Trouble
 from mpc_helpers.job import Status
-from mpc_helpers.messages import MAX_MESSAGE
 from mpc_helpers.metrics import Metrics
-from mpc_helpers.transport import PEER_PATH, read_bounded
+from mpc_helpers.transport import PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
 
 MAX_QUERY = 8192
@@ -51,17 +50,19 @@ class Server:
         whose: Callable[[bytes | None], int | None],
         metrics: Metrics,
         public: dict[str, object],
+        longest_message: int,
     ) -> None:
         self._intake = intake
         self._realms = realms
         self._whose = whose
         self._metrics = metrics
         self._public = public
+        self._longest_message = longest_message
         self._requests = metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
 
     def application(self) -> web.Application:
         """The routes as an aiohttp application. Bodies are bounded by each handler, not by one number for all."""
-        app = web.Application(middlewares=[self._guard], client_max_size=MAX_MESSAGE)
+        app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
                 web.get("/v1/config", self._config),
@@ -131,7 +132,7 @@ class Server:
         realm = self._realms.get(request.match_info["realm"])
         if realm is None:
             raise web.HTTPNotFound
-        answer = await realm.receive(party, await _read_bounded(request, MAX_MESSAGE))
+        answer = await realm.receive(party, await _read_bounded(request, self._longest_message))
         return web.Response(body=answer or b"")
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -179,5 +180,7 @@ async def _read_bounded(request: web.Request, limit: int) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await read_bounded(request.content, limit)
+    except TooLong as error:
+        raise Refusal(Trouble.TOO_LARGE, str(error)) from None
     except TimeoutError:
         raise ProtocolError(f"the body did not arrive within {BODY_SECONDS} s") from None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar, assert_never
 
 from mpc_helpers import messages
 from mpc_helpers.attempt import AttemptRecord, HeardVote, Outcome, State, Step, Word, word_about
+from mpc_helpers.ledger_file import LedgerClosed, LedgerError
 from mpc_helpers.messages import Ask, Body
 from mpc_helpers.nonce_ledger import Fenced, NonceLedger
 from mpc_helpers.peers import Peers
@@ -54,6 +56,7 @@ class Spending:
         self._locks: dict[bytes, asyncio.Lock] = {}
         self._asking: dict[bytes, asyncio.Task[None]] = {}
         self._settled: dict[bytes, asyncio.Event] = {}
+        self._troubles: set[str] = set()
 
     async def vote(self, attempt_id: bytes, sealed_share: bytes, deadline: float) -> Outcome:
         """Vote and wait for the outcome. Requires RESERVED from both peers, and the share sealed to the querier."""
@@ -75,11 +78,17 @@ class Spending:
         return Outcome.RELEASED if released else Outcome.ABORTED
 
     async def _cast(self, attempt_id: bytes, sealed_share: bytes) -> None:
-        await self._offload(lambda: self._ledger.vote(attempt_id, sealed_share))
+        try:
+            await self._offload(lambda: self._ledger.vote(attempt_id, sealed_share))
+        except LedgerError:
+            # A commit may reach the disk and still be reported as failed. If it did not, asking ends at once.
+            self.keep_asking(attempt_id)
+            raise
         self.keep_asking(attempt_id)
         self._changed(attempt_id, State.VOTED)
-        await self.tell(attempt_id, Step.YES_SENT_TO_ONE)
-        await self.decide(attempt_id)
+        with self._left_to_asking():
+            await self.tell(attempt_id, Step.YES_SENT_TO_ONE)
+            await self.decide(attempt_id)
 
     async def abort(self, attempt_id: bytes, reason: str) -> bool:
         """Give up what is still reserved, and say so. False if it was not reserved any more."""
@@ -124,21 +133,25 @@ class Spending:
         except ProtocolError as error:
             logger.warning("a STATE of helper %d is refused: %s", peer + 1, error)
             return
-        if votes and await self._offload(lambda: self._ledger.record(state.attempt_id)) is not None:
-            heard = self._heard.setdefault(state.attempt_id, {})
-            heard.update({(vote.helper, vote.vote): vote for vote in votes})
-            await self.decide(state.attempt_id)
+        with self._left_to_asking():
+            if votes and await self._offload(lambda: self._ledger.record(state.attempt_id)) is not None:
+                heard = self._heard.setdefault(state.attempt_id, {})
+                heard.update({(vote.helper, vote.vote): vote for vote in votes})
+                await self.decide(state.attempt_id)
 
-    async def decide(self, attempt_id: bytes) -> None:
-        """Make every move the votes heard so far allow."""
+    async def decide(self, attempt_id: bytes) -> AttemptRecord | None:
+        """Make every move the votes heard so far allow. Gives the attempt as it then stands."""
         async with self._locks.setdefault(attempt_id, asyncio.Lock()):
             while (record := await self._offload(lambda: self._ledger.record(attempt_id))) is not None:
                 votes = {(vote.helper, vote.vote): vote for vote in record.votes} | self._heard.get(attempt_id, {})
                 if not await self._move(record, list(votes.values())):
                     break
         if record is None or record.state in (State.RELEASED, State.ABORTED):
+            if record is not None and attempt_id in self._settled:
+                self._settle(attempt_id, record.state)  # again, if the move was on disk but reported as failed
             for memory in (self._heard, self._locks, self._settled):
                 memory.pop(attempt_id, None)
+        return record
 
     def keep_asking(self, attempt_id: bytes) -> None:
         """ASK both peers for ever about a voted or renounced attempt. Never free on a timeout."""
@@ -165,6 +178,7 @@ class Spending:
             await self._offload(move)
         except Fenced:
             return True
+        self._troubles.clear()
         self._settle(record.attempt_id, new)
         # The reply to a pushed STATE is the peer's own, so telling is also asking.
         await self.tell(record.attempt_id, Step.ASK_SENT_TO_ONE if new is State.RENOUNCED else None)
@@ -204,16 +218,38 @@ class Spending:
     async def _ask_until_settled(self, attempt_id: bytes) -> None:
         wait, longest = self._waits
         while True:
-            record = await self._offload(lambda: self._ledger.record(attempt_id))
-            if record is None or record.state not in (State.VOTED, State.RENOUNCED):
-                return
-            for index, peer in enumerate(self._peers.others):
-                self._peers.post(peer, ("ask", attempt_id), Ask(attempt_id), self.hear_reply)
-                await asyncio.sleep(0)
-                if index == 0 and record.state is State.RENOUNCED:
-                    self._step(Step.ASK_SENT_TO_ONE)
+            with self._left_to_asking():
+                if await self._ask_once(attempt_id):
+                    return
             await asyncio.sleep(wait)
             wait = min(2 * wait, longest)
+
+    async def _ask_once(self, attempt_id: bytes) -> bool:
+        """True if nothing is left to ask. First makes the moves that the ledger could not take when they were due."""
+        record = await self.decide(attempt_id)
+        if record is None or record.state not in (State.VOTED, State.RENOUNCED):
+            return True
+        for index, peer in enumerate(self._peers.others):
+            self._peers.post(peer, ("ask", attempt_id), Ask(attempt_id), self.hear_reply)
+            await asyncio.sleep(0)
+            if index == 0 and record.state is State.RENOUNCED:
+                self._step(Step.ASK_SENT_TO_ONE)
+        return False
+
+    @contextmanager
+    def _left_to_asking(self) -> Iterator[None]:
+        """A ledger that fails (disk full, locked) has moved nothing and freed nothing; the next ASK tries again.
+
+        Logged once for each text until a move succeeds.
+        """
+        try:
+            yield
+        except LedgerClosed:
+            raise
+        except LedgerError as error:
+            if str(error) not in self._troubles:
+                self._troubles.add(str(error))
+                logger.error("waiting for the ledger: %s", error)
 
     def _settle(self, attempt_id: bytes, state: State) -> None:
         self._changed(attempt_id, state)

@@ -18,7 +18,6 @@ import aiohttp
 
 from mpc_helpers import tls
 from mpc_helpers.config import Membership
-from mpc_helpers.messages import MAX_MESSAGE
 from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
 
@@ -35,6 +34,10 @@ class PeerError(TrefoilError):
     def __init__(self, helper: int, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.helper = helper
+
+
+class TooLong(ProtocolError):
+    """A body is longer than anything that can be meant, and was not read to its end."""
 
 
 def endpoint(address: str) -> tuple[str, int]:
@@ -103,12 +106,18 @@ class Certificates:
 
 
 class Transport:
-    """Sends messages to the two other helpers. One try per call: who sends decides whether to try again."""
+    """Sends messages to the two other helpers. One try per call: who sends decides whether to try again.
 
-    def __init__(self, membership: Membership, certificates: Certificates, seconds: float) -> None:
+    A call takes at most `seconds`, and an answer has at most `longest_message` bytes.
+    """
+
+    def __init__(
+        self, membership: Membership, certificates: Certificates, seconds: float, longest_message: int
+    ) -> None:
         self._membership = membership
         self._certificates = certificates
         self._seconds = seconds
+        self._longest_message = longest_message
         self._sessions: dict[int, aiohttp.ClientSession] = {}
         self._fetching: list[asyncio.Task[None]] = []
 
@@ -134,12 +143,14 @@ class Transport:
                 session = await self._session(party)
                 address = self._membership.helper_set.helpers[party].address.rstrip("/")
                 async with session.post(address + PEER_PATH + realm, data=message) as response:
-                    answer = await read_bounded(response.content, MAX_MESSAGE)
+                    answer = await read_bounded(response.content, self._longest_message)
                     if response.status != 200:
                         raise PeerError(party, f"{name} refused a message: {answer[:200].decode(errors='replace')}")
                     return answer
         except TimeoutError:
             raise PeerError(party, f"{name} did not answer within {self._seconds:g} s") from None
+        except TooLong as error:
+            raise PeerError(party, f"{name} sent {error}") from None
         except (aiohttp.ClientError, OSError, ProtocolError) as error:
             raise PeerError(party, f"{name} cannot be reached: {error}") from None
 
@@ -160,6 +171,6 @@ async def read_bounded(content: aiohttp.StreamReader, limit: int) -> bytes:
     async for piece in content.iter_any():
         size += len(piece)
         if size > limit:
-            raise ProtocolError(f"a body of more than {limit} bytes")
+            raise TooLong(f"a body over the limit of {limit} bytes")
         parts.append(piece)
     return b"".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from commit_world import (
 from mpc_helpers.agreement import AdmittedBatch, Agreement, Attempt
 from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
 from mpc_helpers.messages import Ask, Envelope
-from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
+from mpc_helpers.nonce_ledger import LedgerError, LedgerHead, NonceLedger, Owner, Standing
 from protocol.errors import Rejection
 
 QUERY = AskedQuery.of(1, range(6))
@@ -38,6 +39,7 @@ class Three:
 
     def __init__(self, folder: Path, *, threads: bool = False) -> None:
         self.down: set[int] = set()
+        self.deaf: set[int] = set()
         self.delay = 0.01
         self.calls: list[tuple[int, int]] = []
         self.ledgers: list[NonceLedger] = []
@@ -66,7 +68,7 @@ class Three:
         async def send(target: int, data: bytes) -> bytes | None:
             self.calls.append((source, target))
             await asyncio.sleep(self.delay)
-            if {source, target} & self.down:
+            if {source, target} & self.down or target in self.deaf:
                 raise OSError("connection refused")
             return await self.agreements[target].receive(source, data)
 
@@ -323,6 +325,184 @@ def test_strangers_and_wrong_senders_get_no_reply(three: Three) -> None:
         assert await agreement.receive(2, b"nonsense") is None
         # Rightly signed, but of a run of helper 3 that does not exist: its ledger cannot be checked.
         assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
+
+    play(three, scenario)
+
+
+class FlakyDatabase:
+    """A ledger's connection to a disk that fails whenever a test says so."""
+
+    def __init__(self, ledger: Any) -> None:
+        self.trouble = ""
+        self._db = ledger._db
+        ledger._db = self
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        if self.trouble and not (self.trouble == "readonly" and statement.startswith("SELECT")):
+            raise sqlite3.OperationalError(self.trouble)
+        return self._db.execute(statement, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+@pytest.mark.parametrize("trouble", ["disk I/O error", "readonly"])
+def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
+    three: Three, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FlakyDatabase(three.ledgers[0])
+    vote, votes = three.ledgers[0].vote, 0
+
+    def vote_and_fail(attempt_id: bytes, sealed_share: bytes) -> None:
+        nonlocal votes
+        votes += 1
+        vote(attempt_id, sealed_share)
+        disk.trouble = trouble
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        monkeypatch.setattr(three.ledgers[0], "vote", vote_and_fail)
+        deadline = asyncio.get_running_loop().time() + 1000
+        running = asyncio.gather(
+            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3))
+        )
+        await asyncio.sleep(300)
+        disk.trouble = "database is locked"
+        await asyncio.sleep(300)
+        disk.trouble = ""
+        record = three.ledgers[0].live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.VOTED
+        assert not running.done()
+        assert await running == [Outcome.RELEASED] * 3
+        assert votes == 1
+        assert asyncio.get_running_loop().time() < deadline - 300
+
+    play(three, scenario)
+    told = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.spending"]
+    assert [trouble in told[0], "database is locked" in told[1], len(told)] == [True, True, 2]
+
+
+def test_a_helper_asks_on_after_its_ledger_failed(three: Three) -> None:
+    """What the others push does not arrive, so that only asking can tell it that they have voted."""
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        deadline = asyncio.get_running_loop().time() + 5
+        assert await three.agreements[0].commit(attempts[0], b"share", deadline) is Outcome.UNDECIDED
+        disk = FlakyDatabase(three.ledgers[0])
+        disk.trouble = "database or disk is full"
+        await asyncio.sleep(100)
+        disk.trouble = ""
+        three.deaf = {0}
+        deadline = asyncio.get_running_loop().time() + 100
+        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (1, 2)]
+        assert await asyncio.gather(*voting) == [Outcome.RELEASED] * 2
+        await asyncio.sleep(10)
+        record = three.ledgers[0].live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.RELEASED
+
+    play(three, scenario)
+
+
+@pytest.mark.parametrize("move", ["vote", "release"])
+def test_a_move_that_is_on_disk_but_reported_as_failed_is_taken_up(
+    three: Three, move: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = three.ledgers[0]
+    really = getattr(ledger, move)
+
+    def moved_but_failed(*arguments: Any) -> None:
+        really(*arguments)
+        raise LedgerError("cannot use the ledger: disk I/O error")
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        monkeypatch.setattr(ledger, move, moved_but_failed)
+        three.deaf = {0}
+        deadline = asyncio.get_running_loop().time() + 1000
+        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3)]
+        first, *others = await asyncio.gather(*voting, return_exceptions=True)
+        assert others == [Outcome.RELEASED] * 2
+        assert isinstance(first, LedgerError) if move == "vote" else first is Outcome.RELEASED
+        await asyncio.sleep(10)
+        record = ledger.live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.RELEASED
+
+    play(three, scenario)
+
+
+async def claim_another_ledger(three: Three, liar: int, target: int) -> None:
+    """The liar's running daemon signs with the head of a ledger it did not have before."""
+    peers: Any = three.agreements[liar].peers
+    other = LedgerHead(b"another ledger..", 0, bytes(32))
+    await three.agreements[target].receive(
+        liar, Envelope(liar, peers._boot, other, Ask(bytes(32))).seal(peers.realm, IDENTITIES[liar])
+    )
+
+
+async def ended_by_alarm(three: Three, running: asyncio.Task[list[Any]]) -> None:
+    """Helper 3 changes its ledger in sight of helper 1, whose query then ends at once and not at its deadline."""
+    now = asyncio.get_running_loop().time
+    assert not running.done()
+    began = now()
+    await claim_another_ledger(three, 2, 0)
+    (error,) = await running
+    assert now() - began < PACE.first
+    assert isinstance(error, AgreementError)
+    assert (str(error), error.helper) == ("helper 3 changed its ledger while it ran", 2)
+    assert "rebuild the ledger" in error.hint
+    assert three.ledgers[0].live(QUERY.name.key) is None
+    assert not np.any(three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key))
+
+
+def test_an_alarm_ends_a_query_that_waits_for_proposals(three: Three) -> None:
+    async def scenario() -> None:
+        running = asyncio.get_running_loop().create_task(three.agree(helpers=(0,), seconds=1000))
+        await asyncio.sleep(20)
+        await ended_by_alarm(three, running)
+        assert three.ledgers[0].last_number(QUERY.name.key) == 0
+
+    play(three, scenario)
+
+
+def test_an_alarm_at_the_barrier_ends_the_query_and_aborts_what_was_reserved(three: Three) -> None:
+    async def scenario() -> None:
+        create = asyncio.get_running_loop().create_task
+        running = create(three.agree(helpers=(0,), seconds=1000))
+        others = create(three.agree(helpers=(1, 2), seconds=1000))
+        while (record := three.ledgers[0].live(QUERY.name.key)) is None:
+            await asyncio.sleep(three.delay / 10)
+        three.down = {2}  # before its RESERVED arrives
+        await asyncio.sleep(20)
+        assert three.ledgers[0].live(QUERY.name.key) == record
+        await ended_by_alarm(three, running)
+        aborted = three.ledgers[0].record(record.attempt_id)
+        assert aborted is not None
+        assert (aborted.state, aborted.voted_once) == (State.ABORTED, False)
+        others.cancel()
+        await asyncio.gather(others, return_exceptions=True)
+
+    play(three, scenario)
+
+
+def test_an_alarm_frees_nothing_that_was_voted_for(three: Three) -> None:
+    async def scenario() -> None:
+        attempts = await three.agree()
+        three.down = {2}
+        deadline = asyncio.get_running_loop().time() + 10.0
+        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1)]
+        running = asyncio.gather(*voting)
+        await asyncio.sleep(5)
+        await claim_another_ledger(three, 2, 0)
+        assert await running == [Outcome.UNDECIDED] * 2
+        (error,) = await three.agree(helpers=(0,), seconds=5)
+        assert "the outcome of an earlier attempt" in str(error)
+        record = three.ledgers[0].live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.VOTED
 
     play(three, scenario)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from commit_runs import ONE, SHORT, Runs, empty_at, equivocate, fails_at, honest_sums, no_votes_to, says, vote_of
-from commit_world import KEYS, AskedQuery, Plan, World, run, violations
+from commit_world import KEYS, Plan, World, run, violations
 
 from mpc_helpers import messages, talk
 from mpc_helpers.agreement import Agreement
@@ -72,10 +72,21 @@ def test_releasing_without_both_yes_is_caught(
     assert any("half spent" in text for text in violations(runs.play(SHORT, plan, prepare=without_guards)))
 
 
-def test_sqlite_alone_stops_a_release_without_both_yes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Spending, "_move", release_on_own_vote)
-    world = runs.play((AskedQuery.of(1, range(6), deadline=5.0),), Plan(seed=3, horizon=20.0), honest=(0, 1, 2))
-    assert world.out == []
+@pytest.mark.parametrize("mutant", [release_on_own_vote, release_on_two_of_three])
+def test_sqlite_alone_stops_a_release_without_both_yes(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mutant: Callable[..., Any]
+) -> None:
+    """The run above with its guards: a release is refused until both YES are there, and only then comes."""
+    monkeypatch.setattr(Spending, "_move", mutant)
+    world = runs.play(SHORT, Plan(seed=3, horizon=40.0, mpc_fails=fails_at(1)))
+    assert "releasing needs YES from both peers" in caplog.text
+    assert violations(world) == []
+    for node in world.nodes:
+        ledger = NonceLedger(node.path, Owner(node.helper, KEYS[node.helper]))
+        record = ledger.live(SHORT[0].name.key)
+        ledger.close()
+        assert record is not None
+        assert (record.state, record.said(Vote.YES)) == (State.RELEASED, {0, 1, 2} - {node.helper})
 
 
 def test_freeing_on_one_no_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

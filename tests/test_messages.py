@@ -67,6 +67,20 @@ def test_every_changed_byte_and_every_other_length_is_refused(body: Body) -> Non
             Envelope.open(data, REALM, 0, KEYS[0])
 
 
+@pytest.mark.parametrize("reports", [0, 1, 8, 9, 100_000])
+def test_nothing_that_can_be_meant_is_longer_than_the_longest_message(reports: int) -> None:
+    limit = messages.longest_message(reports)
+    longest: list[Body] = [
+        proposal([True] * reports),
+        Reserved(NAME, 2**63 - 1, ATTEMPT, b"e" * messages.MAX_ENDPOINT),
+        Refuse(b"q" * 32, "\U0001f340" * messages.MAX_REASON),
+        *BODIES[3:],
+    ]
+    assert all(len(seal(body)) <= limit for body in longest)
+    assert limit <= reports // 8 + 1 + messages.MAX_REST
+    assert messages.longest_message(2**32 - 1) == messages.MAX_MESSAGE
+
+
 def test_a_message_is_of_one_sender_one_realm_and_one_purpose() -> None:
     sealed = seal(Ask(ATTEMPT))
     for bound, sender, key in (

@@ -6,11 +6,12 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -21,6 +22,7 @@ from mpc_helpers.commands import helper
 from mpc_helpers.config import HelperConfig, Limits, load_config
 from mpc_helpers.daemon import Parts
 from mpc_helpers.launcher import prepare
+from mpc_helpers.messages import MAX_REST
 from protocol.asked import AskedQuery, Wishes
 from protocol.batch import BatchReader
 from protocol.keys import IdentityKey, load_identity
@@ -35,6 +37,18 @@ async def talking_to(three: Three, party: int = 0) -> AsyncIterator[aiohttp.Clie
     helper = three.helper_set.helpers[party]
     connector = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(helper.tls_pin))
     async with aiohttp.ClientSession(helper.address, connector=connector) as session:
+        yield session
+
+
+@asynccontextmanager
+async def talking_as(three: Three, party: int) -> AsyncIterator[aiohttp.ClientSession]:
+    """To helper 1, with the certificate of one of the three."""
+    config = load_config(three.trio.config_path(party))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(config.tls_certificate, config.tls_key)
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(three.helper_set.helpers[0].address, connector=connector) as session:
         yield session
 
 
@@ -179,23 +193,35 @@ async def test_only_the_two_peers_speak_on_the_peers_path(tmp_path: Path) -> Non
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
         async with talking_to(three) as session:
             assert (await send(session, "POST", "/v1/peer/real", b"hello"))[0] == 403
-        config = load_config(three.trio.config_path(1))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
-        address = three.helper_set.helpers[0].address
-        async with aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(ssl=context)) as session:
+        async with talking_as(three, 1) as session:
             # Helper 2's certificate, without helper 2's signature: heard, and not believed.
             assert await send(session, "POST", "/v1/peer/real", b"hello") == (200, "")
             assert (await send(session, "POST", "/v1/peer/nowhere", b"hello"))[0] == 404
         # Helper 1 does not accept its own certificate from outside either.
-        own = load_config(three.trio.config_path(0))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.load_cert_chain(own.tls_certificate, own.tls_key)
-        async with aiohttp.ClientSession(address, connector=aiohttp.TCPConnector(ssl=context)) as session:
+        async with talking_as(three, 0) as session:
             with pytest.raises(aiohttp.ClientError):
                 await send(session, "POST", "/v1/peer/real", b"hello")
+
+
+async def test_a_peer_is_heard_no_longer_than_a_message_of_the_largest_batch(tmp_path: Path) -> None:
+    """Refused by its length if that is told, and otherwise as soon as it is over the limit."""
+
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        for _ in range(size):
+            yield b"x"
+
+    limits = {"maximum_reports": 4001}
+    async with three_helpers(tmp_path, options={"limits": limits}) as three:
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)  # by now they know each other's certificates
+        longest = 501 + MAX_REST
+        async with talking_as(three, 1) as session:
+            for realm in ("real", "debug"):
+                assert await send(session, "POST", f"/v1/peer/{realm}", bytes(longest)) == (200, "")
+            for data in (bytes(longest + 1), pieces(longest + 1)):
+                async with session.post("/v1/peer/real", data=data) as response:
+                    assert response.status == 413
+                    assert f"over the limit of {longest}" in (await response.json())["error"]
 
 
 async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
@@ -292,6 +318,46 @@ async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(t
         async with session.put(url(signed, "/column"), data=trickle(), headers=size) as response:
             assert response.status == 410
             assert "did not arrive" in await response.text()
+
+
+@pytest.mark.parametrize("after_an_answer", [False, True])
+@pytest.mark.parametrize("trickle", [b"", b"GET /healthz HTTP/1.1\r\nX-Slow: " + b"x" * 5000])
+async def test_a_connection_whose_headers_do_not_end_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trickle: bytes, after_an_answer: bool
+) -> None:
+    """Silent, or with one more byte now and then: neither holds a connection."""
+    monkeypatch.setattr("mpc_helpers.daemon.HEADER_SECONDS", 0.5)
+    async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(20):
+        await three.start(0)
+        address = urlsplit(three.helper_set.helpers[0].address)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=context)
+        if after_an_answer:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: helper\r\n\r\n")
+            assert b"200 OK" in await reader.readuntil(b"}")
+        closed = asyncio.create_task(reader.read())
+        for byte in trickle:
+            if closed.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.02)
+        with suppress(ConnectionError):
+            await closed
+        writer.close()
+
+
+async def test_a_body_may_take_longer_than_the_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slowly(body: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 1 + len(body) // 10):
+            yield body[at : at + 1 + len(body) // 10]
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr("mpc_helpers.daemon.HEADER_SECONDS", 0.3)
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        signed = three.query(small_batch(three)).signed
+        async with session.put(url(signed), data=slowly(signed.encode())) as response:
+            assert response.status == 200
 
 
 async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None:

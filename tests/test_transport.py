@@ -58,10 +58,13 @@ async def test_whatever_goes_wrong_names_the_peer(tmp_path: Path) -> None:
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
         certificates = certificates_of(three, 0, tmp_path / "kept")
         membership = load_membership(load_config(three.trio.config_path(0)), real_now())
-        async with Transport(membership, certificates, 2.0) as transport:
+        async with Transport(membership, certificates, 2.0, 4096) as transport:
             with pytest.raises(PeerError, match="helper-2 refused a message") as refused:
                 await transport.send(1, "nowhere", b"")
             assert refused.value.helper == 1
+            async with Transport(membership, certificates, 2.0, 16) as short:
+                with pytest.raises(PeerError, match="helper-2 sent a body over the limit of 16 bytes"):
+                    await short.send(1, "nowhere", b"")
             await three.stop(1)
             with pytest.raises(PeerError, match="helper-2 cannot be reached"):
                 await transport.send(1, "real", b"")
@@ -71,7 +74,7 @@ async def test_a_peer_that_was_never_there_is_a_timeout(tmp_path: Path) -> None:
     async with three_helpers(tmp_path, start=False) as three:
         certificates = certificates_of(three, 0, tmp_path / "kept")
         membership = load_membership(load_config(three.trio.config_path(0)), real_now())
-        async with Transport(membership, certificates, 0.3) as transport:
+        async with Transport(membership, certificates, 0.3, 4096) as transport:
             with pytest.raises(PeerError, match=r"helper-3 did not answer within 0\.3 s"):
                 await transport.send(2, "real", b"")
 

@@ -126,11 +126,11 @@ async def test_a_random_life(tmp_path: Path) -> None:
 
 
 async def test_what_was_voted_for_is_answered_even_after_its_deadline(tmp_path: Path) -> None:
-    """A helper's disk fails it right after its vote, and the deadline passes: spent is spent, the answer must come."""
+    """A vote is on disk but reported as failed, and the deadline passes: spent is spent, the answer must come."""
     failed, ahead = [False], [0]
 
     def fail_once(step: Step) -> None:
-        if step is Step.YES_SENT_TO_ONE and not failed[0]:
+        if step is Step.VOTE_AFTER_COMMIT and not failed[0]:
             failed[0] = True
             raise LedgerError("cannot use the ledger: disk I/O error")
 
