@@ -29,7 +29,7 @@ from protocol.field import ELEMENT_SIZE
 from protocol.query import Query, SignedQuery
 from protocol.report import FIXED
 
-_WRITE_BYTES = 2**20
+_WRITE_BYTES = 2**18
 _LOG = logging.getLogger("trefoil.intake")
 
 
@@ -356,10 +356,12 @@ def _changed() -> Refusal:
 
 async def _gathered(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Pieces as they come, put together into ones that are worth handing to a thread."""
-    held = bytearray()
+    held: list[bytes] = []
+    size = 0
     async for piece in pieces:
-        held += piece
-        if len(held) >= _WRITE_BYTES:
-            yield bytes(held)
-            held.clear()
-    yield bytes(held)
+        held.append(piece)
+        size += len(piece)
+        if size >= _WRITE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)

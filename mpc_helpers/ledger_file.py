@@ -137,7 +137,7 @@ def open_connection(path: Path, owner: Owner) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             # COMMIT.md: losing the last commit to a power cut is the same as restoring an old backup.
             db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA cache_size = -65536")
+            db.execute("PRAGMA cache_size = -16384")
             db.execute("BEGIN IMMEDIATE")
             db.execute("COMMIT")
         except sqlite3.Error:
