@@ -52,18 +52,12 @@ STEPS = 4
 # A batch that big would take hours to seal here; whoever wants it has a cluster.
 MAX_REPORTS = 10_000_000
 
-# Where a query is, as helpers and querier call it, and what that stage is called here.
-STAGES = {
-    "submit": "transfer",
-    "admitting": "admit",
-    "agreeing": "agreement",
-    "computing": "noise",
-    "voting": "vote",
-    "collect": "release",
-}
-ADMIT_PARTS = ("check", "open", "expand_and_sum")
+ADMIT_PARTS = ("check", "open", "expand", "sum")
+# What a query goes through, in this order.
+STAGES = ("transfer", *ADMIT_PARTS, "ledger", "agreement", "noise", "vote", "release")
 _ADMIT_PART = re.compile(r'^trefoil_admit_cpu_seconds_total{part="(\w+)"} (\S+)$', re.MULTILINE)
 _LEDGER = re.compile(r"^trefoil_ledger_seconds (\S+)$", re.MULTILINE)
+_PEER_BYTES = re.compile(r"^trefoil_peer_bytes (\S+)$", re.MULTILINE)
 
 Say = Callable[[str], None]
 
@@ -140,6 +134,7 @@ class Snapshot:
     usage: list[Usage]
     admit_cpu: list[dict[str, float]]
     ledger: list[float]
+    peer_bytes: float
 
     @classmethod
     def take(cls, helpers: Launched) -> Snapshot:
@@ -147,11 +142,11 @@ class Snapshot:
         pids = [helper.process.pid for helper in helpers.helpers if helper.process is not None]
         pages = [fetch(helper, "/metrics", 10.0).decode() for helper in helpers.trio.helper_set.helpers]
         admit = [dict(_ADMIT_PART.findall(page)) for page in pages]
-        ledger = [float(found[1]) if (found := _LEDGER.search(page)) else 0.0 for page in pages]
         return cls(
             [usage(pid) for pid in pids],
             [{part: float(value) for part, value in parts.items()} for parts in admit],
-            ledger,
+            [_read(_LEDGER, page) for page in pages],
+            sum(_read(_PEER_BYTES, page) for page in pages),
         )
 
     def since(self, before: Snapshot) -> Snapshot:
@@ -166,7 +161,15 @@ class Snapshot:
                 for now, then in zip(self.admit_cpu, before.admit_cpu, strict=True)
             ],
             [now - then for now, then in zip(self.ledger, before.ledger, strict=True)],
+            self.peer_bytes - before.peer_bytes,
         )
+
+
+def _read(pattern: re.Pattern[str], page: str) -> float:
+    found = pattern.search(page)
+    if found is None:
+        raise TrefoilError(f"a helper's metrics have no line like {pattern.pattern}", "This is a defect.")
+    return float(found[1])
 
 
 @dataclass(slots=True)
@@ -275,13 +278,16 @@ def _point(
     return Point(
         reports=reports,
         buckets=buckets,
-        seconds={"total": total, **_stages(result, used)},
+        seconds={"total": total, **_stages(result.seconds, used)},
         cpu_seconds={
             "total": sum(cpu),
             **{f"helper {party + 1}": value for party, value in enumerate(cpu)},
             **{part: sum(parts.get(part, 0.0) for parts in used.admit_cpu) for part in ADMIT_PARTS},
         },
-        bytes_per_report={"uploaded": result.uploaded_bytes / reports},
+        bytes_per_report={
+            "uploaded": result.uploaded_bytes / reports,
+            "between helpers": used.peer_bytes / reports,
+        },
         peak_rss_mb={f"helper {party + 1}": each.peak_rss_mb for party, each in enumerate(used.usage)},
         reports_per_second={
             "trefoil": reports / total,
@@ -303,10 +309,24 @@ def _point(
     )
 
 
-def _stages(result: Result, used: Snapshot) -> dict[str, float]:
-    """Seconds of each stage, at the helper that was slowest in it. The ledger's are part of agreement and release."""
-    named = {name: result.seconds.get(state, 0.0) for state, name in STAGES.items()}
-    return {**named, "ledger": max(used.ledger)}
+def _stages(seconds: Mapping[str, float], used: Snapshot) -> dict[str, float]:
+    """Seconds of each stage, at the helper that was slowest in it.
+
+    Admitting does its parts chunk by chunk on several processes, so its seconds are divided as its processor time is.
+    The ledger is asked while agreeing, so its seconds are taken from those; what is left is mostly waiting.
+    """
+    ledger = max(used.ledger)
+    admit_cpu = {part: sum(parts.get(part, 0.0) for parts in used.admit_cpu) for part in ADMIT_PARTS}
+    admitting, all_cpu = seconds.get("admitting", 0.0), sum(admit_cpu.values()) or 1.0
+    return {
+        "transfer": seconds.get("submit", 0.0),
+        **{part: admitting * cpu / all_cpu for part, cpu in admit_cpu.items()},
+        "ledger": ledger,
+        "agreement": max(0.0, seconds.get("agreeing", 0.0) - ledger),
+        "noise": seconds.get("computing", 0.0),
+        "vote": seconds.get("voting", 0.0),
+        "release": seconds.get("collect", 0.0),
+    }
 
 
 def exponents(points: Sequence[Point]) -> dict[str, float]:
@@ -406,12 +426,11 @@ def table(points: Sequence[Point]) -> Table:
 
 def stage_table(points: Sequence[Point]) -> Table:
     """Seconds in each stage, at the helper that was slowest in it; then processor seconds of all three together."""
-    stages = ["total", *STAGES.values(), "ledger"]
-    shown = Table(title="Seconds by stage (slowest helper), and processor seconds of admitting (three helpers)")
-    for column in ("reports", "buckets", *stages, *(part.replace("_", " ") for part in ADMIT_PARTS)):
+    stages = ("total", *STAGES)
+    shown = Table(title="Seconds by stage, at the slowest helper, and processor seconds of all three helpers")
+    for column in ("reports", "buckets", *stages, "processor"):
         shown.add_column(column, justify="right")
     for point in points:
-        spent = (f"{point.seconds.get(stage, 0.0):.2f}" for stage in stages)
-        parts = (f"{point.cpu_seconds.get(part, 0.0):.2f}" for part in ADMIT_PARTS)
-        shown.add_row(f"{point.reports:,}", str(point.buckets), *spent, *parts)
+        spent = (f"{point.seconds[stage]:.2f}" for stage in stages)
+        shown.add_row(f"{point.reports:,}", str(point.buckets), *spent, f"{point.cpu_seconds['total']:.1f}")
     return shown

@@ -15,9 +15,13 @@ Points = Sequence[Mapping[str, Any]]
 
 # The stages in the order in which a query goes through them, and what happens in each.
 STAGES = {
-    "transfer": "transfer",
-    "admit": "admit: check, open, expand, sum",
-    "agreement": "agree and reserve in the ledger",
+    "transfer": "transfer, headers hashed",
+    "check": "check headers",
+    "open": "open (HPKE)",
+    "expand": "expand seeds",
+    "sum": "sum shares",
+    "ledger": "ledger",
+    "agreement": "agree, wait for the slowest",
     "noise": "noise (MPC)",
     "vote": "vote and release",
     "release": "collect and check",
@@ -73,9 +77,10 @@ def _stages(axes: Any, points: Points) -> None:
     chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
     names = [f"{point['buckets']} buckets" for point in chosen]
     left = [0.0] * len(chosen)
+    colors = {state: plt.get_cmap("tab10")(index) for index, state in enumerate(STAGES)}
     for state, label in STAGES.items():
         spent = [point["seconds"].get(state, 0.0) for point in chosen]
-        axes.barh(names, spent, left=left, label=label)
+        axes.barh(names, spent, left=left, label=label, color=colors[state])
         left = [sum(pair) for pair in zip(left, spent, strict=True)]
     axes.set(xlabel="seconds, slowest helper of each stage", title=f"Where the time goes: {count:,} reports")
     axes.legend(fontsize=8)

@@ -8,9 +8,9 @@ fewer reports than this one admitted: those are opened once more and taken out o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from mpc_helpers.admission import (
 )
 from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_chunk
 from protocol.errors import ProtocolError, Rejection
-from protocol.field import Vector, add, subtract, sum_expansions, sum_rows
+from protocol.field import RowSum, Vector, add, expansions, subtract, sum_rows
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 
 Times = npt.NDArray[np.int64]
@@ -65,10 +65,29 @@ class Spent:
 
     check: float = 0.0
     open: float = 0.0
-    expand_and_sum: float = 0.0
+    expand: float = 0.0
+    sum: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(self.check + other.check, self.open + other.open, self.expand_and_sum + other.expand_and_sum)
+        return Spent(self.check + other.check, self.open + other.open, self.expand + other.expand, self.sum + other.sum)
+
+
+class _Stopwatch:
+    """Processor seconds of this thread, by part."""
+
+    def __init__(self) -> None:
+        self._last = time.thread_time()
+        self._seconds = dict.fromkeys(asdict(Spent()), 0.0)
+
+    def lap(self, part: str) -> None:
+        """What has passed since the last lap was spent on `part`."""
+        now = time.thread_time()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def spent(self) -> Spent:
+        """All laps so far."""
+        return Spent(**self._seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,33 +103,44 @@ class ChunkResult:
 
 def ingest_chunk(job: ChunkJob) -> ChunkResult:
     """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
-    began = time.thread_time()
+    watch = _Stopwatch()
     chunk = job.chunk()
     headers = chunk.header_matrix()
     reasons = examine_headers(job.rules, headers)
     reasons[job.repeats & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
     elements = chunk.elements()
-    checked = time.thread_time()
+    watch.lap("check")
     opened = open_reports(job.rules, chunk, elements, reasons)
-    done_opening = time.thread_time()
-    sums = sum_opened(job.rules, opened, elements)
-    spent = Spent(checked - began, done_opening - checked, time.thread_time() - done_opening)
-    return ChunkResult(job.start, header_times(headers), reasons, sums, spent)
+    watch.lap("open")
+    sums = _sum_opened(job.rules, opened, elements, watch)
+    return ChunkResult(job.start, header_times(headers), reasons, sums, watch.spent())
 
 
-def sum_opened(rules: AdmissionRules, opened: OpenedReports, elements: Vector) -> tuple[Vector, Vector]:
+def _sum_opened(
+    rules: AdmissionRules, opened: OpenedReports, elements: Vector, watch: _Stopwatch
+) -> tuple[Vector, Vector]:
     """The sums of the two components this helper knows, over the reports that opened."""
     length = rules.query.length
-    sums = (sum_expansions(opened.first_seeds, length), sum_expansions(opened.second_seeds, length))
+    sums = (_sum_seeds(opened.first_seeds, length, watch), _sum_seeds(opened.second_seeds, length, watch))
     if not elements.shape[1]:
         return sums
     body_sum = sum_rows(elements if len(opened.rows) == len(elements) else elements[opened.rows])
+    watch.lap("sum")
     # x₃ = body − mask in every report, so the sums obey the same and no row is unmasked on its own.
     first, second = (
         subtract(body_sum, total) if index == BODY_SEED else total
         for index, total in zip(SEEDS_OF[rules.party], sums, strict=True)
     )
     return first, second
+
+
+def _sum_seeds(seeds: Sequence[bytes], length: int, watch: _Stopwatch) -> Vector:
+    total = RowSum(length)
+    for rows in expansions(seeds, length):
+        watch.lap("expand")
+        total.add(rows)
+        watch.lap("sum")
+    return total.reduced()
 
 
 @dataclass(slots=True)
@@ -158,7 +188,7 @@ class Ingested:
         chunk = self.column.pick(rows)
         elements = chunk.elements()
         opened = open_reports(self.rules, chunk, elements, np.zeros(len(rows), dtype=np.uint8))
-        return sum_opened(self.rules, opened, elements)
+        return _sum_opened(self.rules, opened, elements, _Stopwatch())
 
 
 def ingest(

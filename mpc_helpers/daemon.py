@@ -83,6 +83,11 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         transport = await stack.enter_async_context(
             Transport(membership, certificates, config.limits.peer_seconds, longest)
         )
+        metrics.gauge(
+            "trefoil_peer_bytes",
+            "bytes sent to the other helpers and answered since the start",
+            lambda: {(): transport.carried},
+        )
         agreements = {debug: _agreement(membership, ledger, transport, parts) for debug, ledger in ledgers.items()}
         for agreement in agreements.values():
             stack.push_async_callback(agreement.close)

@@ -37,7 +37,7 @@ class Metrics:
         for name, (kind, meaning) in self._help.items():
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
             values = self._counts[name] if kind == "counter" else self._gauges[name]()
-            lines += [f"{name}{_show(labels)} {value:g}" for labels, value in sorted(values.items())]
+            lines += [f"{name}{_show(labels)} {value:.12g}" for labels, value in sorted(values.items())]
         return "\n".join(lines) + "\n"
 
 

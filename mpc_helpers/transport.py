@@ -118,6 +118,8 @@ class Transport:
         self._certificates = certificates
         self._seconds = seconds
         self._longest_message = longest_message
+        # Bytes of messages and their answers since the start, for whoever watches this helper.
+        self.carried = 0
         self._sessions: dict[int, aiohttp.ClientSession] = {}
         self._fetching: list[asyncio.Task[None]] = []
 
@@ -144,6 +146,7 @@ class Transport:
                 address = self._membership.helper_set.helpers[party].address.rstrip("/")
                 async with session.post(address + PEER_PATH + realm, data=message) as response:
                     answer = await read_bounded(response.content, self._longest_message)
+                    self.carried += len(message) + len(answer)
                     if response.status != 200:
                         raise PeerError(party, f"{name} refused a message: {answer[:200].decode(errors='replace')}")
                     return answer

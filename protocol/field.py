@@ -6,7 +6,7 @@ reports take two plain sums and one reduction, so they cost about what the plain
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ def subtract(left: Vector, right: Vector) -> Vector:
 
 def sum_rows(rows: Vector) -> Vector:
     """The column sums of a matrix of reduced rows."""
-    total = _RowSum(rows.shape[1])
+    total = RowSum(rows.shape[1])
     # Blocks that stay in the processor's cache: the plaintext sum reads each word once from memory, and so does this.
     block = _rows_per_block(rows.shape[1])
     for start in range(0, rows.shape[0], block):
@@ -69,7 +69,7 @@ def sum_rows(rows: Vector) -> Vector:
     return total.reduced()
 
 
-class _RowSum:
+class RowSum:
     """A running sum of up to 2^32 reduced rows, with a single reduction at the end.
 
     Eight elements below p add up within a word. Of those partial sums s, Σs mod 2^64 and Σ⌊s/2^32⌋ are two plain sums
@@ -125,14 +125,12 @@ def expand_many(seeds: Sequence[bytes], count: int) -> Vector:
     return _Expander(len(seeds), count).expand(seeds)
 
 
-def sum_expansions(seeds: Sequence[bytes], count: int) -> Vector:
-    """The sum of all rows of `expand_many`, a few at a time in memory that is used again and stays in the cache."""
+def expansions(seeds: Sequence[bytes], count: int) -> Iterator[Vector]:
+    """All rows of `expand_many`, a few at a time, in memory that stays in the cache and is used again for the next."""
     block = _rows_per_block(count)
     expander = _Expander(min(block, len(seeds)), count)
-    total = _RowSum(count)
     for start in range(0, len(seeds), block):
-        total.add(expander.expand(seeds[start : start + block]))
-    return total.reduced()
+        yield expander.expand(seeds[start : start + block])
 
 
 class _Expander:
