@@ -38,6 +38,7 @@ from protocol.report import (
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 Reasons = npt.NDArray[np.uint8]
+Hours = npt.NDArray[np.uint32]
 
 ADMITTED = 0
 # A report's fate as one byte: 0, or the position of its rejection in the closed list, counted from 1.
@@ -202,9 +203,9 @@ def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
     return reasons
 
 
-def header_times(headers: Bytes) -> npt.NDArray[np.int64]:
-    """The hour each report says it was made in; only those of admitted reports mean anything."""
-    return _uint(headers, _TIME_AT, 8).view(np.int64)
+def header_hours(headers: Bytes) -> Hours:
+    """The hour each report says it was made in, counted from 1970; only those of admitted reports mean anything."""
+    return (_uint(headers, _TIME_AT, 8) // np.uint64(TIME_STEP)).astype(np.uint32)
 
 
 def _own_key_id(party: int) -> slice:

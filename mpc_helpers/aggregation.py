@@ -1,7 +1,7 @@
 """Sum: add the admitted reports' shares up, chunk by chunk, in flat memory and on any number of workers.
 
 Run by a helper. A chunk is opened, expanded and summed in one go wherever the executor runs it, so seeds never leave
-the worker; what comes back is a time and one byte per report and two vectors per chunk. The helpers may then agree on
+the worker; what comes back is an hour and one byte per report and two vectors per chunk. The helpers may then agree on
 fewer reports than this one admitted: those are opened once more and taken out of the sums, which costs only them.
 """
 
@@ -21,11 +21,12 @@ from mpc_helpers.admission import (
     CODE_OF,
     REASON_OF,
     AdmissionRules,
+    Hours,
     Mask,
     OpenedReports,
     Reasons,
     examine_headers,
-    header_times,
+    header_hours,
     open_reports,
     repeated,
 )
@@ -33,8 +34,6 @@ from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_c
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import RowSum, Vector, add, expansions, subtract, sum_rows
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
-
-Times = npt.NDArray[np.int64]
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
 CHUNK_BYTES = 2**22
@@ -95,7 +94,7 @@ class ChunkResult:
     """What a worker makes of a chunk."""
 
     start: int
-    times: Times
+    hours: Hours
     reasons: Reasons
     sums: tuple[Vector, Vector] = field(repr=False)
     spent: Spent = field(default_factory=Spent)
@@ -113,7 +112,7 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     opened = open_reports(job.rules, chunk, elements, reasons)
     watch.lap("open")
     sums = _sum_opened(job.rules, opened, elements, watch)
-    return ChunkResult(job.start, header_times(headers), reasons, sums, watch.spent())
+    return ChunkResult(job.start, header_hours(headers), reasons, sums, watch.spent())
 
 
 def _sum_opened(
@@ -150,7 +149,7 @@ class Ingested:
     rules: AdmissionRules
     column: ColumnReader
     digests: DigestRows
-    times: Times
+    hours: Hours
     reasons: Reasons
     spent: Spent
     _sums: tuple[Vector, Vector] = field(repr=False)
@@ -204,17 +203,17 @@ def ingest(
     """Admit a column on an executor, with at most a few chunks per worker in memory at a time."""
     count, length = len(column), rules.query.length
     _check_layout(column, rules)
-    times = np.zeros(count, dtype=np.int64)
+    hours = np.zeros(count, dtype=np.uint32)
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     spent = Spent()
     for result in _run(executor, _jobs(column, rules, repeated(digests), shared_disk), 2 * parallel):
         span = slice(result.start, result.start + len(result.reasons))
-        times[span], reasons[span] = result.times, result.reasons
+        hours[span], reasons[span] = result.hours, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         spent += result.spent
         progress(len(result.reasons))
-    return Ingested(rules, column, digests, times, reasons, spent, sums)
+    return Ingested(rules, column, digests, hours, reasons, spent, sums)
 
 
 def chunk_length(layout: Layout) -> int:

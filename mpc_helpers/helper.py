@@ -245,7 +245,7 @@ class Helper:
     def _batch(self, query: Query, ingested: Ingested) -> AdmittedBatch:
         """What this helper has to say about the batch, to be agreed on."""
         return AdmittedBatch(
-            query.batch_root, ingested.digests, ingested.times, ingested.admitted, ingested.rejections()
+            query.batch_root, ingested.digests, ingested.hours, ingested.admitted, ingested.rejections()
         )
 
     def _left_out(self, query: Query, batch: AdmittedBatch) -> str:

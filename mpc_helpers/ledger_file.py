@@ -74,7 +74,7 @@ def clear_errors(path: Path) -> Iterator[None]:
     except sqlite3.IntegrityError as error:
         raise LedgerError(f"the ledger {path} refused a change: {error}") from None
     except sqlite3.OperationalError as error:
-        hint = "Make room or repair the disk, then start the helper again; nothing was half written."
+        hint = "Make room or repair the disk. Nothing was half written, and what was voted for goes on by itself."
         if "locked" in str(error):
             hint = "Another process has it open. Stop that helper first."
         raise LedgerError(f"cannot use the ledger {path}: {error}", hint) from None

@@ -13,9 +13,10 @@ from mpc_helpers.attempt import MAX_NUMBER_JUMP, AgreementError, QueryName, Rese
 from mpc_helpers.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
+from protocol.report import TIME_STEP
 
-Times = npt.NDArray[np.int64]
-_MAX_TIME = np.iinfo(np.int64).max
+Hours = npt.NDArray[np.uint32]
+_LAST_HOUR = np.iinfo(np.uint32).max
 
 
 class Selected:
@@ -46,13 +47,13 @@ class AdmittedBatch:
 
     root: bytes
     digests: DigestRows = field(repr=False)
-    times: Times = field(repr=False)
+    hours: Hours = field(repr=False)
     admitted: Mask = field(repr=False)
     rejections: Mapping[Rejection, int]
 
     def __post_init__(self) -> None:
-        if not (len(self.digests) == len(self.times) == len(self.admitted)):
-            raise ProtocolError("a batch has one digest, one time and one verdict for each report")
+        if not (len(self.digests) == len(self.hours) == len(self.admitted)):
+            raise ProtocolError("a batch has one digest, one hour and one verdict for each report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +164,11 @@ class Talk:
         """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
         proposals = [self.proposals[helper] for helper in range(3)]
         accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
-        digests = Selected(self.batch.digests, accepted)
+        everything = self.batch.digests
+        digests = everything if accepted.all() else Selected(everything, accepted)
         root = accepted_root(self.query, self.number, [proposal.encode() for proposal in proposals], digests)
-        times = self.batch.times
-        oldest = int(times.min(where=accepted, initial=_MAX_TIME)) if len(digests) else 0
-        newest = int(times.max(where=accepted, initial=0))
+        oldest = int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP
+        newest = int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP
         self.accepted = accepted
         return Reservation(root, self.query, self.number, digests, oldest, newest)
 

@@ -97,7 +97,7 @@ class AskedQuery:
         digests = self.digests()
         count = len(digests)
         return AdmittedBatch(
-            batch_root(digests), digests, np.full(count, 1000, dtype=np.int64), np.ones(count, dtype=np.bool_), {}
+            batch_root(digests), digests, np.ones(count, dtype=np.uint32), np.ones(count, dtype=np.bool_), {}
         )
 
 
@@ -426,4 +426,4 @@ def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) 
     admitted = batch.admitted.copy()
     places = list(positions)
     admitted[places] = False
-    return AdmittedBatch(batch.root, batch.digests, batch.times, admitted, {reason: len(places)})
+    return AdmittedBatch(batch.root, batch.digests, batch.hours, admitted, {reason: len(places)})

@@ -97,7 +97,7 @@ def test_a_job_done_twice_gives_the_same(columns: list[Path], query: Query) -> N
     column = ColumnReader(columns[2])
     job = ChunkJob(samples.rules(2, query), column.layout, 3, np.zeros(9, dtype=np.bool_), columns[2])
     first, second = ingest_chunk(job), ingest_chunk(job)
-    assert first.times.tobytes() == second.times.tobytes()
+    assert first.hours.tobytes() == second.hours.tobytes()
     assert all((one == two).all() for one, two in zip(first.sums, second.sums, strict=True))
 
 

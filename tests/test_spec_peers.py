@@ -116,8 +116,8 @@ def test_every_kind_of_message() -> None:
 
 def test_the_accepted_root() -> None:
     digests = np.array([[index] * 32 for index in range(10)], dtype=np.uint8)
-    times = np.full(10, 3600, dtype=np.int64)
-    batch = AdmittedBatch(b"r" * 32, digests, times, np.ones(10, dtype=np.bool_), {})
+    hours = np.array([9, *range(20, 29)], dtype=np.uint32)
+    batch = AdmittedBatch(b"r" * 32, digests, hours, np.ones(10, dtype=np.bool_), {})
     talk = Talk(0, NAME, batch, b"p" * 32, b"", 1)
     talk.own = proposals()[0]
     talk.proposals = dict(enumerate(proposals()))
@@ -126,6 +126,7 @@ def test_the_accepted_root() -> None:
     assert reservation.attempt_id == h(
         "accepted root", NAME.key, NAME.digest, struct.pack(">Q", 3), *PROPOSALS, accepted
     )
+    assert (reservation.oldest, reservation.newest) == (9 * 3600, 28 * 3600)
 
 
 def test_the_chain_of_a_ledger() -> None:
