@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.bulk_reports import Workload
+from benchmarks.bulk_reports import Histograms, Workload
 from protocol.hpke import PrivateKey
 
 # Enough to be steady, few enough that sealing them does not dominate the benchmark.
@@ -53,14 +53,19 @@ def sustain(work: Callable[[], object], reports: int, *, rounds: int = 25) -> Co
 
 def plain_sum(workload: Workload) -> Cost:
     """(a) numpy's sum of the histograms, all in memory."""
-    sample = min(workload.count, SAMPLE * 4)
-    spans = [span for span in workload.chunks() if span.stop <= sample] or [range(workload.count)]
-    matrix = np.concatenate([workload.histograms(span) for span in spans])
+    matrix = sample_of(workload)
 
     def work() -> None:
         matrix.sum(axis=0)
 
     return measure(work, len(matrix), rounds=9)
+
+
+def sample_of(workload: Workload) -> Histograms:
+    """The first histograms of the workload, as many as are summed in a moment."""
+    sample = min(workload.count, SAMPLE * 4)
+    spans = [span for span in workload.chunks() if span.stop <= sample] or [range(workload.count)]
+    return np.concatenate([workload.histograms(span) for span in spans])
 
 
 def trusted_server(workload: Workload) -> Cost:

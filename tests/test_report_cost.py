@@ -69,4 +69,4 @@ def test_a_refused_report_stops_the_measurement(tmp_path: Path) -> None:
     column = ColumnReader(paths[0])
     stricter = samples.query(batch_size=1, epsilon_micros=2_000_000)
     with pytest.raises(RuntimeError, match="was refused"):
-        report_cost._ingest(column, samples.rules(0, stricter))
+        report_cost._whole_ingest(column, samples.rules(0, stricter))()

@@ -75,7 +75,7 @@ def test_a_grid_that_cannot_be_is_refused_before_anything_starts() -> None:
 
 def point(reports: int, buckets: int, cpu: float, size: float) -> Point:
     cpu_seconds, sizes = {"open": cpu, "expand": cpu / 2}, {"uploaded": size}
-    return Point(reports, buckets, {}, cpu_seconds, sizes, {}, {}, {}, largest_error=0, noise_sd=1)
+    return Point(reports, buckets, {}, cpu_seconds, sizes, {}, {}, {}, {"bare open": 1e-5}, largest_error=0, noise_sd=1)
 
 
 def test_exponents_are_those_of_the_cost() -> None:
@@ -84,6 +84,18 @@ def test_exponents_are_those_of_the_cost() -> None:
     found = exponents(linear)
     assert found["admit cpu over reports at 16 buckets"] == pytest.approx(1)
     assert found["bytes over buckets at 1000 reports"] == pytest.approx(1)
+    # A machine that was slower for the larger batches does not bend the line.
+    slower = [
+        replace(
+            one,
+            cpu_seconds={part: 2 * value for part, value in one.cpu_seconds.items()},
+            yardstick={"bare open": 2e-5},
+        )
+        if one.reports == 8000
+        else one
+        for one in linear
+    ]
+    assert exponents(slower) == pytest.approx(found)
     squared = [replace(one, cpu_seconds={"open": 1e-9 * one.reports**2}) for one in linear]
     assert exponents(squared)["admit cpu over reports at 128 buckets"] == pytest.approx(2)
 
