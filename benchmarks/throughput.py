@@ -73,6 +73,7 @@ class Point:
     cpu_seconds: Mapping[str, float]
     bytes_per_report: Mapping[str, float]
     peak_rss_mb: Mapping[str, float]
+    peak_rss_mb_by_process: Mapping[str, Mapping[str, float]]
     reports_per_second: Mapping[str, float]
     ratios: Mapping[str, float]
     # Processor seconds of (c) and (b) with all cores busy, right before and after: the unit that a shared machine has.
@@ -156,7 +157,7 @@ class Snapshot:
         """The difference; memory stays the most that was ever held."""
         return Snapshot(
             [
-                Usage(now.cpu_seconds - then.cpu_seconds, now.peak_rss_mb)
+                Usage(now.cpu_seconds - then.cpu_seconds, now.peaks_mb)
                 for now, then in zip(self.usage, before.usage, strict=True)
             ],
             [
@@ -292,6 +293,7 @@ def _point(
             "between helpers": used.peer_bytes / reports,
         },
         peak_rss_mb={f"helper {party + 1}": each.peak_rss_mb for party, each in enumerate(used.usage)},
+        peak_rss_mb_by_process={f"helper {party + 1}": each.peaks_mb for party, each in enumerate(used.usage)},
         reports_per_second={
             "trefoil": reports / total,
             "plaintext": 1 / baselines.plain.seconds,

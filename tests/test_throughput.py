@@ -57,6 +57,9 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
         assert sum(value for stage, value in point["seconds"].items() if stage != "total") > 0
         assert set(point["cpu_seconds"]) >= {"total", "open", "expand", "sum"}
         assert all(50 < value < 2000 for value in point["peak_rss_mb"].values())
+        for helper, processes in point["peak_rss_mb_by_process"].items():
+            assert set(processes) >= {"daemon", "nursery", "opening reports"}
+            assert sum(processes.values()) == pytest.approx(point["peak_rss_mb"][helper])
         # Helpers 2 and 3 get the body of 8 bytes per bucket, all three a payload of 112; headers are alike.
         assert point["bytes_per_report"]["uploaded"] > 2 * 8 * 4 + 3 * 112
         assert point["bytes_per_report"]["between helpers"] > 0
@@ -75,7 +78,9 @@ def test_a_grid_that_cannot_be_is_refused_before_anything_starts() -> None:
 
 def point(reports: int, buckets: int, cpu: float, size: float) -> Point:
     cpu_seconds, sizes = {"open": cpu, "expand": cpu / 2}, {"uploaded": size}
-    return Point(reports, buckets, {}, cpu_seconds, sizes, {}, {}, {}, {"bare open": 1e-5}, largest_error=0, noise_sd=1)
+    return Point(
+        reports, buckets, {}, cpu_seconds, sizes, {}, {}, {}, {}, {"bare open": 1e-5}, largest_error=0, noise_sd=1
+    )
 
 
 def test_exponents_are_those_of_the_cost() -> None:
