@@ -22,6 +22,7 @@ from rich.table import Table
 
 from mpc_helpers.admission import AdmissionRules, repeated
 from mpc_helpers.aggregation import ChunkJob, chunk_length, ingest_chunk
+from mpc_helpers.pool import keep_freed_memory
 from protocol import console
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.field import SEED_SIZE
@@ -173,6 +174,7 @@ def _bare_seals(helpers: Helpers, sample: SealedReport) -> None:
 
 def measure_openings(helpers: Helpers, terms: ReportTerms, rounds: int) -> list[tuple[float, float]]:
     """Seconds per report at each helper: the bare HPKE open of a chunk's payloads, and all of ingesting that chunk."""
+    keep_freed_memory()  # as the processes do in which a helper opens reports
     openings = []
     with _columns(helpers, terms) as (paths, query):
         for party, path in enumerate(paths):
