@@ -25,7 +25,7 @@ class Selected:
     def __init__(self, rows: DigestRows, chosen: Mask) -> None:
         self._rows = rows
         # Half the size of what flatnonzero gives; a batch has less than 2^32 reports.
-        self._places = np.flatnonzero(chosen).astype(np.uint32)
+        self._places = np.arange(len(chosen), dtype=np.uint32)[chosen]
 
     def __len__(self) -> int:
         return len(self._places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mpc_helpers.attempt import QueryName
 from mpc_helpers.column import ColumnDraft, StoredDigests, digests_beside, digests_of, remove_column
-from mpc_helpers.talk import Selected
+from mpc_helpers.messages import Propose, pack_mask, pack_rejections
+from mpc_helpers.nonce_ledger import NonceLedger, Owner
+from mpc_helpers.talk import AdmittedBatch, Selected, Talk
 from protocol.batch import ColumnReader, batch_root
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, Rejection
 
 REPORTS = [samples.report(f"column {index}", [index] * 8) for index in range(11)]
 
@@ -116,3 +120,35 @@ def test_slices_of_stored_digests_are_those_of_the_array(column: ColumnReader, t
         chosen = np.arange(len(array)) % 3 == 1
         assert np.array_equal(Selected(stored, chosen)[span], array[chosen][span])
         assert np.array_equal(Selected(stored, np.zeros(len(array), dtype=np.bool_))[span], array[:0])
+
+
+@pytest.mark.parametrize("chosen", ["all", "most"])
+def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: Path, chosen: str) -> None:
+    """Traced: what Python and numpy allocate. One copy of the digests would show, and so would a list of them."""
+    count = 100_000
+    path = tmp_path / "column.digests"
+    rows = np.zeros((count, 4), dtype=">u8")
+    rows[:, 0] = np.arange(count)
+    path.write_bytes(rows.tobytes())
+    stored = StoredDigests(path)
+    accepted = np.ones(count, dtype=np.bool_)
+    accepted[7::50] = chosen == "all"
+    owner = Owner(0, bytes(32))
+    NonceLedger.create(tmp_path / "ledger", owner)
+    ledger = NonceLedger(tmp_path / "ledger", owner)
+    batch = AdmittedBatch(bytes(32), stored, np.ones(count, dtype=np.uint32), accepted, {})
+    talk = Talk(0, QueryName(b"k" * 32, bytes(32)), batch, bytes(32), b"", 1)
+    rejections = pack_rejections({Rejection.EXPIRED: int(np.count_nonzero(~accepted))})
+    proposal = Propose(talk.query, bytes(32), bytes(32), 1, bytes(32), count, pack_mask(accepted), rejections)
+    talk.own, talk.proposals = proposal, dict.fromkeys(range(3), proposal)
+    tracemalloc.start()
+    try:
+        assert not ledger.lookup(stored, b"z" * 32).any()
+        reservation = talk.reservation()
+        ledger.reserve(reservation)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.count_nonzero(ledger.lookup(stored, b"z" * 32)) == np.count_nonzero(accepted)
+    ledger.close()
+    assert peak < 32 * count, f"{peak / count:.0f} bytes per report"
