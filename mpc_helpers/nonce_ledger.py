@@ -7,7 +7,6 @@ Methods block on the disk and may be called from any thread; each is atomic.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sqlite3
 import threading
@@ -33,8 +32,8 @@ from protocol.vote import Vote
 __all__ = ["Conflict", "Entries", "Fenced", "LedgerError", "LedgerHead", "NonceLedger", "Owner", "Standing"]
 
 Standings = npt.NDArray[np.uint8]
-# One statement of this many parameters; larger ones were no faster on ledgers of a million reports.
-_CHUNK = 1000
+# Digests in one statement: inserting takes half the time of one statement each, and larger ones are no faster.
+_CHUNK = 500
 
 
 class Standing(IntEnum):
@@ -321,11 +320,15 @@ class NonceLedger:
 
     def _point(self, attempt: int, digests: DigestRows) -> int:
         # One pass: a digest that a live attempt holds is left alone and missing from the count.
-        return self._db.executemany(
-            f"INSERT INTO reports VALUES (?, {attempt:d}) ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt"  # noqa: S608  (an integer)
-            " WHERE (SELECT state FROM attempts WHERE attempt = reports.attempt) = 'aborted'",
-            zip(itertools.chain.from_iterable(_chunks(digests)), strict=True),
-        ).rowcount
+        return sum(
+            self._db.execute(
+                f"INSERT INTO reports VALUES {','.join([f'(?, {attempt:d})'] * len(chunk))}"  # noqa: S608  (an integer)
+                " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt"
+                " WHERE (SELECT state FROM attempts WHERE attempt = reports.attempt) = 'aborted'",
+                chunk,
+            ).rowcount
+            for chunk in _chunks(digests)
+        )
 
     def _take_from(self, attempt: int, query_key: bytes, digests: DigestRows) -> list[bytes]:
         """COMMIT.md, "Conflicts": abort the reserved attempts of larger queries that are in this one's way."""
