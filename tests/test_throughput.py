@@ -37,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rounds: nothing is asserted about speed here."""
     monkeypatch.setattr(throughput, "INGEST_ROUNDS", 1)
     monkeypatch.setattr(throughput, "NAIVE_REPORTS", 10)
+    monkeypatch.setattr(throughput, "NAIVE_RUNS", 1)
     monkeypatch.setattr(throughput, "EPSILON_MICROS", 50_000_000)
 
 
