@@ -94,23 +94,24 @@ class AdmissionRules:
         ]
         return cls(party, query, tuple(keys), oldest, newest)
 
-    def usual_header(self) -> bytes:
-        """A header as this query expects it, with zeros wherever good reports may differ."""
-        query = self.query
-        terms = ReportTerms(
-            query.site,
-            query.caller,
-            0,
-            query.epsilon_micros,
-            query.sensitivity,
-            query.buckets,
-            query.kappa,
-            query.unit,
-            query.debug,
-        )
-        no_id, no_hash = bytes(KEY_ID_SIZE), bytes(HASH_SIZE)
-        header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(NONCE_SIZE), (no_hash, no_hash, no_hash), no_hash)
-        return header.encode()
+
+@lru_cache(maxsize=16)
+def _usual_header(query: Query) -> bytes:
+    """A header as this query expects it, with zeros wherever good reports may differ."""
+    terms = ReportTerms(
+        query.site,
+        query.caller,
+        0,
+        query.epsilon_micros,
+        query.sensitivity,
+        query.buckets,
+        query.kappa,
+        query.unit,
+        query.debug,
+    )
+    no_id, no_hash = bytes(KEY_ID_SIZE), bytes(HASH_SIZE)
+    header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(NONCE_SIZE), (no_hash, no_hash, no_hash), no_hash)
+    return header.encode()
 
 
 def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
@@ -129,7 +130,7 @@ def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
 
 
 def _usual_rows(rules: AdmissionRules, headers: Bytes) -> npt.NDArray[np.bool_]:
-    usual = np.frombuffer(rules.usual_header(), dtype=np.uint8)
+    usual = np.frombuffer(_usual_header(rules.query), dtype=np.uint8)
     if usual.size != headers.shape[1]:
         return np.zeros(len(headers), dtype=np.bool_)
     constant = (slice(0, _KEYS_AT), slice(_KAPPA_AT, COMMITMENTS_AT), slice(FIXED.size, None))

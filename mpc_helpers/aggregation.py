@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -71,12 +71,15 @@ class Spent:
         return Spent(self.check + other.check, self.open + other.open, self.expand + other.expand, self.sum + other.sum)
 
 
+_PARTS = tuple(part.name for part in fields(Spent))
+
+
 class _Stopwatch:
     """Processor seconds of this thread, by part."""
 
     def __init__(self) -> None:
         self._last = time.thread_time()
-        self._seconds = dict.fromkeys(asdict(Spent()), 0.0)
+        self._seconds = dict.fromkeys(_PARTS, 0.0)
 
     def lap(self, part: str) -> None:
         """What has passed since the last lap was spent on `part`."""

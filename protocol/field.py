@@ -141,7 +141,9 @@ class _Expander:
         self._zeros = bytes(ELEMENT_SIZE * count)
         # GCM writes its tag after the keystream, so each row has two more words, which slicing leaves out.
         self._words = np.empty((rows, count + _TAG_WORDS), dtype="<u8")
-        self._rows = [row.data.cast("B") for row in self._words]
+        size = ELEMENT_SIZE * (count + _TAG_WORDS)
+        flat = self._words.reshape(-1).view(np.uint8).data
+        self._rows = [flat[start : start + size] for start in range(0, rows * size, size)]
 
     def expand(self, seeds: Sequence[bytes]) -> Vector:
         """At most as many seeds as there are rows."""
