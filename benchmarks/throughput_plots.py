@@ -41,7 +41,7 @@ def draw_all(result: Mapping[str, Any], folder: Path) -> list[Path]:
     }
     paths = []
     for name, draw in drawings.items():
-        figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+        figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
         draw(axes, points)
         paths.append(folder / f"{name}.svg")
         figure.savefig(paths[-1], metadata={"Date": None})
@@ -69,7 +69,7 @@ def _rates(axes: Any, chosen: Points, size: str) -> None:
         axes.plot(sizes, [point["reports_per_second"][system] for point in chosen], "o-", label=system)
     axes.set(xscale="log", yscale="log", ylabel="reports per second")
     axes.grid(alpha=0.3, which="major")
-    axes.legend(fontsize=8)
+    _legend(axes)
 
 
 def _stages(axes: Any, points: Points) -> None:
@@ -83,7 +83,7 @@ def _stages(axes: Any, points: Points) -> None:
         axes.barh(names, spent, left=left, label=label, color=colors[state])
         left = [sum(pair) for pair in zip(left, spent, strict=True)]
     axes.set(xlabel="seconds, slowest helper of each stage", title=f"Where the time goes: {count:,} reports")
-    axes.legend(fontsize=8)
+    _legend(axes)
 
 
 def _ratios(axes: Any, points: Points) -> None:
@@ -96,7 +96,12 @@ def _ratios(axes: Any, points: Points) -> None:
     )
     axes.set_title("The price over plaintext")
     axes.grid(alpha=0.3, which="major")
-    axes.legend(fontsize=8)
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Beside the picture, where it hides nothing."""
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _middle(values: Sequence[int]) -> int:
