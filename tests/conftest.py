@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from commit_runs import Runs
+    from three_agreements import Three
 
 # A busy machine is no bug: nothing here is decided by how long an example took.
 settings.register_profile("trefoil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,6 +39,17 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     folder = Path(tempfile.mkdtemp(dir=shared)) if os.access(shared, os.W_OK) else tmp_path
     yield Runs(folder)
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Three]:
+    """For the tests of Agree and Spend: three helpers that have nothing but their ledgers."""
+    from three_agreements import Three
+
+    three = Three(tmp_path)
+    yield three
+    for ledger in three.ledgers:
+        ledger.close()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

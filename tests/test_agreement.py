@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,118 +11,17 @@ import numpy as np
 import pytest
 from commit_world import (
     IDENTITIES,
-    KEYS,
     PACE,
-    SET_DIGEST,
     AskedQuery,
-    inline,
     rejected,
     report_digest,
-    run,
 )
+from three_agreements import OTHER, QUERY, Three, play
 
-from mpc_helpers.agreement import AdmittedBatch, Agreement, Attempt
 from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
 from mpc_helpers.messages import Ask, Envelope
-from mpc_helpers.nonce_ledger import LedgerError, LedgerHead, NonceLedger, Owner, Standing
+from mpc_helpers.nonce_ledger import LedgerHead
 from protocol.errors import Rejection
-
-QUERY = AskedQuery.of(1, range(6))
-OTHER = AskedQuery.of(2, range(4, 10))
-PARAMETERS = b"p" * 32
-
-
-class Three:
-    """Three helpers over a network that works, except where a test says otherwise."""
-
-    def __init__(self, folder: Path, *, threads: bool = False) -> None:
-        self.down: set[int] = set()
-        self.deaf: set[int] = set()
-        self.delay = 0.01
-        self.calls: list[tuple[int, int]] = []
-        self.ledgers: list[NonceLedger] = []
-        for helper in range(3):
-            NonceLedger.create(folder / f"{helper}.db", Owner(helper, KEYS[helper]))
-            self.ledgers.append(NonceLedger(folder / f"{helper}.db", Owner(helper, KEYS[helper])))
-        self._threads = threads
-        self.agreements: list[Agreement] = []
-
-    def start(self) -> None:
-        offload = None if self._threads else inline
-        self.agreements = [
-            Agreement(
-                self.ledgers[helper],
-                IDENTITIES[helper],
-                KEYS,
-                SET_DIGEST,
-                self._sender(helper),
-                pace=PACE,
-                offload=offload,
-            )
-            for helper in range(3)
-        ]
-
-    def _sender(self, source: int) -> Callable[[int, bytes], Awaitable[bytes | None]]:
-        async def send(target: int, data: bytes) -> bytes | None:
-            self.calls.append((source, target))
-            await asyncio.sleep(self.delay)
-            if {source, target} & self.down or target in self.deaf:
-                raise OSError("connection refused")
-            return await self.agreements[target].receive(source, data)
-
-        return send
-
-    async def agree(
-        self,
-        query: AskedQuery = QUERY,
-        batches: dict[int, AdmittedBatch] | None = None,
-        seconds: float = 20.0,
-        helpers: tuple[int, ...] = (0, 1, 2),
-        **changes: Any,
-    ) -> list[Any]:
-        """Every helper agrees at once; results or errors in order."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        work = []
-        for helper in helpers:
-            batch = (batches or {}).get(helper, query.batch())
-            name = changes.get("names", {}).get(helper, query.name)
-            parameters = changes.get("parameters", {}).get(helper, PARAMETERS)
-            endpoint = b"port %d" % helper
-            minimum = changes.get("minimum", 1)
-            work.append(self.agreements[helper].agree(name, batch, parameters, endpoint, deadline, minimum=minimum))
-        return await asyncio.gather(*work, return_exceptions=True)
-
-    async def commit(self, attempts: list[Attempt]) -> list[Outcome]:
-        deadline = asyncio.get_running_loop().time() + 20.0
-        return await asyncio.gather(
-            *(
-                self.agreements[helper].commit(attempt, b"share %d" % helper, deadline)
-                for helper, attempt in enumerate(attempts)
-            )
-        )
-
-    async def stop(self) -> None:
-        for agreement in self.agreements:
-            await agreement.close()
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Three]:
-    three = Three(tmp_path)
-    yield three
-    for ledger in three.ledgers:
-        ledger.close()
-
-
-def play(three: Three, scenario: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        three.start()
-        try:
-            await scenario()
-        finally:
-            await three.stop()
-
-    run(main)
 
 
 def test_a_report_counts_only_if_all_three_admitted_it(three: Three) -> None:
@@ -277,26 +174,6 @@ def test_a_smaller_query_takes_reports_that_are_merely_reserved(three: Three) ->
     play(three, scenario)
 
 
-def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(three: Three) -> None:
-    async def scenario() -> None:
-        attempts = await three.agree()
-        three.down = {2}
-        deadline = asyncio.get_running_loop().time() + 10.0
-        outcomes = await asyncio.gather(
-            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1))
-        )
-        assert outcomes == [Outcome.UNDECIDED] * 2
-        await asyncio.sleep(120)
-        assert three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key).tolist() == [Standing.BUSY] * 6
-        three.down = set()
-        assert await three.agreements[2].commit(attempts[2], b"share", asyncio.get_running_loop().time() + 20)
-        await asyncio.sleep(10)
-        states = {record.state for ledger in three.ledgers if (record := ledger.live(QUERY.name.key))}
-        assert states == {State.RELEASED}
-
-    play(three, scenario)
-
-
 def test_one_copy_in_flight_per_peer_and_subject(three: Three) -> None:
     async def scenario() -> None:
         await three.agreements[0].peers.call(1, Ask(b"x" * 32))
@@ -325,111 +202,6 @@ def test_strangers_and_wrong_senders_get_no_reply(three: Three) -> None:
         assert await agreement.receive(2, b"nonsense") is None
         # Rightly signed, but of a run of helper 3 that does not exist: its ledger cannot be checked.
         assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
-
-    play(three, scenario)
-
-
-class FlakyDatabase:
-    """A ledger's connection to a disk that fails whenever a test says so."""
-
-    def __init__(self, ledger: Any) -> None:
-        self.trouble = ""
-        self._db = ledger._db
-        ledger._db = self
-
-    def execute(self, statement: str, *values: Any) -> Any:
-        if self.trouble and not (self.trouble == "readonly" and statement.startswith("SELECT")):
-            raise sqlite3.OperationalError(self.trouble)
-        return self._db.execute(statement, *values)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._db, name)
-
-
-@pytest.mark.parametrize("trouble", ["disk I/O error", "readonly"])
-def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
-    three: Three, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = FlakyDatabase(three.ledgers[0])
-    vote, votes = three.ledgers[0].vote, 0
-
-    def vote_and_fail(attempt_id: bytes, sealed_share: bytes) -> None:
-        nonlocal votes
-        votes += 1
-        vote(attempt_id, sealed_share)
-        disk.trouble = trouble
-
-    async def scenario() -> None:
-        attempts = await three.agree()
-        monkeypatch.setattr(three.ledgers[0], "vote", vote_and_fail)
-        deadline = asyncio.get_running_loop().time() + 1000
-        running = asyncio.gather(
-            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3))
-        )
-        await asyncio.sleep(300)
-        disk.trouble = "database is locked"
-        await asyncio.sleep(300)
-        disk.trouble = ""
-        record = three.ledgers[0].live(QUERY.name.key)
-        assert record is not None
-        assert record.state is State.VOTED
-        assert not running.done()
-        assert await running == [Outcome.RELEASED] * 3
-        assert votes == 1
-        assert asyncio.get_running_loop().time() < deadline - 300
-
-    play(three, scenario)
-    told = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.spending"]
-    assert [trouble in told[0], "database is locked" in told[1], len(told)] == [True, True, 2]
-
-
-def test_a_helper_asks_on_after_its_ledger_failed(three: Three) -> None:
-    """What the others push does not arrive, so that only asking can tell it that they have voted."""
-
-    async def scenario() -> None:
-        attempts = await three.agree()
-        deadline = asyncio.get_running_loop().time() + 5
-        assert await three.agreements[0].commit(attempts[0], b"share", deadline) is Outcome.UNDECIDED
-        disk = FlakyDatabase(three.ledgers[0])
-        disk.trouble = "database or disk is full"
-        await asyncio.sleep(100)
-        disk.trouble = ""
-        three.deaf = {0}
-        deadline = asyncio.get_running_loop().time() + 100
-        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (1, 2)]
-        assert await asyncio.gather(*voting) == [Outcome.RELEASED] * 2
-        await asyncio.sleep(10)
-        record = three.ledgers[0].live(QUERY.name.key)
-        assert record is not None
-        assert record.state is State.RELEASED
-
-    play(three, scenario)
-
-
-@pytest.mark.parametrize("move", ["vote", "release"])
-def test_a_move_that_is_on_disk_but_reported_as_failed_is_taken_up(
-    three: Three, move: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = three.ledgers[0]
-    really = getattr(ledger, move)
-
-    def moved_but_failed(*arguments: Any) -> None:
-        really(*arguments)
-        raise LedgerError("cannot use the ledger: disk I/O error")
-
-    async def scenario() -> None:
-        attempts = await three.agree()
-        monkeypatch.setattr(ledger, move, moved_but_failed)
-        three.deaf = {0}
-        deadline = asyncio.get_running_loop().time() + 1000
-        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3)]
-        first, *others = await asyncio.gather(*voting, return_exceptions=True)
-        assert others == [Outcome.RELEASED] * 2
-        assert isinstance(first, LedgerError) if move == "vote" else first is Outcome.RELEASED
-        await asyncio.sleep(10)
-        record = ledger.live(QUERY.name.key)
-        assert record is not None
-        assert record.state is State.RELEASED
 
     play(three, scenario)
 
