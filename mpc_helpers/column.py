@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from protocol.batch import PREAMBLE_SIZE, BatchRoot, ColumnReader, DigestRows, Digests, Layout, batch_root
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, TrefoilError
 from protocol.report import HASH_SIZE, header_digest
 
 
@@ -106,9 +106,12 @@ def digests_of(column: ColumnReader, root: bytes) -> DigestRows:
         if len(stored) == len(column) and batch_root(stored) == root:
             return stored
     draft = _draft(path)
-    with draft.open("wb") as file:
-        for digests in column.digest_spans():
-            file.write(digests.tobytes())
+    try:
+        with draft.open("wb") as file:
+            file.writelines(digests.tobytes() for digests in column.digest_spans())
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise TrefoilError(f"this helper cannot store a column's digests: {error.strerror}", "Make room.") from None
     if batch_root(StoredDigests(draft)) != root:
         draft.unlink()
         raise ProtocolError("the stored column is not of the batch that the query was signed for", "Ask again.")

@@ -23,7 +23,7 @@ def keep_freed_memory() -> None:
     """Let this process keep what it frees: the next chunk needs as much again.
 
     Otherwise glibc gives megabytes back after every chunk, and getting them anew, page by page, costs more than
-    summing: at 1,024 buckets a sixth of an open (`trefoil bench report`). Elsewhere than on glibc nothing is done.
+    summing: at 1,024 buckets about a fifth of an open. Elsewhere than on glibc nothing is done.
     """
     with contextlib.suppress(OSError, AttributeError):
         change = ctypes.CDLL(None).mallopt

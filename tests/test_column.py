@@ -18,7 +18,7 @@ from mpc_helpers.messages import Propose, pack_mask, pack_rejections
 from mpc_helpers.nonce_ledger import NonceLedger, Owner
 from mpc_helpers.talk import AdmittedBatch, Selected, Talk
 from protocol.batch import ColumnReader, batch_root
-from protocol.errors import ProtocolError, Rejection
+from protocol.errors import ProtocolError, Rejection, TrefoilError
 
 REPORTS = [samples.report(f"column {index}", [index] * 8) for index in range(11)]
 
@@ -102,6 +102,21 @@ def test_digests_that_do_not_have_the_signed_root_are_made_again(
         path.write_bytes(good[:-32] if trouble == "cut short" else bytes([good[0] ^ 1]) + good[1:])
     found = digests_of(stored, batch_root(column.digests()))
     assert found[:].tobytes() == good == path.read_bytes()
+
+
+def test_a_disk_that_is_full_when_digests_are_made_again_is_an_error_to_act_on(
+    column: ColumnReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = kept(column, tmp_path)
+    digests_beside(stored.path).unlink()
+
+    def full(_: ColumnReader) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ColumnReader, "digest_spans", full)
+    with pytest.raises(TrefoilError, match="No space left"):
+        digests_of(stored, bytes(32))
+    assert [path.name for path in tmp_path.iterdir()] == ["column"]
 
 
 def test_a_column_that_changed_on_disk_is_not_admitted(column: ColumnReader, tmp_path: Path) -> None:
