@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.bench_commands import JsonFile, bench
-from benchmarks.demo_command import demo
+from benchmarks.bench.commands import JsonFile, bench
+from benchmarks.demo.command import demo
 from benchmarks.experiments.commands import app as experiment
 from benchmarks.experiments.commands import plan
 from benchmarks.live.command import live
@@ -39,7 +39,7 @@ def conformance_w3c(
 
     Example: trefoil conformance w3c tests/scenarios
     """
-    from benchmarks.conformance import report_results, run_folder
+    from benchmarks.conformance.conformance import report_results, run_folder
 
     if not report_results(run_folder(folder), json_file):
         raise typer.Exit(1)

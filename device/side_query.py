@@ -1,7 +1,8 @@
 """The bias side query: a flag, worth κ, that says a report may be missing something (paper §3.4, App. F).
 
 It travels as one more bucket, so the querier learns only a noisy count of reports that may be biased; what that count
-bounds is the querier's business (`protocol.bias`). The flag follows from which epochs could pay, never from data alone.
+bounds is the querier's business (`protocol.querier.bias`). The flag follows from which epochs could pay, never from
+data alone.
 """
 
 from __future__ import annotations

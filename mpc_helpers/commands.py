@@ -31,7 +31,7 @@ def helper(
 
     Example: trefoil helper --config /etc/trefoil/config.json
     """
-    from mpc_helpers.daemon import run
+    from mpc_helpers.service.daemon import run
 
     run(config, stop_with_stdin=stop_with_stdin, executor=executor)
 
@@ -46,7 +46,7 @@ def launch(
 
     Example: trefoil launch --dir /tmp/trefoil --site shop.example
     """
-    from mpc_helpers.launch_view import launch_and_watch
+    from mpc_helpers.local.view import launch_and_watch
 
     launch_and_watch(folder, sites=site or [], ports=port or [], now=_now())
 
@@ -62,7 +62,7 @@ def keygen_helper(
 
     Example: trefoil keygen helper --name north --address https://north.example:8443 --dir /etc/trefoil
     """
-    from mpc_helpers.setup import make_helper
+    from mpc_helpers.identity.keygen import make_helper
     from protocol.console import out
 
     entry = make_helper(folder, name, address, _now(), days=days)
@@ -81,7 +81,7 @@ def keygen_hpke(
 
     Example: trefoil keygen hpke --dir /etc/trefoil
     """
-    from mpc_helpers.setup import renew_entry
+    from mpc_helpers.identity.keygen import renew_entry
     from protocol.console import out
 
     out.print(f"public entry:  {renew_entry(folder, _now(), days)}", markup=False, highlight=False, soft_wrap=True)
@@ -112,8 +112,8 @@ def ledger_create(config: ConfigFile) -> None:
 
     Example: trefoil ledger create --config /etc/trefoil/config.json
     """
-    from mpc_helpers.config import load_config, load_membership
-    from mpc_helpers.setup import create_ledgers
+    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.identity.keygen import create_ledgers
     from protocol.console import out
 
     loaded = load_config(config)
@@ -131,8 +131,8 @@ def ledger_export(
 
     Example: trefoil ledger export --config config.json --lost-by 2 --out for-helper-2
     """
-    from mpc_helpers.config import load_config, load_membership
-    from mpc_helpers.ledger_export import export
+    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.ledger.rebuild import export
 
     loaded = load_config(config)
     export(loaded, load_membership(loaded, _now()), lost_by - 1, path)
@@ -147,8 +147,8 @@ def ledger_rebuild(
 
     Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
     """
-    from mpc_helpers.config import load_config, load_membership
-    from mpc_helpers.ledger_export import rebuild
+    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.ledger.rebuild import rebuild
 
     loaded = load_config(config)
     rebuild(loaded, load_membership(loaded, _now()), entries)
@@ -158,14 +158,14 @@ def ledger_rebuild(
 def ledger_accept_peer(
     config: ConfigFile, helper: Annotated[int, typer.Option(help="The helper with the rebuilt ledger: 1, 2 or 3.")]
 ) -> None:
-    """Talk again to a peer whose ledger was lost and rebuilt. Stop this helper first.
+    """Negotiation again to a peer whose ledger was lost and rebuilt. Stop this helper first.
 
     Both other operators must have seen the rebuilding: a ledger that went back is refused for a reason.
 
     Example: trefoil ledger accept-peer --config config.json --helper 2
     """
-    from mpc_helpers.config import load_config, load_membership
-    from mpc_helpers.ledger_export import accept_peer
+    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.ledger.rebuild import accept_peer
 
     loaded = load_config(config)
     accept_peer(loaded, load_membership(loaded, _now()), helper - 1)

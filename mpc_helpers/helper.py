@@ -18,19 +18,19 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from mpc_helpers import noise
-from mpc_helpers.admission import AdmissionRules
-from mpc_helpers.aggregation import Ingested, ingest
-from mpc_helpers.agreement import Agreement
-from mpc_helpers.attempt import AgreementError, QueryName, State, Step
-from mpc_helpers.column import digests_of
-from mpc_helpers.config import Limits, Membership
-from mpc_helpers.executors import Workplace
-from mpc_helpers.noisy_sum import SumKind, sum_parameters
-from mpc_helpers.nonce_ledger import NonceLedger, Standing
-from mpc_helpers.query_book import QueryState
-from mpc_helpers.session import MpcError
-from mpc_helpers.talk import AdmittedBatch, Attempt
+from mpc_helpers.admission.cluster import Workplace
+from mpc_helpers.admission.column import digests_of
+from mpc_helpers.admission.ingest import Ingested, ingest
+from mpc_helpers.admission.rules import AdmissionRules
+from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt
+from mpc_helpers.identity.config import Limits, Membership
+from mpc_helpers.ledger.attempt import AgreementError, QueryName, State, Step
+from mpc_helpers.ledger.ledger import ReportLedger, Standing
+from mpc_helpers.ledger.queries import QueryState
+from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.noisy_sum import SumKind, sum_parameters
+from mpc_helpers.mpc.session import MpcError
 from protocol.answer import AnswerShare
 from protocol.batch import ColumnReader
 from protocol.errors import Rejection, TrefoilError
@@ -97,7 +97,7 @@ class Helper:
         membership: Membership,
         limits: Limits,
         report_lifetime: int,
-        ledgers: Mapping[bool, NonceLedger],
+        ledgers: Mapping[bool, ReportLedger],
         agreements: Mapping[bool, Agreement],
         sessions: Sessions,
         place: Workplace,

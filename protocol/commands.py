@@ -35,13 +35,13 @@ def query(
 
     Example: trefoil query --reports batch --helpers helpers.json --site-key shop.key --json answer.json
     """
-    from protocol.asked import Wishes
     from protocol.console import write_json
     from protocol.epsilon import entitlement
-    from protocol.query_command import ask_and_show, noise_mode, permille
-    from protocol.query_plot import plot_result
+    from protocol.querier.plot import plot_result
+    from protocol.querier.saved_query import QueryOptions
+    from protocol.querier.view import ask_and_show, noise_mode, permille
 
-    wishes = Wishes(
+    wishes = QueryOptions(
         epsilon_micros=None if epsilon is None else entitlement(epsilon),
         noise=noise_mode(noise),
         minimum_reports=minimum,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from commit_runs import Runs
-    from three_agreements import Three
+    from tests.support.commit_runs import Runs
+    from tests.support.three_agreements import Three
 
 # A busy machine is no bug: nothing here is decided by how long an example took.
 settings.register_profile("trefoil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,7 +32,7 @@ def show(record_property: Callable[[str, object], None]) -> Callable[[str], None
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
     """For the tests of COMMIT.md: plays worlds."""
-    from commit_runs import Runs  # here, so that only those tests wait for it
+    from tests.support.commit_runs import Runs  # here, so that only those tests wait for it
 
     # In memory where there is such a place: these crashes kill processes, not power, so fsync would only cost time.
     shared = Path("/dev/shm")
@@ -44,7 +44,7 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
 @pytest.fixture
 def three(tmp_path: Path) -> Iterator[Three]:
     """For the tests of Agree and Spend: three helpers that have nothing but their ledgers."""
-    from three_agreements import Three
+    from tests.support.three_agreements import Three
 
     three = Three(tmp_path)
     yield three

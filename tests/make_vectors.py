@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import protocol_samples as samples
-
 from protocol import field
 from protocol.errors import Rejection
 from protocol.query import NoiseMode, SignedQuery
 from protocol.report import FIXED, NONCE_AT, NONCE_SIZE, Header, SealedReport, open_report
 from protocol.shares import PARTIES, to_shamir
+from tests.support import protocol_samples as samples
 
 FOLDER = Path(__file__).parent / "vectors"
 Fates = tuple[Rejection | None, Rejection | None, Rejection | None]

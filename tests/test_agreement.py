@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commit_world import (
+
+from mpc_helpers.agreement.messages import Ask, Envelope
+from mpc_helpers.ledger.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
+from mpc_helpers.ledger.ledger import LedgerHead
+from protocol.errors import Rejection
+from tests.support.commit_world import (
     IDENTITIES,
     PACE,
     AskedQuery,
     rejected,
     report_digest,
 )
-from three_agreements import OTHER, QUERY, Three, play
-
-from mpc_helpers.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
-from mpc_helpers.messages import Ask, Envelope
-from mpc_helpers.nonce_ledger import LedgerHead
-from protocol.errors import Rejection
+from tests.support.three_agreements import OTHER, QUERY, Three, play
 
 
 def test_a_report_counts_only_if_all_three_admitted_it(three: Three) -> None:

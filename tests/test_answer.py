@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import protocol_samples as samples
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from protocol.errors import ProtocolError, Rejection
 from protocol.field import P
 from protocol.query import NoiseMode, Query
 from protocol.shares import PARTIES, share, to_shamir
+from tests.support import protocol_samples as samples
 
 QUERY = samples.query(batch_size=20)
 NUMBERS = [3, -1, 0, 7, -250, 10**12, 1, 0]

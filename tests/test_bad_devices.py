@@ -12,26 +12,26 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import make_vectors
 import numpy as np
-import protocol_samples as samples
 import pytest
-from test_vectors import NEGATIVE, Vector, bad_report, reasons
-from three_helpers import MemoryMpc, Three, real_now
 
-from mpc_helpers import tls
-from mpc_helpers.config import load_config, load_membership
-from mpc_helpers.launcher import _free_ports, prepare
-from mpc_helpers.nonce_ledger import NonceLedger
-from mpc_helpers.setup import owners
-from protocol.asked import Wishes
+from mpc_helpers.identity import tls
+from mpc_helpers.identity.config import load_config, load_membership
+from mpc_helpers.identity.keygen import owners
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.local.launcher import _free_ports, prepare
 from protocol.errors import Rejection
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import save_hpke_key, save_identity
+from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
 from protocol.set_files import write_set
 from protocol.shares import PARTIES
+from tests import make_vectors
+from tests.support import protocol_samples as samples
+from tests.support.three_helpers import MemoryMpc, Three, real_now
+from tests.test_vectors import NEGATIVE, Vector, bad_report, reasons
 
 GOOD = 3
 
@@ -82,7 +82,7 @@ def forget(three: Three, until: int) -> None:
     for party in range(PARTIES):
         config = load_config(three.trio.config_path(party))
         for path, owner in owners(config, load_membership(config, samples.NOW)):
-            ledger = NonceLedger(path, owner)
+            ledger = ReportLedger(path, owner)
             ledger.advance_watermark(until)
             ledger.close()
 
@@ -92,7 +92,7 @@ async def fate(three: Three, vector: Vector, mode: NoiseMode) -> tuple[list[int]
     good = [samples.report(f"{vector['name']} {mode} {index}", [index, *[1] * 7]) for index in range(GOOD)]
     reports: list[SealedReport] = [*good, *[bad_report(vector)] * vector["copies"]]
     batch = three.batch(reports)
-    wishes = Wishes(noise=mode, tolerated_bad_permille=500, seconds=60)
+    wishes = QueryOptions(noise=mode, tolerated_bad_permille=500, seconds=60)
     result = await three.ask(three.query(batch, wishes, site=samples.TERMS.site), batch)
     exact = np.array(result.answer.histogram) - np.array(three.noise_of(result))
     return exact.tolist(), [dict(counts) for counts in result.answer.rejections]
@@ -134,7 +134,7 @@ async def test_all_that_have_their_own_digest_at_once(tmp_path: Path) -> None:
     good = [samples.report(f"all at once {index}", [index, *[1] * 7]) for index in range(GOOD)]
     async with vector_helpers(tmp_path) as three:
         batch = three.batch([*good, *(bad_report(vector) for vector in unique.values())])
-        wishes = Wishes(tolerated_bad_permille=1000, seconds=60)
+        wishes = QueryOptions(tolerated_bad_permille=1000, seconds=60)
         result = await three.ask(three.query(batch, wishes, site=samples.TERMS.site), batch)
         exact = np.array(result.answer.histogram) - np.array(three.noise_of(result))
         assert exact.tolist() == [sum(range(GOOD)), *[GOOD] * 7]

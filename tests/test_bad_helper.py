@@ -20,8 +20,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import three_helpers as harness
-from bad_helper import (
+
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement.messages import Body, Envelope, Propose
+from mpc_helpers.agreement.negotiation import AdmittedBatch
+from mpc_helpers.identity.config import load_config
+from mpc_helpers.ledger.attempt import State, Word
+from mpc_helpers.ledger.ledger import LedgerHead, Standing
+from mpc_helpers.mpc.noisy_sum import local_sum
+from mpc_helpers.service.transport import PeerError
+from protocol.errors import Rejection, TrefoilError
+from protocol.keys import IdentityKey
+from protocol.querier.querier import QueryFailed
+from protocol.querier.saved_query import QueryOptions
+from protocol.vote import SignedVote, Vote, realm
+from tests.support import three_helpers as harness
+from tests.support.bad_helper import (
     BAD,
     HONEST,
     LONG,
@@ -37,21 +51,7 @@ from bad_helper import (
     never_released,
     truth_of,
 )
-from three_helpers import SITE, Three, three_helpers
-
-from mpc_helpers import messages
-from mpc_helpers.attempt import State, Word
-from mpc_helpers.config import load_config
-from mpc_helpers.messages import Body, Envelope, Propose
-from mpc_helpers.noisy_sum import local_sum
-from mpc_helpers.nonce_ledger import LedgerHead, Standing
-from mpc_helpers.talk import AdmittedBatch
-from mpc_helpers.transport import PeerError
-from protocol.asked import Wishes
-from protocol.errors import Rejection, TrefoilError
-from protocol.keys import IdentityKey
-from protocol.querier import QueryFailed
-from protocol.vote import SignedVote, Vote, realm
+from tests.support.three_helpers import SITE, Three, three_helpers
 
 # Agree.
 
@@ -82,7 +82,7 @@ async def test_a_wrong_root(tmp_path: Path) -> None:
         bad, batch = BadHelper(three), five_reports(three)
         bad.tamper = lambda _, body: replace(body, batch_root=bytes(32)) if isinstance(body, Propose) else body
         # Not longer: the bad helper has reserved the reports in its own ledger, and holds them until then.
-        asked = three.query(batch, Wishes(seconds=8))
+        asked = three.query(batch, QueryOptions(seconds=8))
         error = await never_released(three, asked, batch, "helper 3 was given other reports")
         assert BAD in error.helpers
         bad.tamper = honestly
@@ -161,7 +161,7 @@ async def test_a_vote_withheld_from_both_locks_the_reports_and_releases_nothing(
     async with three_helpers(tmp_path) as three:
         bad, batch = BadHelper(three), five_reports(three)
         bad.tamper = lambda _, body: None if isinstance(body, messages.State) else body
-        asked = three.query(batch, Wishes(seconds=30))
+        asked = three.query(batch, QueryOptions(seconds=30))
         asking = asyncio.create_task(three.ask(asked, batch))
         async with asyncio.timeout(20):
             while live_states(three, asked) != [State.VOTED, State.VOTED]:
@@ -183,7 +183,7 @@ async def test_yes_to_one_and_no_to_the_other_is_disputed(tmp_path: Path) -> Non
             return bad.vote(body.attempt_id, Word.YES if to == 0 else Word.NO)
 
         bad.tamper = two_faced
-        asked = three.query(batch, Wishes(seconds=600))
+        asked = three.query(batch, QueryOptions(seconds=600))
         with pytest.raises(QueryFailed, match="voted both YES and NO") as refused:
             async with asyncio.timeout(60):  # long before the query's own deadline: waiting changes nothing
                 await three.ask(asked, batch)
@@ -192,7 +192,7 @@ async def test_yes_to_one_and_no_to_the_other_is_disputed(tmp_path: Path) -> Non
         assert live_states(three, asked) == [State.RELEASED, State.RENOUNCED]
         # The reports stay locked: another query cannot have them, whatever the bad helper says.
         bad.tamper = honestly
-        again = three.query(batch, Wishes(seconds=2))
+        again = three.query(batch, QueryOptions(seconds=2))
         with pytest.raises(QueryFailed):
             await three.ask(again, batch)
         assert live_states(three, again) == [None, None]
@@ -305,7 +305,7 @@ async def test_another_helpers_vote_cannot_be_made_up(tmp_path: Path) -> None:
             return replace(body, votes=(*body.votes[:1], false))
 
         bad.tamper = forged
-        asked = three.query(batch, Wishes(seconds=30))
+        asked = three.query(batch, QueryOptions(seconds=30))
         asking = asyncio.create_task(three.ask(asked, batch))
         async with asyncio.timeout(20):
             while live_states(three, asked) != [State.VOTED, State.VOTED]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import protocol_samples as samples
 import pytest
 
 from protocol.batch import (
@@ -23,6 +22,7 @@ from protocol.batch import (
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.report import PAYLOAD_SIZE, SealedReport
 from protocol.shares import PARTIES
+from tests.support import protocol_samples as samples
 
 REPORTS = [samples.report(f"batch {index}", [index] * 8) for index in range(7)]
 PREAMBLE = 28

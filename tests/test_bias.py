@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from device.side_query import SideQuery, SideQueryForm
-from protocol.bias import bias_bound
 from protocol.errors import ProtocolError
+from protocol.querier.bias import bias_bound
 
 
 def test_the_bound_is_theorem_15s() -> None:

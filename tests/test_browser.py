@@ -13,7 +13,11 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from browser import (
+from playwright.sync_api import Browser, Page, expect
+
+from benchmarks.live.places import CAMPAIGNS, Map, Place
+from mpc_helpers.local.launcher import Trio
+from tests.support.browser import (
     address,
     axe_findings,
     axe_source,
@@ -25,10 +29,6 @@ from browser import (
     person,
     picture,
 )
-from playwright.sync_api import Browser, Page, expect
-
-from benchmarks.live.places import CAMPAIGNS, Map, Place
-from mpc_helpers.launcher import Trio
 
 pytestmark = needs_chromium
 START_SECONDS = 90

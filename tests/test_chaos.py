@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from chaos_helper import Action, Failpoint
-from chaos_trio import REPORTS, Asked, ChaosTrio, chaos_trio, start_all, stop_all
 
-from mpc_helpers.attempt import Step
-from mpc_helpers.config import load_config
-from mpc_helpers.launcher import health
+from mpc_helpers.identity.config import load_config
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.local.launcher import health
 from protocol.answer import AnswerShare
 from protocol.errors import TrefoilError
 from protocol.keys import load_identity
-from protocol.querier import Querier, QueryFailed
+from protocol.querier.querier import Querier, QueryFailed
 from protocol.shares import PARTIES
+from tests.support.chaos_helper import Action, Failpoint
+from tests.support.chaos_trio import REPORTS, Asked, ChaosTrio, chaos_trio, start_all, stop_all
 
 ALL = os.environ.get("TREFOIL_CHAOS") == "all"
 TRUTH = [1] * REPORTS

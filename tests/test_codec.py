@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpc_helpers import codec
+from mpc_helpers.mpc import codec
 from protocol.errors import ProtocolError
 from protocol.field import P
 

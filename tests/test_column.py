@@ -7,18 +7,18 @@ import tracemalloc
 from pathlib import Path
 
 import numpy as np
-import protocol_samples as samples
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpc_helpers.attempt import QueryName
-from mpc_helpers.column import ColumnDraft, StoredDigests, digests_beside, digests_of, remove_column
-from mpc_helpers.messages import Propose, pack_mask, pack_rejections
-from mpc_helpers.nonce_ledger import NonceLedger, Owner
-from mpc_helpers.talk import AdmittedBatch, Selected, Talk
+from mpc_helpers.admission.column import ColumnDraft, StoredDigests, digests_beside, digests_of, remove_column
+from mpc_helpers.agreement.messages import Propose, pack_mask, pack_rejections
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Negotiation, Selected
+from mpc_helpers.ledger.attempt import QueryName
+from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from protocol.batch import ColumnReader, batch_root
 from protocol.errors import ProtocolError, Rejection, TrefoilError
+from tests.support import protocol_samples as samples
 
 REPORTS = [samples.report(f"column {index}", [index] * 8) for index in range(11)]
 
@@ -149,10 +149,10 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     accepted = np.ones(count, dtype=np.bool_)
     accepted[7::50] = chosen == "all"
     owner = Owner(0, bytes(32))
-    NonceLedger.create(tmp_path / "ledger", owner)
-    ledger = NonceLedger(tmp_path / "ledger", owner)
+    ReportLedger.create(tmp_path / "ledger", owner)
+    ledger = ReportLedger(tmp_path / "ledger", owner)
     batch = AdmittedBatch(bytes(32), stored, np.ones(count, dtype=np.uint32), accepted, {})
-    talk = Talk(0, QueryName(b"k" * 32, bytes(32)), batch, bytes(32), b"", 1)
+    talk = Negotiation(0, QueryName(b"k" * 32, bytes(32)), batch, bytes(32), b"", 1)
     rejections = pack_rejections({Rejection.EXPIRED: int(np.count_nonzero(~accepted))})
     proposal = Propose(talk.query, bytes(32), bytes(32), 1, bytes(32), count, pack_mask(accepted), rejections)
     talk.own, talk.proposals = proposal, dict.fromkeys(range(3), proposal)

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from commit_runs import ONE, SHORT, Runs, equivocate, helpers_that_answered, honest_sums, says, vote_of
-from commit_world import KEYS, REALM, Plan, violations
 
-from mpc_helpers import messages
-from mpc_helpers.attempt import State, Word
-from mpc_helpers.messages import Envelope, Propose, Reserved
-from mpc_helpers.nonce_ledger import NonceLedger, Owner
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement.messages import Envelope, Propose, Reserved
+from mpc_helpers.ledger.attempt import State, Word
+from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from protocol.vote import SignedVote
+from tests.support.commit_runs import ONE, SHORT, Runs, equivocate, helpers_that_answered, honest_sums, says, vote_of
+from tests.support.commit_world import KEYS, REALM, Plan, violations
 
 
 def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
@@ -31,7 +31,7 @@ def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
 
     world = runs.play(ONE, Plan(seed=13), honest=(0, 1), tamper=huge)
     assert violations(world) == []
-    ledger = NonceLedger(world.nodes[0].path, Owner(0, KEYS[0]))
+    ledger = ReportLedger(world.nodes[0].path, Owner(0, KEYS[0]))
     assert 0 < ledger.last_number(ONE[0].name.key) < 100
     ledger.close()
     assert helpers_that_answered(world, ONE[0]) >= {0, 1}
@@ -43,7 +43,7 @@ def test_yes_to_one_and_no_to_the_other_is_a_dispute_with_proof(runs: Runs) -> N
     assert violations(world) == []
     states, liars = set(), set()
     for helper in (0, 1):
-        ledger = NonceLedger(world.nodes[helper].path, Owner(helper, KEYS[helper]))
+        ledger = ReportLedger(world.nodes[helper].path, Owner(helper, KEYS[helper]))
         record = ledger.live(SHORT[0].name.key)
         assert record is not None
         states.add(record.state)

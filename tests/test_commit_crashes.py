@@ -17,13 +17,22 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from commit_runs import ONE, OVERLAPPING, SAME, Runs, empty_at, fails_at, helpers_that_answered, no_votes_to
-from commit_world import KEYS, AskedQuery, Plan, Point, run, violations
 
-from mpc_helpers import messages
-from mpc_helpers.attempt import State, Step, Word
-from mpc_helpers.messages import Ask, Envelope, Reserved
-from mpc_helpers.nonce_ledger import Fenced, NonceLedger, Owner
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement.messages import Ask, Envelope, Reserved
+from mpc_helpers.ledger.attempt import State, Step, Word
+from mpc_helpers.ledger.ledger import Fenced, Owner, ReportLedger
+from tests.support.commit_runs import (
+    ONE,
+    OVERLAPPING,
+    SAME,
+    Runs,
+    empty_at,
+    fails_at,
+    helpers_that_answered,
+    no_votes_to,
+)
+from tests.support.commit_world import KEYS, AskedQuery, Plan, Point, run, violations
 
 FULL_MATRIX = bool(os.environ.get("TREFOIL_FULL_MATRIX"))
 
@@ -106,7 +115,7 @@ def test_random_crashes(runs: Runs) -> None:
 
 def test_a_dead_workers_late_vote_changes_no_row(runs: Runs) -> None:
     world = runs.play(ONE, Plan(crashes=frozenset({(1, Step.COMPUTE, 1)})))
-    ledger = NonceLedger(world.nodes[1].path, Owner(1, KEYS[1]))
+    ledger = ReportLedger(world.nodes[1].path, Owner(1, KEYS[1]))
     before = ledger.head
     (aborted,) = [attempt for attempt in world.accepted if _state(ledger, attempt) is State.ABORTED]
     with pytest.raises(Fenced):
@@ -116,7 +125,7 @@ def test_a_dead_workers_late_vote_changes_no_row(runs: Runs) -> None:
     ledger.close()
 
 
-def _state(ledger: NonceLedger, attempt_id: bytes) -> State | None:
+def _state(ledger: ReportLedger, attempt_id: bytes) -> State | None:
     record = ledger.record(attempt_id)
     return record.state if record else None
 

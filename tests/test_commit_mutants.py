@@ -11,17 +11,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commit_runs import ONE, SHORT, Runs, empty_at, equivocate, fails_at, honest_sums, no_votes_to, says, vote_of
-from commit_world import KEYS, Plan, World, run, violations
 
-from mpc_helpers import messages, talk
-from mpc_helpers.agreement import Agreement
-from mpc_helpers.attempt import AttemptRecord, HeardVote, State, Step, Word
-from mpc_helpers.messages import Envelope
-from mpc_helpers.nonce_ledger import NonceLedger, Owner, Standing
-from mpc_helpers.spending import Spending
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement import negotiation as talk
+from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement.messages import Envelope
+from mpc_helpers.agreement.voting import Voting
+from mpc_helpers.ledger.attempt import AttemptRecord, HeardVote, State, Step, Word
+from mpc_helpers.ledger.ledger import Owner, ReportLedger, Standing
 from protocol.batch import DigestRows
 from protocol.vote import Vote
+from tests.support.commit_runs import (
+    ONE,
+    SHORT,
+    Runs,
+    empty_at,
+    equivocate,
+    fails_at,
+    honest_sums,
+    no_votes_to,
+    says,
+    vote_of,
+)
+from tests.support.commit_world import KEYS, Plan, World, run, violations
 
 
 def without_guards(path: Path) -> None:
@@ -34,18 +46,18 @@ def without_guards(path: Path) -> None:
         db.commit()
 
 
-_correct_move = Spending._move
+_correct_move = Voting._move
 
 
-async def release_on_own_vote(self: Spending, record: AttemptRecord, votes: list[HeardVote]) -> bool:
+async def release_on_own_vote(self: Voting, record: AttemptRecord, votes: list[HeardVote]) -> bool:
     return await _release_if(self, record, votes, needed=0)
 
 
-async def release_on_two_of_three(self: Spending, record: AttemptRecord, votes: list[HeardVote]) -> bool:
+async def release_on_two_of_three(self: Voting, record: AttemptRecord, votes: list[HeardVote]) -> bool:
     return await _release_if(self, record, votes, needed=1)
 
 
-async def _release_if(self: Spending, record: AttemptRecord, votes: list[HeardVote], needed: int) -> bool:
+async def _release_if(self: Voting, record: AttemptRecord, votes: list[HeardVote], needed: int) -> bool:
     yes = [vote for vote in votes if vote.vote is Vote.YES]
     if record.state is State.VOTED and len(yes) == len(votes) and len(yes) >= needed:
         self._ledger.release(record.attempt_id, yes)
@@ -54,7 +66,7 @@ async def _release_if(self: Spending, record: AttemptRecord, votes: list[HeardVo
     return await _correct_move(self, record, votes)
 
 
-async def free_on_one_no(self: Spending, record: AttemptRecord, votes: list[HeardVote]) -> bool:
+async def free_on_one_no(self: Voting, record: AttemptRecord, votes: list[HeardVote]) -> bool:
     if record.state is State.RENOUNCED:
         self._ledger.free(record.attempt_id, votes, "one NO is enough")
         self._settle(record.attempt_id, State.ABORTED)
@@ -68,7 +80,7 @@ def test_releasing_without_both_yes_is_caught(
 ) -> None:
     plan = Plan(seed=3, horizon=40.0, mpc_fails=fails_at(1))
     assert violations(runs.play(SHORT, plan, prepare=without_guards)) == []
-    monkeypatch.setattr(Spending, "_move", mutant)
+    monkeypatch.setattr(Voting, "_move", mutant)
     assert any("half spent" in text for text in violations(runs.play(SHORT, plan, prepare=without_guards)))
 
 
@@ -77,12 +89,12 @@ def test_sqlite_alone_stops_a_release_without_both_yes(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mutant: Callable[..., Any]
 ) -> None:
     """The run above with its guards: a release is refused until both YES are there, and only then comes."""
-    monkeypatch.setattr(Spending, "_move", mutant)
+    monkeypatch.setattr(Voting, "_move", mutant)
     world = runs.play(SHORT, Plan(seed=3, horizon=40.0, mpc_fails=fails_at(1)))
     assert "releasing needs YES from both peers" in caplog.text
     assert violations(world) == []
     for node in world.nodes:
-        ledger = NonceLedger(node.path, Owner(node.helper, KEYS[node.helper]))
+        ledger = ReportLedger(node.path, Owner(node.helper, KEYS[node.helper]))
         record = ledger.live(SHORT[0].name.key)
         ledger.close()
         assert record is not None
@@ -96,7 +108,7 @@ def test_freeing_on_one_no_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch
         "prepare": without_guards,
     }
     assert violations(runs.play(SHORT, Plan(seed=14, horizon=40.0), **settings)) == []
-    monkeypatch.setattr(Spending, "_move", free_on_one_no)
+    monkeypatch.setattr(Voting, "_move", free_on_one_no)
     assert any("half spent" in text for text in violations(runs.play(SHORT, Plan(seed=14, horizon=40.0), **settings)))
 
 
@@ -105,16 +117,16 @@ def test_retrying_while_an_attempt_is_voted_is_caught(runs: Runs, monkeypatch: p
     plan, block = Plan(seed=15), no_votes_to(None, until=14.0)
     assert violations(runs.play(ONE, plan, block=block, prepare=without_guards)) == []
     monkeypatch.setattr(Agreement, "_wait_for_older", _do_not_wait)
-    monkeypatch.setattr(NonceLedger, "_standing", lambda *_: Standing.FREE)
-    monkeypatch.setattr(NonceLedger, "_point", _point_regardless)
+    monkeypatch.setattr(ReportLedger, "_standing", lambda *_: Standing.FREE)
+    monkeypatch.setattr(ReportLedger, "_point", _point_regardless)
     assert any("S3" in text for text in violations(runs.play(ONE, plan, block=block, prepare=without_guards)))
 
 
-async def _do_not_wait(self: Agreement, talk_: talk.Talk) -> None:
+async def _do_not_wait(self: Agreement, talk_: talk.Negotiation) -> None:
     return None
 
 
-def _point_regardless(self: NonceLedger, attempt: int, digests: DigestRows) -> int:
+def _point_regardless(self: ReportLedger, attempt: int, digests: DigestRows) -> int:
     rows = [(bytes(row), attempt) for row in digests[:]]
     return self._db.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?)", rows).rowcount
 
@@ -125,14 +137,14 @@ def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.Monk
     def ended() -> State:
         world = runs.world(ONE, Plan(seed=16), block=_cut_off(2, from_=0.2, until=8.0))
         run(lambda: empty_at(world, 1, 5.0, trusted=True))
-        ledger = NonceLedger(world.nodes[2].path, Owner(2, KEYS[2]))
+        ledger = ReportLedger(world.nodes[2].path, Owner(2, KEYS[2]))
         record = ledger.live(ONE[0].name.key)
         ledger.close()
         assert record is not None
         return record.state
 
     assert ended() is State.RELEASED
-    monkeypatch.setattr(Spending, "state", _no_from_ignorance)
+    monkeypatch.setattr(Voting, "state", _no_from_ignorance)
     assert ended() is State.RENOUNCED
 
 
@@ -147,10 +159,10 @@ def _cut_off(helper: int, from_: float, until: float) -> Callable[[int, int, Env
     return block
 
 
-_correct_state = Spending.state
+_correct_state = Voting.state
 
 
-async def _no_from_ignorance(self: Spending, attempt_id: bytes) -> messages.State:
+async def _no_from_ignorance(self: Voting, attempt_id: bytes) -> messages.State:
     if self._ledger.record(attempt_id) is None:
         return vote_of(self._peers.helper, attempt_id, Word.NO)
     return await _correct_state(self, attempt_id)
@@ -173,7 +185,7 @@ def test_letting_the_share_out_before_released_is_on_disk_is_caught(
             tamper=lambda source, target, envelope: _two_faced(world, target, envelope),
         )
         if early:
-            monkeypatch.setattr(NonceLedger, "release", _released_in_memory(world))
+            monkeypatch.setattr(ReportLedger, "release", _released_in_memory(world))
         run(world.play)
         return violations(world)
 
@@ -193,11 +205,11 @@ def _two_faced(world: World, target: int, envelope: Envelope) -> Envelope | None
     return dataclasses.replace(envelope, body=vote_of(2, first, Word.YES)) if target == 0 else None
 
 
-_correct_release = NonceLedger.release
+_correct_release = ReportLedger.release
 
 
 def _released_in_memory(world: World) -> Callable[..., None]:
-    def release(self: NonceLedger, attempt_id: bytes, votes: list[HeardVote]) -> None:
+    def release(self: ReportLedger, attempt_id: bytes, votes: list[HeardVote]) -> None:
         record = self.record(attempt_id)
         if self.owner.helper == 0 and record is not None and record.sealed_share is not None:
             world.out.append((0, record.query.key, attempt_id, record.sealed_share))
@@ -211,7 +223,7 @@ def test_a_restart_that_drops_a_voted_share_is_caught(runs: Runs, monkeypatch: p
     block = no_votes_to(2, until=4.0)
     assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) == []
     assert violations(runs.play(SHORT, plan, block=block, prepare=without_guards)) == []
-    monkeypatch.setattr(NonceLedger, "sweep", _sweep_everything)
+    monkeypatch.setattr(ReportLedger, "sweep", _sweep_everything)
     assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) != []
 
 
@@ -220,7 +232,7 @@ def _only_to_first(source: int, target: int, envelope: Envelope) -> bool:
     return asyncio.get_running_loop().time() < 4.0 and isinstance(envelope.body, messages.State) and target != 0
 
 
-def _sweep_everything(self: NonceLedger) -> list[bytes]:
+def _sweep_everything(self: ReportLedger) -> list[bytes]:
     swept = [record for record in self.unsettled() if record.state in (State.RESERVED, State.VOTED)]
     for record in swept:
         self._db.execute("UPDATE attempts SET sealed_share = NULL WHERE attempt_id = ?", (record.attempt_id,))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mpc_helpers.config import DAY, ConfigError, load_config, load_membership
-from mpc_helpers.launcher import Trio, prepare
-from mpc_helpers.setup import add_hpke_key
+from mpc_helpers.identity.config import DAY, ConfigError, load_config, load_membership
+from mpc_helpers.identity.keygen import add_hpke_key
+from mpc_helpers.local.launcher import Trio, prepare
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity

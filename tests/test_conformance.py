@@ -17,7 +17,7 @@ import device.device
 import device.memory_store
 import device.report
 import protocol.epsilon
-from benchmarks.conformance import CONFIG, Config, load_json, report_results, run_file, run_folder, whole
+from benchmarks.conformance.conformance import CONFIG, Config, load_json, report_results, run_file, run_folder, whole
 from device.attribution import Award
 from device.conversion import Conversion
 from device.device import Device, Found, Settled

@@ -15,7 +15,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, World, paid_by, query, worst_loss
 
 from device.attribution import AttributionFunction, Award, attribute, clip
 from device.conversion import Conversion, Request
@@ -23,6 +22,7 @@ from device.device import Device, Found, Settled
 from device.impression import Impression
 from device.limits import Limits
 from protocol.epsilon import MICROS
+from tests.support.small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, World, paid_by, query, worst_loss
 
 BUDGET = MICROS
 LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from three_helpers import real_now, terms
 
-from benchmarks.demo import DemoOptions, raise_epsilon
+from benchmarks.demo.demo import DemoOptions, raise_epsilon
 from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
 from device.privacy_filter import FilterKind
-from mpc_helpers.launcher import prepare
+from mpc_helpers.local.launcher import prepare
 from protocol.errors import TrefoilError
 from protocol.report import SealedReport, seal_report
+from tests.support.three_helpers import real_now, terms
 
 ROOT = Path(__file__).resolve().parent.parent
 NOW = 1_800_000_000

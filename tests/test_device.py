@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from protocol_samples import HELPER_SET, NOW, private_keys
 
 from device import errors
 from device.attribution import Award, LastNSlots, LastNTouch, LastTouch
@@ -27,6 +26,7 @@ from device.tick import Tick
 from protocol.errors import TrefoilError
 from protocol.field import add
 from protocol.report import Header, open_report
+from tests.support.protocol_samples import HELPER_SET, NOW, private_keys
 
 WEEK = 7 * DAY
 START = 1_900_000_800

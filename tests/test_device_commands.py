@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from protocol_samples import HELPER_SET, helper_entry, signed
 from typer.testing import CliRunner, Result
 
 import trefoil
@@ -20,6 +19,7 @@ from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet, HpkeKeyConfig
 from protocol.report import SealedReport
+from tests.support.protocol_samples import HELPER_SET, helper_entry, signed
 
 OURS = Path(__file__).parent / "scenarios"
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_worlds import NOW, QUERIER, START, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
 from device.conversion import Conversion
 from device.device import Device
@@ -30,6 +29,7 @@ from device.privacy_filter import FilterKind, Owner
 from device.report import PlainSeal
 from device.sqlite_store import SqliteStore
 from device.storage import ReportRecord
+from tests.support.small_worlds import NOW, QUERIER, START, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
 LIMITS = Limits()
 # A charge of ten thousand micro-epsilons to each of two epochs, of a million: a hundred reports exhaust them.

@@ -15,20 +15,6 @@ from fractions import Fraction
 from functools import partial
 
 import pytest
-from small_worlds import (
-    UNBOUNDED,
-    Event,
-    Events,
-    PlainDevice,
-    Query,
-    Spending,
-    World,
-    query,
-    subsets,
-    w3c,
-    without_epoch,
-    worst_loss,
-)
 
 from device.attribution import Award, EqualCredit, FirstTouch, LastNTouch, LastTouch
 from device.conversion import Conversion, Request
@@ -37,6 +23,20 @@ from device.limits import Limits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from protocol.epsilon import MICROS
+from tests.support.small_worlds import (
+    UNBOUNDED,
+    Event,
+    Events,
+    PlainDevice,
+    Query,
+    Voting,
+    World,
+    query,
+    subsets,
+    w3c,
+    without_epoch,
+    worst_loss,
+)
 
 BUDGET = MICROS
 LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
@@ -189,8 +189,8 @@ def transcripts(
     world: World, other: World, strategy: Strategy, rounds: int
 ) -> Iterator[tuple[Decimal, Decimal, Answers]]:
     """Every sequence of noisy answers that `strategy` can see, with its exact probability under both databases."""
-    start: tuple[Spending, Spending] = ((), ())
-    pending: list[tuple[Answers, Decimal, Decimal, tuple[Spending, Spending]]] = [((), Decimal(1), Decimal(1), start)]
+    start: tuple[Voting, Voting] = ((), ())
+    pending: list[tuple[Answers, Decimal, Decimal, tuple[Voting, Voting]]] = [((), Decimal(1), Decimal(1), start)]
     while pending:
         seen, p, other_p, (mine, theirs) = pending.pop()
         if len(seen) == rounds:

@@ -19,9 +19,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from protocol_samples import HELPER_SET
-from protocol_samples import NOW as SAMPLES_NOW
-from small_worlds import (
+
+from device.attribution import AttributionFunction, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
+from device.conversion import Conversion, Request
+from device.device import Device
+from device.impression import Impression, ImpressionOptions, Selection
+from device.limits import Limits
+from device.memory_store import MemoryStore
+from device.privacy_filter import EMPTIED, FilterKind, Owner, capacities
+from device.report import HelperSetSeal, PlainSeal
+from device.side_query import SideQuery, SideQueryForm
+from device.sqlite_store import SqliteStore
+from device.storage import ReportRecord, Store
+from protocol.epsilon import MICROS
+from protocol.report import PAYLOAD_SIZE, Header, SealedReport
+from tests.support.protocol_samples import HELPER_SET
+from tests.support.protocol_samples import NOW as SAMPLES_NOW
+from tests.support.small_worlds import (
     NOW,
     PUBLISHER,
     QUERIER,
@@ -38,20 +52,6 @@ from small_worlds import (
     quick_folder,
     w3c,
 )
-
-from device.attribution import AttributionFunction, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
-from device.conversion import Conversion, Request
-from device.device import Device
-from device.impression import Impression, ImpressionOptions, Selection
-from device.limits import Limits
-from device.memory_store import MemoryStore
-from device.privacy_filter import EMPTIED, FilterKind, Owner, capacities
-from device.report import HelperSetSeal, PlainSeal
-from device.side_query import SideQuery, SideQueryForm
-from device.sqlite_store import SqliteStore
-from device.storage import ReportRecord, Store
-from protocol.epsilon import MICROS
-from protocol.report import PAYLOAD_SIZE, Header, SealedReport
 
 # Tight, so that a few calls run into each of the four kinds of filter.
 LIMITS = Limits(

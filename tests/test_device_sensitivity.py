@@ -11,7 +11,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-from small_worlds import (
+
+from device.attribution import AttributionFunction, Award, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
+from device.conversion import Conversion, Request
+from device.device import Device, Found, Settled
+from device.limits import Limits
+from device.privacy_filter import FilterKind
+from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from tests.support.small_worlds import (
     Event,
     Events,
     Options,
@@ -25,13 +32,6 @@ from small_worlds import (
     subsets,
     w3c,
 )
-
-from device.attribution import AttributionFunction, Award, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
-from device.conversion import Conversion, Request
-from device.device import Device, Found, Settled
-from device.limits import Limits
-from device.privacy_filter import FilterKind
-from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 
 # So much that everything is paid for: this is about what is charged.
 LIMITS = Limits(site_budget=2**50, global_budget=2**50, impression_site_quota=2**50)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_worlds import quick_folder
 from typer.testing import CliRunner
 
-from benchmarks.device_timing import (
+from benchmarks.bench.device_timing import (
     EPOCHS,
     NULL,
     SITE,
@@ -20,9 +19,10 @@ from benchmarks.device_timing import (
     impressions,
     options,
 )
-from benchmarks.report_cost import Helpers
+from benchmarks.bench.report_cost import Helpers
 from device.storage import EpochOutcome
 from device.tick import no_tick
+from tests.support.small_worlds import quick_folder
 from trefoil import app
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from mpc_helpers.launcher import health
+from mpc_helpers.local.launcher import health
 from protocol.helper_set import HelperSet
 
 ROOT = Path(__file__).resolve().parent.parent

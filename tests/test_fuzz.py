@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import protocol_samples as samples
 import pytest
 
-from mpc_helpers.aggregation import ingest
+from mpc_helpers.admission.ingest import ingest
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.errors import ProtocolError
@@ -28,6 +27,7 @@ from protocol.report import Header, SealedReport, open_report
 from protocol.shares import PARTIES
 from protocol.vote import SignedVote, Vote
 from protocol.wire import Reader
+from tests.support import protocol_samples as samples
 
 SECONDS = float(os.environ.get("TREFOIL_FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("TREFOIL_FUZZ_SEED", "0")) or int.from_bytes(os.urandom(4), "big")

@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from three_helpers import Three, terms, three_helpers
 
 from mpc_helpers import helper as helper_module
-from mpc_helpers.aggregation import Ingested, ingest
-from mpc_helpers.attempt import Step
-from mpc_helpers.nonce_ledger import LedgerError
-from mpc_helpers.session import MpcError, Stage
-from protocol.asked import Wishes
+from mpc_helpers.admission.ingest import Ingested, ingest
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.ledger.ledger import LedgerError
+from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.errors import Rejection
-from protocol.querier import QueryFailed
+from protocol.querier.querier import QueryFailed
+from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
+from tests.support.three_helpers import Three, terms, three_helpers
 
 
 def one_hot(bucket: int, buckets: int) -> list[int]:
     return [int(index == bucket) for index in range(buckets)]
 
 
-async def check_exact(three: Three, histograms: list[list[int]], wishes: Wishes, kappa: int = 0) -> list[int]:
+async def check_exact(three: Three, histograms: list[list[int]], wishes: QueryOptions, kappa: int = 0) -> list[int]:
     """Ask, and compare answer − noise with the plaintext sum, number by number. Returns the noise."""
     buckets = len(histograms[0]) - (1 if kappa else 0)
     batch = three.batch(three.seal(histograms, terms(buckets, kappa=kappa)))
@@ -49,7 +49,7 @@ async def test_answer_minus_noise_is_the_plaintext_sum(tmp_path: Path, mode: Noi
         for buckets, kappa in ((1, 0), (2, 3), (16, 0), (127, 1), (1024, 0)):
             length = buckets + (1 if kappa else 0)
             histograms = rng.integers(0, 2, size=(int(rng.integers(1, 12)), length)).tolist()
-            wishes = Wishes(epsilon_micros=200_000, noise=mode, seconds=60)
+            wishes = QueryOptions(epsilon_micros=200_000, noise=mode, seconds=60)
             noise = await check_exact(three, histograms, wishes, kappa)
             truth = np.sum(histograms, axis=0)
             seen_negative |= any(drawn + value < 0 for drawn, value in zip(noise, truth, strict=True))
@@ -63,7 +63,7 @@ async def test_every_report_has_its_own_bucket(tmp_path: Path) -> None:
         total = np.zeros(64, dtype=int)
         for part in (reports[:40], reports[20:]):
             batch = three.batch(part)
-            result = await three.ask(three.query(batch, Wishes(tolerated_bad_permille=900, seconds=30)), batch)
+            result = await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=900, seconds=30)), batch)
             total += np.array(result.answer.histogram) - np.array(three.noise_of(result))
         assert total.tolist() == [1] * 64
         assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.SEEN: 20}] * 3
@@ -75,7 +75,7 @@ async def test_the_same_report_twice_in_a_batch_counts_once(tmp_path: Path) -> N
         # The first in the order of digests, so that every later report stands elsewhere than in a ledger.
         first = min(reports, key=lambda report: report.digest)
         batch = three.batch([*reports, first, first])
-        result = await three.ask(three.query(batch, Wishes(tolerated_bad_permille=500, seconds=30)), batch)
+        result = await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=500, seconds=30)), batch)
         assert (np.array(result.answer.histogram) - three.noise_of(result)).tolist() == [1, 1, 1, 1]
         assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.DUPLICATE: 2}] * 3
 
@@ -96,7 +96,7 @@ async def test_a_second_query_on_the_same_batch_is_refused_and_the_first_keeps_i
 async def test_two_queries_at_once_on_the_same_reports_count_them_once(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([one_hot(1, 4)] * 6, terms(4)))
-        asked = [three.query(batch, Wishes(seconds=30)) for _ in range(3)]
+        asked = [three.query(batch, QueryOptions(seconds=30)) for _ in range(3)]
         results = await asyncio.gather(*(three.ask(each, batch) for each in asked), return_exceptions=True)
         answered = [result for result in results if not isinstance(result, BaseException)]
         assert len(answered) == 1
@@ -125,8 +125,8 @@ async def test_too_many_bad_reports_fail_before_anything_is_spent(tmp_path: Path
         bad = [SealedReport(each.header, each.body, (bytes(112), *each.payloads[1:])) for each in others]
         batch = three.batch([*good, *bad])
         with pytest.raises(QueryFailed, match="only 6 reports"):
-            await three.ask(three.query(batch, Wishes(tolerated_bad_permille=100, seconds=30)), batch)
-        result = await three.ask(three.query(batch, Wishes(tolerated_bad_permille=400, seconds=30)), batch)
+            await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=100, seconds=30)), batch)
+        result = await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=400, seconds=30)), batch)
         assert result.answer.counted == 6
         assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.UNOPENABLE: 4}, {}, {}]
 
@@ -138,7 +138,9 @@ async def test_a_report_with_altered_epsilon_is_dropped_alone(tmp_path: Path) ->
         # ε stands at byte 87 of the header: claim to have paid twice as much.
         raised = cheap.header[:87] + (1_000_000).to_bytes(4, "big") + cheap.header[91:]
         batch = three.batch([SealedReport(raised, cheap.body, cheap.payloads), *reports[1:]])
-        result = await three.ask(three.query(batch, Wishes(500_000, tolerated_bad_permille=300, seconds=30)), batch)
+        result = await three.ask(
+            three.query(batch, QueryOptions(500_000, tolerated_bad_permille=300, seconds=30)), batch
+        )
         assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.UNOPENABLE: 1}] * 3
         assert result.answer.histogram[0] - three.noise_of(result)[0] == 4
 
@@ -147,7 +149,7 @@ async def test_no_query_is_less_noisy_than_what_was_paid(tmp_path: Path) -> None
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([one_hot(0, 4)] * 3, terms(4, epsilon_micros=500_000)))
         with pytest.raises(QueryFailed, match="3 paid for more noise"):
-            await three.ask(three.query(batch, Wishes(epsilon_micros=500_001, seconds=30)), batch)
+            await three.ask(three.query(batch, QueryOptions(epsilon_micros=500_001, seconds=30)), batch)
 
 
 async def test_debug_reports_are_answered_exactly_and_only_in_debug_queries(tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ async def test_a_helper_that_goes_away_midway_is_named_and_the_query_resumes_whe
     gone = asyncio.Event()
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
-        asked = three.query(batch, Wishes(seconds=60))
+        asked = three.query(batch, QueryOptions(seconds=60))
         three.mpc.before_add = lambda party, _attempt: gone.set() if party == 2 else None
         asking = asyncio.create_task(three.ask(asked, batch, patience=0.3))
         await gone.wait()
@@ -225,7 +227,7 @@ async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_pat
 
     async with three_helpers(tmp_path, steps={0: fail}) as three, asyncio.timeout(60):
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
-        asked = three.query(batch, Wishes(seconds=60))
+        asked = three.query(batch, QueryOptions(seconds=60))
         asking = asyncio.create_task(three.ask(asked, batch))
         digest = asked.query.digest
         while not all(digest in three.intakes[party]._jobs for party in range(3)):
@@ -272,7 +274,7 @@ async def test_an_attempt_that_always_fails_ends_at_the_deadline_with_the_reason
     async with three_helpers(tmp_path, steps={0: fail}) as three:
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
         with pytest.raises(QueryFailed, match="planted") as failed:
-            await three.ask(three.query(batch, Wishes(seconds=2)), batch)
+            await three.ask(three.query(batch, QueryOptions(seconds=2)), batch)
         assert 2 in failed.value.helpers
         three.steps.clear()
         await three.stop(0)

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from three_helpers import SITE, seal_all, terms, write_batch
 from typer.testing import CliRunner
 
-from mpc_helpers.launcher import health
+from mpc_helpers.local.launcher import health
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
+from tests.support.three_helpers import SITE, seal_all, terms, write_batch
 from trefoil import app
 
 NAMES = ("north", "south", "west")

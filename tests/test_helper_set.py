@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import protocol_samples as samples
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState, entry_to_json
 from protocol.hpke import PublicKey, Suite
+from tests.support import protocol_samples as samples
 
 SET = samples.HELPER_SET
 

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "benchmarks": {"benchmarks", "device", "mpc_helpers", "protocol"},
 }
 # The one module of the helpers that wraps MPyC. The naive program that benchmarks compare us with is MPyC as shipped.
-MPYC_IMPORTERS = {"mpc_helpers/runtime.py", "benchmarks/naive_mpyc.py"}
+MPYC_IMPORTERS = {"mpc_helpers/mpc/runtime.py", "benchmarks/bench/naive_mpyc.py"}
 HPKE = "cryptography.hazmat.primitives.hpke"
 HPKE_IMPORTERS = {"protocol/hpke.py"}
 FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {"protocol.console", "protocol.errors"}
@@ -129,7 +129,7 @@ def test_nobody_imports_whom_they_may_not() -> None:
 
 def test_only_one_module_of_the_helpers_imports_mpyc() -> None:
     importers = {path for path, found in sources().items() if any(within(one.module, "mpyc") for one in found)}
-    assert {path for path in importers if path.startswith("mpc_helpers/")} == {"mpc_helpers/runtime.py"}
+    assert {path for path in importers if path.startswith("mpc_helpers/")} == {"mpc_helpers/mpc/runtime.py"}
 
 
 def test_tests_do_not_import_hpke_either() -> None:
@@ -143,17 +143,17 @@ PLANTED = [
     ("protocol/wire.py", "import trefoil"),
     ("device/device.py", "from mpc_helpers import noise"),
     ("device/dashboard/page.py", "import benchmarks"),
-    ("device/device.py", "import importlib\nimportlib.import_module('mpc_helpers.noise')"),
+    ("device/device.py", "import importlib\nimportlib.import_module('mpc_helpers.mpc.noise')"),
     ("mpc_helpers/helper.py", "if True:\n    from device import report"),
-    ("mpc_helpers/noise.py", "import mpyc.runtime"),
-    ("mpc_helpers/noise.py", "from mpyc import thresha"),
+    ("mpc_helpers/mpc/noise.py", "import mpyc.runtime"),
+    ("mpc_helpers/mpc/noise.py", "from mpyc import thresha"),
     ("benchmarks/live/agent.py", "from mpyc.runtime import mpc"),
     ("device/report.py", "from cryptography.hazmat.primitives import hpke"),
     ("protocol/report.py", "from cryptography.hazmat.primitives.hpke import Suite"),
     ("trefoil.py", "from protocol.report import SealedReport"),
     ("trefoil.py", "import device.device"),
     ("protocol/wire.py", "name = 'device'\n__import__(name)"),
-    ("benchmarks/commands.py", "import tests.protocol_samples"),
+    ("benchmarks/commands.py", "import tests.support.protocol_samples"),
 ]
 
 
@@ -166,7 +166,7 @@ def test_a_planted_violation_is_caught(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("device/device.py", "from protocol.report import seal_report\nfrom device import epoch"),
-        ("mpc_helpers/runtime.py", "import mpyc.runtime"),
+        ("mpc_helpers/mpc/runtime.py", "import mpyc.runtime"),
         ("benchmarks/commands.py", "import device, mpc_helpers, protocol"),
         ("trefoil.py", "from device.commands import app\ndef main():\n    import device.device"),
         ("device/dashboard/page.py", "from . import table\nfrom .. import epoch"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import protocol_samples as samples
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from protocol.keys import (
     verify_signature,
     write_private_file,
 )
+from tests.support import protocol_samples as samples
 
 SUITE = Suite.X25519_HKDF_SHA256_AES_128_GCM
 

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from three_helpers import SITE, real_now, seal_all, terms, write_batch
 
-from mpc_helpers.launcher import Launched, Trio, health, launched, launched_helpers, prepare
-from mpc_helpers.transport import endpoint
-from protocol.asked import AskedQuery, Wishes, make_query
+from mpc_helpers.local.launcher import Launched, Trio, health, launched, launched_helpers, prepare
+from mpc_helpers.service.transport import endpoint
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.keys import load_identity
-from protocol.querier import Querier, QueryFailed, Result
+from protocol.querier.querier import Querier, QueryFailed, Result
+from protocol.querier.saved_query import AskedQuery, QueryOptions, make_query
 from protocol.query import NoiseMode
+from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ class Asking:
         return write_batch(self.folder / f"batch-{self._count}", reports)
 
     def query(self, batch: BatchReader, **wishes: object) -> AskedQuery:
-        return make_query(batch, Wishes(**wishes), self.helper_set, self.key, real_now())  # type: ignore[arg-type] # fields by name
+        return make_query(batch, QueryOptions(**wishes), self.helper_set, self.key, real_now())  # type: ignore[arg-type] # fields by name
 
     def ask(self, asked: AskedQuery, batch: BatchReader, patience: float = 30) -> Result:
         return asyncio.run(Querier(self.helper_set, patience=patience).ask(asked, batch))

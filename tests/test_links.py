@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpc_helpers.channel import Channel, _hello
-from mpc_helpers.links import MAX_HANDSHAKES, listen
-from mpc_helpers.runtime import Engine, run_party
-from mpc_helpers.session import MpcError, MpcSession, Peer, Stage
-from mpc_helpers.tls import TlsIdentity, client_context, make_identity
+from mpc_helpers.identity.tls import TlsIdentity, client_context, make_identity
+from mpc_helpers.mpc.channel import Channel, _hello
+from mpc_helpers.mpc.links import MAX_HANDSHAKES, listen
+from mpc_helpers.mpc.runtime import Engine, run_party
+from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Stage
 from protocol.errors import TrefoilError
 
 

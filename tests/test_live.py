@@ -30,7 +30,7 @@ from device.device import Device
 from device.impression import ImpressionOptions
 from device.memory_store import MemoryStore
 from device.report import HelperSetSeal
-from mpc_helpers.launcher import Trio, prepare
+from mpc_helpers.local.launcher import Trio, prepare
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.field import P

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from three_helpers import real_now, seal_all, terms, write_batch
 
-from mpc_helpers.launcher import Launched, health, launched_helpers
-from protocol.asked import Wishes, make_query
+from mpc_helpers.local.launcher import Launched, health, launched_helpers
 from protocol.batch import BatchReader
 from protocol.keys import load_identity
-from protocol.querier import Querier, QueryFailed, Result
+from protocol.querier.querier import Querier, QueryFailed, Result
+from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import NoiseMode
+from tests.support.three_helpers import real_now, seal_all, terms, write_batch
 
 ALL = os.environ.get("TREFOIL_LOAD") == "all"
 QUERIES, SITES, AT_ONCE = (200, 20, 8) if ALL else (8, 4, 4)
@@ -79,7 +79,7 @@ class Load:
         helper_set = self.running.trio.helper_set
         key = load_identity(self.running.trio.site_key_path(site(index)))
         mode = list(NoiseMode)[index % 2]
-        asked = make_query(batch, Wishes(noise=mode, seconds=600), helper_set, key, real_now())
+        asked = make_query(batch, QueryOptions(noise=mode, seconds=600), helper_set, key, real_now())
         return await Querier(helper_set).ask(asked, batch)
 
     async def run(self, first: int, last: int) -> list[float]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from commit_world import IDENTITIES, KEYS, REALM, SET_DIGEST
 
-from mpc_helpers import messages
-from mpc_helpers.attempt import QueryName, Word
-from mpc_helpers.ledger_file import LedgerHead
-from mpc_helpers.messages import Ask, Body, Envelope, Head, Hello, Propose, Refuse, Reserved
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement.messages import Ask, Body, Envelope, Head, Hello, Propose, Refuse, Reserved
+from mpc_helpers.ledger.attempt import QueryName, Word
+from mpc_helpers.ledger.file import LedgerHead
 from protocol.errors import ProtocolError, Rejection
 from protocol.vote import SignedVote, Vote, realm
+from tests.support.commit_world import IDENTITIES, KEYS, REALM, SET_DIGEST
 
 NAME = QueryName(b"q" * 32, b"d" * 32)
 HEAD = LedgerHead(b"l" * 16, 3, b"h" * 32)

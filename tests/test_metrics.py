@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpc_helpers.metrics import Metrics
+from mpc_helpers.service.metrics import Metrics
 
 
 def test_counters_grow_and_gauges_are_read_when_asked() -> None:

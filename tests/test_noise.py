@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpc_helpers import noise
+from mpc_helpers.mpc import noise
 from protocol.errors import ProtocolError, TrefoilError
 
 

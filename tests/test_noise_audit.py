@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mpc_helpers import noise
-from mpc_helpers.noisy_sum import ExactNoise, SumKind, local_sum, pairwise_sum, sum_parameters
-from mpc_helpers.runtime import run_three_in_one_process
-from mpc_helpers.session import MpcSession
+from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, local_sum, pairwise_sum, sum_parameters
+from mpc_helpers.mpc.runtime import run_three_in_one_process
+from mpc_helpers.mpc.session import MpcSession
 from protocol.field import from_integers
 from protocol.shares import open_shamir, share, to_shamir
 

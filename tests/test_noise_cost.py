@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import noise_cost
+from benchmarks.bench import noise_cost
 from protocol.query import NoiseMode
 from trefoil import app
 

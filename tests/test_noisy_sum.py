@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mpc_helpers import codec, noise
-from mpc_helpers.channel import Intercept
-from mpc_helpers.noisy_sum import (
+from mpc_helpers.mpc import codec, noise
+from mpc_helpers.mpc.channel import Intercept
+from mpc_helpers.mpc.noisy_sum import (
     NONCE_SIZE,
     ExactNoise,
     SumKind,
@@ -21,8 +21,8 @@ from mpc_helpers.noisy_sum import (
     pairwise_sum,
     sum_parameters,
 )
-from mpc_helpers.runtime import Engine, Program, run_three_in_one_process
-from mpc_helpers.session import MpcError, MpcSession, Stage
+from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
+from mpc_helpers.mpc.session import MpcError, MpcSession, Stage
 from protocol.errors import ProtocolError
 from protocol.field import from_integers
 from protocol.query import NoiseMode

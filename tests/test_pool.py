@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpc_helpers.pool import Pool
+from mpc_helpers.admission.pool import Pool
 
 
 def own_id() -> int:
@@ -42,7 +42,7 @@ def test_without_processes_the_work_is_done_here() -> None:
 def test_a_killed_daemon_leaves_no_process_behind(tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests')\n"
-        "from mpc_helpers.pool import Pool\n"
+        "from mpc_helpers.admission.pool import Pool\n"
         "from test_pool import own_id\n"
         "import time\n"
         "if __name__ == '__main__':\n"

@@ -9,21 +9,21 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from three_helpers import MemoryMpc, Three, real_now, terms, three_helpers
 
-from mpc_helpers.launcher import prepare
+from mpc_helpers.local.launcher import prepare
 from protocol.answer import Answer, AnswerShare
-from protocol.asked import AskedQuery, Wishes, ask_or_resume, make_query, query_path
-from protocol.bias import bias_bound
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import P
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey
 from protocol.noise_scale import half_width, standard_deviation
-from protocol.querier import CONFIDENCE, HelperStatus, Querier, QueryFailed, Result, worth
+from protocol.querier.bias import bias_bound
+from protocol.querier.plot import plot_result
+from protocol.querier.querier import CONFIDENCE, HelperStatus, Querier, QueryFailed, Result, worth
+from protocol.querier.saved_query import AskedQuery, QueryOptions, ask_or_resume, make_query, query_path
+from protocol.querier.view import Follower, bar, noise_mode, permille, show
 from protocol.query import NoiseMode, Query
-from protocol.query_command import Follower, bar, noise_mode, permille, show
-from protocol.query_plot import plot_result
+from tests.support.three_helpers import MemoryMpc, Three, real_now, terms, three_helpers
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, party: int, lie: Callable[[AnswerShare], AnswerShare]) -> None:
@@ -117,7 +117,7 @@ async def test_helpers_name_the_one_they_wait_for(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(three.intakes[1]._helper, "answer", forever)
         batch = three.batch(three.seal([[1, 0]] * 3, terms(2)))
         with pytest.raises(QueryFailed, match="helper 2") as failed:
-            await three.ask(three.query(batch, Wishes(seconds=2)), batch)
+            await three.ask(three.query(batch, QueryOptions(seconds=2)), batch)
         assert failed.value.helpers == (1,)
         assert failed.value.stage == "agreeing"
 
@@ -126,13 +126,13 @@ async def test_an_interrupted_querier_resumes_and_a_changed_batch_is_noticed(tmp
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([[1, 0]] * 4, terms(2)))
         helper_set, key, now = three.helper_set, three.site_key(), three.clock()
-        asked = ask_or_resume(batch, Wishes(seconds=30), helper_set, key, now)
+        asked = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now)
         assert query_path(batch.path).stat().st_mode & 0o777 == 0o600
         first = await three.ask(asked, batch)
-        again = ask_or_resume(batch, Wishes(seconds=30), helper_set, key, now + 5)
+        again = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now + 5)
         assert again.query == asked.query
         assert (await three.ask(again, batch)).answer == first.answer
-        fresh = ask_or_resume(batch, Wishes(seconds=30), helper_set, key, now, again=True)
+        fresh = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now, again=True)
         assert fresh.query.query_id != asked.query.query_id
         aside = query_path(batch.path).with_name(f"{batch.path.name}.query.{asked.query.query_id.hex()}")
         assert AskedQuery.load(aside).query == asked.query
@@ -141,11 +141,11 @@ async def test_an_interrupted_querier_resumes_and_a_changed_batch_is_noticed(tmp
 def test_a_batch_that_grew_needs_a_new_query(tmp_path: Path) -> None:
     three = offline(tmp_path)
     batch = three.batch(three.seal([[1, 0]] * 2, terms(2)))
-    ask_or_resume(batch, Wishes(), three.helper_set, three.site_key(), three.clock())
+    ask_or_resume(batch, QueryOptions(), three.helper_set, three.site_key(), three.clock())
     other = three.batch(three.seal([[1, 0]] * 3, terms(2)))
     batch.path.write_bytes(other.path.read_bytes())
     with pytest.raises(TrefoilError, match="has changed since it was queried") as changed:
-        ask_or_resume(type(batch)(batch.path), Wishes(), three.helper_set, three.site_key(), three.clock())
+        ask_or_resume(type(batch)(batch.path), QueryOptions(), three.helper_set, three.site_key(), three.clock())
     assert "--new" in changed.value.hint
 
 
@@ -153,10 +153,14 @@ def test_a_saved_query_is_not_resumed_under_other_wishes(tmp_path: Path) -> None
     three = offline(tmp_path)
     batch = three.batch(three.seal([[1, 0]] * 2, terms(2)))
     ask = partial(ask_or_resume, batch, helper_set=three.helper_set, site_key=three.site_key(), now=three.clock())
-    asked = ask(Wishes(seconds=5))
-    assert ask(Wishes(seconds=500)).query == asked.query
-    assert ask(Wishes(epsilon_micros=asked.query.epsilon_micros)).query == asked.query
-    for other in (Wishes(epsilon_micros=7), Wishes(noise=NoiseMode.PAIRWISE), Wishes(minimum_reports=2)):
+    asked = ask(QueryOptions(seconds=5))
+    assert ask(QueryOptions(seconds=500)).query == asked.query
+    assert ask(QueryOptions(epsilon_micros=asked.query.epsilon_micros)).query == asked.query
+    for other in (
+        QueryOptions(epsilon_micros=7),
+        QueryOptions(noise=NoiseMode.PAIRWISE),
+        QueryOptions(minimum_reports=2),
+    ):
         with pytest.raises(TrefoilError, match="queried before"):
             ask(other)
 
@@ -179,13 +183,13 @@ def test_an_empty_batch_cannot_be_queried(tmp_path: Path) -> None:
     batch = three.batch(three.seal([[1, 0]], terms(2)))
     batch.path.write_bytes(batch.path.read_bytes()[:28])
     with pytest.raises(TrefoilError, match="no reports"):
-        make_query(type(batch)(batch.path), Wishes(), three.helper_set, three.site_key(), three.clock())
+        make_query(type(batch)(batch.path), QueryOptions(), three.helper_set, three.site_key(), three.clock())
 
 
 def result_of(three: Three, *, kappa: int = 0, debug: bool = False, histogram: list[int] | None = None) -> Result:
     numbers = histogram or [5, -3, 120]
     report = three.seal([[0] * (len(numbers) + bool(kappa))], terms(len(numbers), kappa=kappa, debug=debug))
-    query = three.query(three.batch(report), Wishes(noise=NoiseMode.PAIRWISE)).query
+    query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE)).query
     answer = Answer(numbers, 40 if kappa else None, 1, 1, ({}, {}, {}), query.noise, 1_000_000, 2, bytes(32))
     return worth(query, answer, {}, 10)
 

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import protocol_samples as samples
 import pytest
-from three_helpers import terms, three_helpers
 
-from mpc_helpers.launcher import Trio
+from mpc_helpers.local.launcher import Trio
 from protocol.answer import Answer, AnswerShare
-from protocol.asked import AskedQuery
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.querier import Querier, QueryFailed
+from protocol.querier.querier import Querier, QueryFailed
+from protocol.querier.saved_query import AskedQuery
 from protocol.query import Query, SignedQuery
 from protocol.set_files import write_set
 from protocol.shares import PARTIES, share, to_shamir
 from protocol.vote import SignedVote, Vote, realm
+from tests.support import protocol_samples as samples
+from tests.support.three_helpers import terms, three_helpers
 
 ATTEMPT = b"\x07" * 32
 ASKED = samples.query(batch_size=20)

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
-import protocol_samples as samples
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from protocol.epsilon import MAX_MICROS, MAX_SENSITIVITY
 from protocol.errors import ProtocolError
 from protocol.query import MAX_BATCH, NoiseMode, Query, SignedQuery
+from tests.support import protocol_samples as samples
 
 QUERY = samples.query()
 HASHES = st.binary(min_size=32, max_size=32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import protocol_samples as samples
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +28,7 @@ from protocol.report import (
     seed_commitment,
 )
 from protocol.shares import PARTIES, reconstruct
+from tests.support import protocol_samples as samples
 
 NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=20).map(str.lower)
 HASHES = st.binary(min_size=32, max_size=32)

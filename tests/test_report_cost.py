@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import protocol_samples as samples
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import report_cost
+from benchmarks.bench import report_cost
 from benchmarks.commands import app
 from protocol.batch import ColumnReader
+from tests.support import protocol_samples as samples
 
 
 @pytest.fixture(scope="module")

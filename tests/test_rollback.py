@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_worlds import NOW, QUERIER, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
 from device.device import Device
 from device.epoch import DAY
@@ -25,6 +24,7 @@ from device.limits import Limits
 from device.privacy_filter import EMPTIED, FilterKind, Owner, PrivacyFilter, capacities
 from device.report import PlainSeal
 from device.sqlite_store import SqliteStore
+from tests.support.small_worlds import NOW, QUERIER, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
 LIMITS = Limits(max_impressions_per_epoch=3)
 ALL_OF_IT = w3c(2, lookback_days=30)

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from mpc_helpers import codec
-from mpc_helpers.channel import Intercept
-from mpc_helpers.runtime import MAX_UNREAD, Engine, Program, run_three_in_one_process
-from mpc_helpers.session import MpcError, MpcSession, Stage
+from mpc_helpers.mpc import codec
+from mpc_helpers.mpc.channel import Intercept
+from mpc_helpers.mpc.runtime import MAX_UNREAD, Engine, Program, run_three_in_one_process
+from mpc_helpers.mpc.session import MpcError, MpcSession, Stage
 from protocol.errors import ProtocolError
 from protocol.field import P, from_integers
 from protocol.shares import open_shamir
@@ -92,7 +92,7 @@ async def test_importing_the_engine_changes_nothing_around_it() -> None:
         "import sys, os, logging, asyncio\n"
         "before = (list(sys.argv), dict(os.environ), logging.root.level, list(logging.root.handlers),"
         " type(asyncio.get_event_loop_policy()))\n"
-        "import mpc_helpers.runtime\n"
+        "import mpc_helpers.mpc.runtime\n"
         "after = (list(sys.argv), dict(os.environ), logging.root.level, list(logging.root.handlers),"
         " type(asyncio.get_event_loop_policy()))\n"
         "sys.exit(before != after)\n"
@@ -140,7 +140,7 @@ async def test_other_parameters_are_refused_and_named(kwargs: dict[str, bytes | 
 
 async def test_another_engine_or_field_is_another_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = session(0).parameter_digest
-    monkeypatch.setattr("mpc_helpers.session.P", P - 2)
+    monkeypatch.setattr("mpc_helpers.mpc.session.P", P - 2)
     assert session(0).parameter_digest != ours
 
 

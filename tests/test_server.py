@@ -15,19 +15,19 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from three_helpers import SITE, Three, real_now, terms, three_helpers
 
-from mpc_helpers.attempt import Step
+from mpc_helpers.agreement.messages import MAX_REST
 from mpc_helpers.commands import helper
-from mpc_helpers.config import HelperConfig, Limits, load_config
-from mpc_helpers.daemon import Parts
-from mpc_helpers.launcher import prepare
-from mpc_helpers.messages import MAX_REST
-from protocol.asked import AskedQuery, Wishes
+from mpc_helpers.identity.config import HelperConfig, Limits, load_config
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.local.launcher import prepare
+from mpc_helpers.service.daemon import Parts
 from protocol.batch import BatchReader
 from protocol.keys import IdentityKey, load_identity
-from protocol.querier import QueryFailed
+from protocol.querier.querier import QueryFailed
+from protocol.querier.saved_query import AskedQuery, QueryOptions
 from protocol.query import SignedQuery
+from tests.support.three_helpers import SITE, Three, real_now, terms, three_helpers
 
 Reply = tuple[int, Any]
 
@@ -179,7 +179,7 @@ async def test_what_this_helper_will_not_do_is_said_at_submission(tmp_path: Path
         assert (await refused(three.query(small_batch(three, 2))))[0] == 422
         assert (await refused(three.query(small_batch(three, 7))))[0] == 422
         assert (await refused(changed(deadline=1)))[0] == 422
-        assert (await refused(three.query(small_batch(three), Wishes(seconds=1000))))[0] == 422
+        assert (await refused(three.query(small_batch(three), QueryOptions(seconds=1000))))[0] == 422
         assert (await refused(changed(helper_set=bytes(32))))[0] == 422
         status, error = await refused(changed(epsilon_micros=1, sensitivity=2**40))
         assert (status, "too much to draw" in error) == (422, True)
@@ -236,7 +236,7 @@ async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr("mpc_helpers.column.os.fsync", full)
+            patched.setattr("mpc_helpers.admission.column.os.fsync", full)
             status, answer = await send(session, "PUT", url(signed, "/column"), column(batch, 0))
         assert (status, "No space left" in answer["error"]) == (507, True)
         folder = load_config(three.trio.config_path(0)).data / "queries" / signed.query.digest.hex()
@@ -270,7 +270,7 @@ async def test_a_query_goes_on_after_all_three_helpers_were_restarted(tmp_path: 
 
     async with three_helpers(tmp_path, steps={0: note}) as three:
         batch = small_batch(three)
-        asked = three.query(batch, Wishes(seconds=60))
+        asked = three.query(batch, QueryOptions(seconds=60))
         for party in range(3):
             async with talking_to(three, party) as session:
                 await send(session, "PUT", url(asked.signed), asked.signed.encode())
@@ -292,12 +292,12 @@ async def test_a_query_whose_column_never_came_ends_and_makes_room(tmp_path: Pat
         three_helpers(tmp_path, clock=lambda: real_now() + ahead, options={"limits": limits}) as three,
         talking_to(three) as session,
     ):
-        first = three.query(small_batch(three), Wishes(seconds=60)).signed
+        first = three.query(small_batch(three), QueryOptions(seconds=60)).signed
         assert (await send(session, "PUT", url(first), first.encode()))[0] == 200
-        second = three.query(small_batch(three), Wishes(seconds=60)).signed
+        second = three.query(small_batch(three), QueryOptions(seconds=60)).signed
         assert (await send(session, "PUT", url(second), second.encode()))[0] == 429
         ahead = 61
-        second = three.query(small_batch(three), Wishes(seconds=60)).signed
+        second = three.query(small_batch(three), QueryOptions(seconds=60)).signed
         assert (await send(session, "PUT", url(second), second.encode()))[0] == 200
         await three.intakes[0].tidy()
         ended = (await send(session, "GET", url(first)))[1]
@@ -312,7 +312,7 @@ async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(t
 
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         batch = small_batch(three)
-        signed = three.query(batch, Wishes(seconds=2)).signed
+        signed = three.query(batch, QueryOptions(seconds=2)).signed
         assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 200
         size = {"Content-Length": str(len(column(batch, 0)))}
         async with session.put(url(signed, "/column"), data=trickle(), headers=size) as response:
@@ -326,7 +326,7 @@ async def test_a_connection_whose_headers_do_not_end_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trickle: bytes, after_an_answer: bool
 ) -> None:
     """Silent, or with one more byte now and then: neither holds a connection."""
-    monkeypatch.setattr("mpc_helpers.daemon.HEADER_SECONDS", 0.5)
+    monkeypatch.setattr("mpc_helpers.service.daemon.HEADER_SECONDS", 0.5)
     async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(20):
         await three.start(0)
         address = urlsplit(three.helper_set.helpers[0].address)
@@ -353,7 +353,7 @@ async def test_a_body_may_take_longer_than_the_headers(tmp_path: Path, monkeypat
             yield body[at : at + 1 + len(body) // 10]
             await asyncio.sleep(0.1)
 
-    monkeypatch.setattr("mpc_helpers.daemon.HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("mpc_helpers.service.daemon.HEADER_SECONDS", 0.3)
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         signed = three.query(small_batch(three)).signed
         async with session.put(url(signed), data=slowly(signed.encode())) as response:
@@ -365,7 +365,7 @@ async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None
     async with three_helpers(tmp_path, clock=lambda: real_now() + ahead) as three:
         batch = small_batch(three)
         await three.ask(three.query(batch), batch)
-        asked = three.query(batch, Wishes(seconds=60))
+        asked = three.query(batch, QueryOptions(seconds=60))
         with pytest.raises(QueryFailed, match="already spent"):
             await three.ask(asked, batch)
         folder = load_config(three.trio.config_path(0)).data / "queries"

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import protocol_samples as samples
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from protocol import field
 from protocol.errors import ProtocolError
 from protocol.field import P
 from protocol.shares import LACKING, PARTIES, SEEDS_OF, component, open_shamir, reconstruct, share, to_shamir
+from tests.support import protocol_samples as samples
 
 VALUES = st.lists(st.integers(-(P // 2), P // 2), min_size=1, max_size=12)
 LABELS = st.text(max_size=8)

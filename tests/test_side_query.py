@@ -12,7 +12,18 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from small_worlds import (
+
+from device.attribution import Award, EqualCredit, LastTouch
+from device.conversion import Conversion, Request
+from device.device import Device, Found, Settled
+from device.errors import RangeError
+from device.limits import Limits
+from device.privacy_filter import FilterKind
+from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.side_query import SideQuery, SideQueryForm
+from protocol.epsilon import MICROS
+from protocol.querier.bias import bias_bound
+from tests.support.small_worlds import (
     UNBOUNDED,
     Event,
     Events,
@@ -25,17 +36,6 @@ from small_worlds import (
     without_epoch,
     worst_loss,
 )
-
-from device.attribution import Award, EqualCredit, LastTouch
-from device.conversion import Conversion, Request
-from device.device import Device, Found, Settled
-from device.errors import RangeError
-from device.limits import Limits
-from device.privacy_filter import FilterKind
-from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
-from device.side_query import SideQuery, SideQueryForm
-from protocol.bias import bias_bound
-from protocol.epsilon import MICROS
 
 BUDGET = MICROS
 LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)

@@ -14,20 +14,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import protocol_samples as samples
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from mpc_helpers import channel, ledger_file, messages
-from mpc_helpers.attempt import QueryName, Reservation, Word
-from mpc_helpers.ledger_file import LedgerHead
-from mpc_helpers.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved
-from mpc_helpers.noisy_sum import SumKind, joint_nonce, pair_noise_key, sum_parameters
-from mpc_helpers.session import MpcSession
-from mpc_helpers.talk import AdmittedBatch, Talk
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Negotiation
+from mpc_helpers.ledger import file as ledger_file
+from mpc_helpers.ledger.attempt import QueryName, Reservation, Word
+from mpc_helpers.ledger.file import LedgerHead
+from mpc_helpers.mpc import channel
+from mpc_helpers.mpc.noisy_sum import SumKind, joint_nonce, pair_noise_key, sum_parameters
+from mpc_helpers.mpc.session import MpcSession
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
 from protocol.vote import SignedVote, Vote
 from protocol.wire import tagged_hash
+from tests.support import protocol_samples as samples
 
 SET = hashlib.sha256(b"a helper set").digest()
 RAW = [hashlib.sha256(b"helper %d" % helper).digest() for helper in range(3)]
@@ -118,7 +120,7 @@ def test_the_accepted_root() -> None:
     digests = np.array([[index] * 32 for index in range(10)], dtype=np.uint8)
     hours = np.array([9, *range(20, 29)], dtype=np.uint32)
     batch = AdmittedBatch(b"r" * 32, digests, hours, np.ones(10, dtype=np.bool_), {})
-    talk = Talk(0, NAME, batch, b"p" * 32, b"", 1)
+    talk = Negotiation(0, NAME, batch, b"p" * 32, b"", 1)
     talk.own = proposals()[0]
     talk.proposals = dict(enumerate(proposals()))
     accepted = b"".join(bytes([index] * 32) for index in (0, 3, 4, 5, 6, 7, 8, 9))

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import three_helpers
-from test_noise_audit import RATE, SENSITIVITY, Samples, epsilon_at_least, misfits
-from three_helpers import Three, terms
-from three_helpers import three_helpers as started
 
-from mpc_helpers.noisy_sum import ExactNoise
-from protocol.asked import Wishes
+from mpc_helpers.mpc.noisy_sum import ExactNoise
+from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
+from tests.support import three_helpers
+from tests.support.three_helpers import Three, terms
+from tests.support.three_helpers import three_helpers as started
+from tests.test_noise_audit import RATE, SENSITIVITY, Samples, epsilon_at_least, misfits
 
 BUCKETS = 2**14
 EPSILON_MICROS = int(1_000_000 * RATE * SENSITIVITY)
@@ -29,7 +29,7 @@ async def answer(three: Three, value: int, mode: NoiseMode) -> tuple[Samples, Sa
     """What the querier gets on one report with `value` in every bucket, and what helper 3 knows of its noise."""
     paid = terms(BUCKETS, epsilon_micros=EPSILON_MICROS, sensitivity=SENSITIVITY)
     batch = three.batch(three.seal([[value] * BUCKETS], paid))
-    result = await three.ask(three.query(batch, Wishes(noise=mode, seconds=120)), batch)
+    result = await three.ask(three.query(batch, QueryOptions(noise=mode, seconds=120)), batch)
     own = three.mpc.records[result.answer.accepted_root].parts[2]
     return np.array(result.answer.histogram, dtype=np.int64), np.array(own, dtype=np.int64)
 

@@ -346,7 +346,7 @@ def test_processes_cannot_overdraw(database: Path) -> None:
 KILLED = """
 import sys
 from pathlib import Path
-from test_storage import ask, opened
+from tests.test_storage import ask, opened
 with opened(Path(sys.argv[1])) as device:
     while True:
         sys.stdout.write(str(ask(device, 0.000002)))

@@ -9,16 +9,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import protocol_samples as samples
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import plaintext, throughput
+from benchmarks.bench import plaintext, throughput
+from benchmarks.bench.processes import usage
+from benchmarks.bench.throughput import Point, Snapshot, exponents
 from benchmarks.bulk_reports import Workload, make_batch
-from benchmarks.processes import usage
-from benchmarks.throughput import Point, Snapshot, exponents
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
+from tests.support import protocol_samples as samples
 from trefoil import app
 
 RATIOS = {
@@ -138,8 +138,8 @@ def test_processor_time_includes_children_that_have_ended() -> None:
 def test_costs_are_per_report_and_sustained_ones_the_mean_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of our own: the first round takes 6 s, the others 2, over 4 reports each."""
     now = [0.0]
-    monkeypatch.setattr("benchmarks.plaintext.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr("benchmarks.plaintext.time.process_time", lambda: now[0] / 2)
+    monkeypatch.setattr("benchmarks.bench.plaintext.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("benchmarks.bench.plaintext.time.process_time", lambda: now[0] / 2)
 
     def work() -> None:
         now[0] += 2.0 if now[0] else 6.0

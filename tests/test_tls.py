@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpc_helpers import tls
-from mpc_helpers.tls import TlsIdentity
+from mpc_helpers.identity import tls
+from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import ProtocolError, TrefoilError
 
 NOW = 1_763_000_000

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from three_helpers import Three, real_now, terms, three_helpers
 
-from mpc_helpers.config import load_config, load_membership
-from mpc_helpers.meetings import MAX_REMEMBERED, Meetings
-from mpc_helpers.transport import Certificates, PeerError, Transport, endpoint
+from mpc_helpers.identity.config import load_config, load_membership
+from mpc_helpers.service.rendezvous import MAX_REMEMBERED, Rendezvous
+from mpc_helpers.service.transport import Certificates, PeerError, Transport, endpoint
 from protocol.errors import ProtocolError, TrefoilError
+from tests.support.three_helpers import Three, real_now, terms, three_helpers
 
 
 def certificates_of(three: Three, party: int, folder: Path) -> Certificates:
@@ -89,9 +89,9 @@ def test_an_address_has_a_host_and_a_port() -> None:
 async def test_workers_meet_through_losses_and_in_any_order() -> None:
     """Three daemons; every first message is lost."""
     lost: set[tuple[int, int]] = set()
-    meetings: dict[int, Meetings] = {}
+    meetings: dict[int, Rendezvous] = {}
 
-    def sender(party: int) -> Meetings:
+    def sender(party: int) -> Rendezvous:
         async def send(peer: int, message: bytes) -> bytes:
             if (party, peer) not in lost:
                 lost.add((party, peer))
@@ -99,7 +99,7 @@ async def test_workers_meet_through_losses_and_in_any_order() -> None:
             await meetings[peer].receive(party, message)
             return b""
 
-        return Meetings([peer for peer in range(3) if peer != party], send)
+        return Rendezvous([peer for peer in range(3) if peer != party], send)
 
     meetings.update({party: sender(party) for party in range(3)})
     found = await asyncio.gather(*(meetings[party].meet(bytes(32), 1000 + party) for party in range(3)))
@@ -110,7 +110,7 @@ async def test_what_a_peer_announces_is_bounded_and_checked() -> None:
     async def send(peer: int, message: bytes) -> bytes:
         return b""
 
-    meetings = Meetings([1, 2], send)
+    meetings = Rendezvous([1, 2], send)
     for number in range(MAX_REMEMBERED + 1):
         await meetings.receive(1, number.to_bytes(32, "big") + b"\x10\x00")
     assert meetings.missing((0).to_bytes(32, "big")) == [1, 2]

@@ -14,22 +14,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from three_helpers import Three, real_now, terms, three_helpers
 
-from mpc_helpers.attempt import Step
-from mpc_helpers.config import HelperConfig, Membership, load_config, load_membership
-from mpc_helpers.ledger_export import accept_peer, export, rebuild
-from mpc_helpers.ledger_file import LedgerError
-from mpc_helpers.nonce_ledger import NonceLedger
-from mpc_helpers.setup import owners
-from protocol.asked import AskedQuery, Wishes
+from mpc_helpers.identity.config import HelperConfig, Membership, load_config, load_membership
+from mpc_helpers.identity.keygen import owners
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.ledger.file import LedgerError
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.rebuild import accept_peer, export, rebuild
 from protocol.batch import BatchReader
 from protocol.errors import Rejection
-from protocol.querier import QueryFailed, Result
+from protocol.querier.querier import QueryFailed, Result
+from protocol.querier.saved_query import AskedQuery, QueryOptions
 from protocol.report import SealedReport
+from tests.support.three_helpers import Three, real_now, terms, three_helpers
 
 BUCKETS = 24
-ANY = Wishes(tolerated_bad_permille=1000, seconds=30)
+ANY = QueryOptions(tolerated_bad_permille=1000, seconds=30)
 
 
 @dataclass
@@ -207,11 +207,11 @@ async def test_an_empty_ledger_in_its_place_is_refused_and_even_if_accepted_coun
         await story.ask(range(8))
         await lose_ledger(three, 1)
         for path, owner in owners(*opened(three, 1)):
-            NonceLedger.create(path, owner)
+            ReportLedger.create(path, owner)
         await restart(three, 0, 1, 2)
         batch = three.batch([story.reports[index] for index in range(4, 12)])
         with pytest.raises(QueryFailed, match="helper 2 has another ledger"):
-            await three.ask(three.query(batch, Wishes(tolerated_bad_permille=1000, seconds=3)), batch)
+            await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=1000, seconds=3)), batch)
         for party in range(3):
             await three.stop(party)
         for party in (0, 2):

@@ -7,12 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import make_vectors
 import numpy as np
-import protocol_samples as samples
 import pytest
 
-from mpc_helpers.admission import ADMITTED, REASON_OF
+from mpc_helpers.admission.rules import ADMITTED, REASON_OF
 from protocol import field
 from protocol.errors import Rejected, Rejection
 from protocol.helper_set import HelperSet
@@ -20,6 +18,8 @@ from protocol.hpke import PrivateKey, Suite
 from protocol.query import SignedQuery
 from protocol.report import Header, SealedReport, open_report, seal_report
 from protocol.shares import PARTIES, open_shamir, reconstruct, to_shamir
+from tests import make_vectors
+from tests.support import protocol_samples as samples
 
 Vector = dict[str, Any]  # JSON
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import protocol_samples as samples
 import pytest
 
 from protocol.errors import ProtocolError
 from protocol.shares import PARTIES
 from protocol.vote import SignedVote, Vote, realm
+from tests.support import protocol_samples as samples
 
 ATTEMPT = b"a" * 32
 REALM = realm(samples.HELPER_SET.digest, debug=False)

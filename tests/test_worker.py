@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from mpc_helpers.noisy_sum import SumKind
-from mpc_helpers.nursery import Child, Nursery
-from mpc_helpers.session import MpcError, Peer, Stage
-from mpc_helpers.tls import TlsIdentity, make_identity
-from mpc_helpers.worker import Worker, WorkerRun, WorkerSetup
+from mpc_helpers.identity.tls import TlsIdentity, make_identity
+from mpc_helpers.mpc.fork_server import Child, ForkServer
+from mpc_helpers.mpc.noisy_sum import SumKind
+from mpc_helpers.mpc.session import MpcError, Peer, Stage
+from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import from_integers
 from protocol.shares import open_shamir, share, to_shamir
@@ -36,8 +36,8 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> list[TlsIdentity]:
 
 
 @pytest_asyncio.fixture
-async def nursery() -> AsyncIterator[Nursery]:
-    async with Nursery() as started:
+async def nursery() -> AsyncIterator[ForkServer]:
+    async with ForkServer() as started:
         yield started
 
 
@@ -56,7 +56,7 @@ def peers_at(identities: list[TlsIdentity], ports: Sequence[int]) -> tuple[Peer,
 
 
 async def answer(
-    nursery: Nursery, identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction
+    nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction
 ) -> list[int]:
     workers = [Worker(setup, nursery) for setup in setups(identities, kind, len(values), rate)]
     try:
@@ -69,7 +69,7 @@ async def answer(
     return open_shamir([from_integers(piece) for piece in shares])
 
 
-class BadNursery(Nursery):
+class BadNursery(ForkServer):
     """Starts another program in a worker's place."""
 
     def __init__(self, *command: str) -> None:
@@ -94,13 +94,13 @@ class BadNursery(Nursery):
         self._started[child.process_id].wait()
 
 
-async def test_debug_sum_is_exact(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+async def test_debug_sum_is_exact(nursery: ForkServer, identities: list[TlsIdentity]) -> None:
     values = [0, -5, 12, 2**40]
     assert await answer(nursery, identities, SumKind.DEBUG, values, Fraction(1)) == values
 
 
 @pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
-async def test_noisy_sum_over_tls(nursery: Nursery, identities: list[TlsIdentity], kind: SumKind) -> None:
+async def test_noisy_sum_over_tls(nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind) -> None:
     """With rate 40 (q = e^−40) noise is zero but for a probability below 300·6·e^−40 < 10^−14: exact all the same."""
     values = list(range(-150, 150))
     assert await answer(nursery, identities, kind, values, Fraction(40)) == values
@@ -108,7 +108,7 @@ async def test_noisy_sum_over_tls(nursery: Nursery, identities: list[TlsIdentity
 
 @pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
 async def test_workers_forked_from_one_nursery_share_no_randomness(
-    nursery: Nursery, identities: list[TlsIdentity], kind: SumKind
+    nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind
 ) -> None:
     """Noise of standard deviation above 1000 in 64 buckets comes out the same twice with probability below 10^−100."""
     rate = Fraction(1, 1000)
@@ -117,7 +117,9 @@ async def test_workers_forked_from_one_nursery_share_no_randomness(
     )
 
 
-async def test_the_workers_of_one_session_draw_different_noise(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+async def test_the_workers_of_one_session_draw_different_noise(
+    nursery: ForkServer, identities: list[TlsIdentity]
+) -> None:
     """Pólya halves of three forks that drew alike would differ by nothing, and their sum be three times one draw."""
     found = await answer(nursery, identities, SumKind.LOCAL, [0] * 64, Fraction(1, 1000))
     assert any(value % 3 for value in found)
@@ -127,7 +129,7 @@ class Trio:
     """Three started workers, ready to run, all stopped at the end."""
 
     def __init__(
-        self, nursery: Nursery, identities: list[TlsIdentity], kind: SumKind = SumKind.LOCAL, buckets: int = 4
+        self, nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind = SumKind.LOCAL, buckets: int = 4
     ) -> None:
         self.identities = identities
         self.workers = [Worker(setup, nursery) for setup in setups(identities, kind, buckets, Fraction(1))]
@@ -157,7 +159,7 @@ def failure(outcome: object) -> MpcError:
 
 @pytest.mark.parametrize("dead", [0, 2])
 async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
-    nursery: Nursery, identities: list[TlsIdentity], dead: int
+    nursery: ForkServer, identities: list[TlsIdentity], dead: int
 ) -> None:
     """One that is dialled (2) is missed because its port refuses, one that dials (0) at the deadline."""
     async with Trio(nursery, identities) as trio:
@@ -169,7 +171,7 @@ async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
 
 
 async def test_a_worker_killed_while_computing_fails_the_others_at_once(
-    nursery: Nursery, identities: list[TlsIdentity]
+    nursery: ForkServer, identities: list[TlsIdentity]
 ) -> None:
     """Pairwise noise for 2^14 buckets takes three seconds by allowance; the kill comes in between, the deadline would
     come after ten minutes.
@@ -185,7 +187,7 @@ async def test_a_worker_killed_while_computing_fails_the_others_at_once(
 
 
 async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(
-    nursery: Nursery, identities: list[TlsIdentity]
+    nursery: ForkServer, identities: list[TlsIdentity]
 ) -> None:
     async with Trio(nursery, identities) as trio:
         os.kill(trio.process(1), signal.SIGSTOP)
@@ -209,7 +211,7 @@ async def test_a_worker_that_dies_leaves_its_last_words(identities: list[TlsIden
             await worker.start()
 
 
-async def test_different_sessions_and_parameters_are_named(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+async def test_different_sessions_and_parameters_are_named(nursery: ForkServer, identities: list[TlsIdentity]) -> None:
     async with Trio(nursery, identities) as trio:
         runs = (trio.run(0), trio.run(1), trio.run(2, digest=bytes(32)))
         outcomes = await asyncio.gather(*runs, return_exceptions=True)
@@ -230,7 +232,7 @@ def is_zombie(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-async def test_a_worker_ends_with_its_daemon(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+async def test_a_worker_ends_with_its_daemon(nursery: ForkServer, identities: list[TlsIdentity]) -> None:
     """A daemon killed outright leaves no worker behind: the worker's input ends, and it sees that while it waits."""
     async with Trio(nursery, identities) as trio:
         hang_up(trio.workers[0])
@@ -245,13 +247,15 @@ async def test_a_worker_ends_with_its_daemon(nursery: Nursery, identities: list[
             await asyncio.wait_for(running, 10)
 
 
-async def test_nothing_secret_in_arguments_environment_or_repr(nursery: Nursery, identities: list[TlsIdentity]) -> None:
+async def test_nothing_secret_in_arguments_environment_or_repr(
+    nursery: ForkServer, identities: list[TlsIdentity]
+) -> None:
     run = WorkerRun(DIGEST, b"", 1.0, peers_at(identities, (1, 2, 3)), [123456789])
     assert "123456789" not in repr(run)
     async with Trio(nursery, identities) as trio:
         process = Path(f"/proc/{trio.process(0)}")
         arguments = (process / "cmdline").read_bytes().split(b"\0")
-        assert arguments[1:] == [b"-m", b"mpc_helpers.nursery_main", b""]
+        assert arguments[1:] == [b"-m", b"mpc_helpers.mpc.fork_server_main", b""]
         assert str(identities[0].key).encode() not in (process / "environ").read_bytes()
 
 
@@ -279,7 +283,7 @@ def test_too_much_noise_is_refused_before_anything_starts(identities: list[TlsId
 def test_an_unusable_port_is_an_error_for_a_person(identities: list[TlsIdentity], tmp_path: Path) -> None:
     async def start() -> None:
         setup = WorkerSetup(0, identities[0], SumKind.LOCAL, Fraction(1), 1, "203.0.113.1", (9,))
-        async with Nursery() as nursery, Worker(setup, nursery) as worker:
+        async with ForkServer() as nursery, Worker(setup, nursery) as worker:
             await worker.start()
 
     with pytest.raises(MpcError, match=r"cannot listen on 203\.0\.113\.1"):

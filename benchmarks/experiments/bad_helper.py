@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.experiments.tables import plain_table
 from benchmarks.seeded import generator
-from mpc_helpers.noise import draw_laplace, draw_local, system_coins
+from mpc_helpers.mpc.noise import draw_laplace, draw_local, system_coins
 from protocol.errors import ProtocolError
 from protocol.field import P, Vector, add, from_integers
 from protocol.noise_scale import laplace_variance

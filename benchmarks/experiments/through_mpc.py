@@ -30,15 +30,15 @@ from device.impression import Impression, ImpressionOptions
 from device.limits import Limits
 from device.memory_store import MemoryStore
 from device.report import HelperSetSeal
-from mpc_helpers.launcher import Launched, launched, prepare
-from protocol.asked import Wishes, make_query
+from mpc_helpers.local.launcher import Launched, launched, prepare
 from protocol.batch import BatchReader, BatchWriter
 from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
 from protocol.noise_scale import shape, standard_deviation
-from protocol.querier import Querier
+from protocol.querier.querier import Querier
+from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
 
@@ -163,7 +163,7 @@ def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> tuple[int,
     helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
     batch = BatchReader(path)
     # The helpers live by the real clock, which has gone on since `now`.
-    asked = make_query(batch, Wishes(noise=mode), helper_set, key, max(now, _clock()))
+    asked = make_query(batch, QueryOptions(noise=mode), helper_set, key, max(now, _clock()))
     result = asyncio.run(Querier(helper_set).ask(asked, batch))
     if result.answer.counted != len(batch):
         raise TrefoilError(

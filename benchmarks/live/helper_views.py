@@ -18,7 +18,7 @@ from benchmarks.live.web import Frame
 from device.dashboard.layout import section, table
 from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import epsilon
-from mpc_helpers.launcher import Trio
+from mpc_helpers.local.launcher import Trio
 from protocol.batch import BatchReader
 from protocol.field import P, Vector
 from protocol.hpke import PrivateKey

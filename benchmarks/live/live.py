@@ -27,7 +27,7 @@ from device.dashboard.serve import serving
 from device.dashboard.server import Dashboard
 from device.dashboard.words import Clockface
 from device.device import Device
-from mpc_helpers.launcher import Trio, launched, prepare
+from mpc_helpers.local.launcher import Trio, launched, prepare
 from protocol.console import err, out, write_json
 from protocol.keys import load_identity
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.live.crowd import crowd
-from protocol.asked import Wishes, ask_or_resume
 from protocol.batch import BatchReader, BatchWriter
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
-from protocol.querier import HelperStatus, Querier, Result
+from protocol.querier.querier import HelperStatus, Querier, Result
+from protocol.querier.saved_query import QueryOptions, ask_or_resume
 from protocol.report import SealedReport
 
 # Time to ask again, under the same id, after a helper was away.
@@ -132,7 +132,7 @@ class Measurement:
     async def _outcome(self, batch: Batch, *, again: bool) -> Outcome:
         try:
             reports = await asyncio.to_thread(BatchReader, batch.path)
-            wishes = Wishes(seconds=ASK_SECONDS)
+            wishes = QueryOptions(seconds=ASK_SECONDS)
             asked = ask_or_resume(reports, wishes, self._helper_set, self._key, self._clock(), again=again)
             return await Querier(self._helper_set).ask(asked, reports, self._note)
         except TrefoilError as error:

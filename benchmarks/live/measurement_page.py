@@ -16,7 +16,7 @@ from device.dashboard.layout import notice, section, table
 from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import Clockface, plural
 from protocol.errors import TrefoilError
-from protocol.querier import CONFIDENCE, Result
+from protocol.querier.querier import CONFIDENCE, Result
 
 CROWD = 400
 SHOWN_SIGHTINGS = 30

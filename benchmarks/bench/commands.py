@@ -1,0 +1,113 @@
+"""`trefoil bench`: what things cost on this machine. Bodies import what they measure only when they are run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+bench = typer.Typer(help="Measure what things cost on this machine.", no_args_is_help=True)
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")]
+
+
+@bench.callback()
+def bench_group() -> None:
+    """Measure what things cost on this machine."""
+
+
+@bench.command("report")
+def bench_report(
+    json_file: JsonFile = None,
+    buckets: Annotated[
+        list[int] | None, typer.Option("--buckets", metavar="N", help="Histogram size; repeat for several.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 40,
+) -> None:
+    """Bytes per report, and the cost of sealing and opening beside the bare HPKE calls.
+
+    Example: trefoil bench report --json report.json
+    """
+    from benchmarks.bench.report_cost import measure, show
+    from protocol.console import write_json
+
+    results = measure(buckets or [16, 128, 1024], rounds)
+    show(results)
+    write_json(json_file, results.to_json())
+
+
+@bench.command("noise")
+def bench_noise(
+    buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
+    scale: Annotated[int, typer.Option(min=1, help="The noise scale b = Δ/ε.")] = 100,
+    json_file: JsonFile = None,
+) -> None:
+    """Seconds, bytes and rounds of each noise mode, and the accuracy each buys.
+
+    Example: trefoil bench noise --buckets 16 --buckets 4096 --scale 100
+    """
+    from fractions import Fraction
+
+    from benchmarks.bench import noise_cost
+    from mpc_helpers.mpc.noise import check_cost
+    from protocol import console
+
+    sizes = buckets or [16, 64, 256, 1024, 4096]
+    for size in sizes:
+        check_cost(size, Fraction(1, scale))
+    with console.progress("noise", 2 * len(sizes)) as advance:
+        results = noise_cost.measure_all(sizes, Fraction(1, scale), advance)
+    console.out.print(noise_cost.table(results))
+    console.write_json(json_file, noise_cost.to_json(results))
+
+
+@bench.command("throughput")
+def bench_throughput(
+    reports: Annotated[list[int] | None, typer.Option(help="Reports in a batch; may be repeated.")] = None,
+    buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Drives the workload, never keys or noise.")] = 1,
+    json_file: JsonFile = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the results into this folder.")] = None,
+) -> None:
+    """Three helpers end to end, beside plaintext, a trusted server, the bare HPKE opens and a naive MPyC program.
+
+    Example: trefoil bench throughput --reports 20000 --buckets 128 --json throughput.json --plots plots
+    """
+    from benchmarks.bench import throughput
+    from protocol import console
+
+    counts, sizes = reports or [20_000], buckets or [16, 128, 1024]
+    with console.progress("throughput", throughput.STEPS * len(counts) * len(sizes)) as advance:
+        run = throughput.run_grid(counts, sizes, seed, lambda note: advance(1, note=note))
+    console.out.print(throughput.table(run.points))
+    console.out.print(throughput.stage_table(run.points))
+    result = run.to_json()
+    for name, slope in throughput.exponents(run.points).items():
+        console.out.print(f"{name}: exponent {slope:.2f}", highlight=False)
+    console.write_json(json_file, result)
+    if plots is not None:
+        from benchmarks.bench.throughput_plots import draw_all
+
+        for path in draw_all(result, plots):
+            console.out.print(f"drawn: {path}", highlight=False)
+
+
+@bench.command("device")
+def bench_device(
+    samples: Annotated[int, typer.Option(min=10, help="Calls per case, before the tick and after it.")] = 2000,
+    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for the tick at the same time.")] = 8,
+    seed: Annotated[int, typer.Option(help="Drives the order of the calls, never keys or nonces.")] = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """How long a device takes for 10, 30 and 100 impressions and for null reports, and whether a caller can tell.
+
+    Example: trefoil bench device --samples 200 --json device.json
+    """
+    from benchmarks.bench import device_timing
+    from protocol import console
+
+    with console.progress("calls of each case", 2 * samples) as advance:
+        result = device_timing.measure(samples, lanes, seed, advance)
+    console.out.print(device_timing.table(result))
+    console.write_json(json_file, result.to_json())

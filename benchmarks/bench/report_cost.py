@@ -1,0 +1,349 @@
+"""What a report costs: its bytes beside Prio3's, and sealing and opening it beside the bare HPKE calls in the same run.
+
+Times are processor time of this process, measured in many short rounds in which the two sides of a ratio take turns;
+the best round of each counts, so that a busy machine slows the run down and leaves the ratios alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from rich.table import Table
+
+from mpc_helpers.admission.ingest import ChunkJob, chunk_length, ingest_chunk
+from mpc_helpers.admission.pool import keep_freed_memory
+from mpc_helpers.admission.rules import AdmissionRules, repeated
+from protocol import console
+from protocol.batch import BatchReader, BatchWriter, ColumnReader
+from protocol.field import SEED_SIZE
+from protocol.helper_set import PIN_SIZE, HelperEntry, HelperSet, HpkeKeyConfig
+from protocol.hpke import PrivateKey
+from protocol.keys import IdentityKey
+from protocol.query import NoiseMode, Query
+from protocol.report import HASH_SIZE, TIME_STEP, ReportTerms, SealedReport, header_digest, payload_info, seal_report
+from protocol.shares import PARTIES
+
+# Two-party Prio3 as the VDAF draft's formulas give it: figures from shared/DESIGN.md, "The report"; not measured here.
+PRIO3_HISTOGRAM_BYTES = {16: 720, 128: 2_992, 1024: 18_640}
+PRIO3_L1_BOUND_SUM_KB_AT_128 = {"values to 7": 7.7, "values to 100": 16.6, "values of 16 bits": 36.3}
+
+_MOST_REPORTS = 512
+_SEALS_PER_ROUND = 20
+_EXPANSIONS_PER_ROUND = 200
+BENCH_TIME = 500_000 * TIME_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCost:
+    """One histogram size. Times in microseconds per report; the opening ratios are of helpers 1, 2 and 3."""
+
+    buckets: int
+    bytes_total: int
+    bytes_header: int
+    bytes_body: int
+    bytes_payloads: int
+    bytes_framing: int
+    prio3_histogram_bytes: int | None
+    bare_seals_us: float
+    seal_us: float
+    seal_over_bare: float
+    bare_open_us: float
+    open_us: float
+    open_over_bare: float
+    open_over_bare_by_helper: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpanderCost:
+    """Microseconds to expand one seed to words, by each candidate."""
+
+    buckets: int
+    shake128_us: float
+    aes_ctr_cipher_us: float
+    aes_gcm_one_shot_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything `trefoil bench report` shows."""
+
+    reports: list[ReportCost]
+    expanders: list[ExpanderCost]
+
+    def to_json(self) -> dict[str, object]:
+        """Each entry of `reports` stands on its own."""
+        return {
+            "reports": [asdict(cost) for cost in self.reports],
+            "expanders": [asdict(cost) for cost in self.expanders],
+            "prio3_l1_bound_sum_kb_at_128": PRIO3_L1_BOUND_SUM_KB_AT_128,
+        }
+
+
+def measure(buckets: Sequence[int], rounds: int) -> Results:
+    """Measure every histogram size in turn."""
+    reports, expanders = [], []
+    with console.progress("measuring", 2 * len(buckets)) as advance:
+        for size in buckets:
+            reports.append(measure_report(size, rounds))
+            advance(note=f"{size} buckets")
+            expanders.append(measure_expanders(size, rounds))
+            advance(note=f"{size} buckets")
+    return Results(reports, expanders)
+
+
+def measure_report(buckets: int, rounds: int) -> ReportCost:
+    """Bytes, sealing and opening for one histogram size."""
+    helpers = Helpers.fresh()
+    terms = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 100, buckets)
+    sample = helpers.seal(terms)
+    bare_seals, seal = best_of([lambda: _bare_seals(helpers, sample), lambda: _seals(helpers, terms)], rounds)
+    openings = measure_openings(helpers, terms, rounds)
+    worst = max(openings, key=lambda opening: opening[1] / opening[0])
+    payloads = sum(map(len, sample.payloads))
+    total = len(sample.encode())
+    return ReportCost(
+        buckets=buckets,
+        bytes_total=total,
+        bytes_header=len(sample.header),
+        bytes_body=len(sample.body),
+        bytes_payloads=payloads,
+        bytes_framing=total - len(sample.header) - len(sample.body) - payloads,
+        prio3_histogram_bytes=PRIO3_HISTOGRAM_BYTES.get(buckets),
+        bare_seals_us=1e6 * bare_seals / _SEALS_PER_ROUND,
+        seal_us=1e6 * seal / _SEALS_PER_ROUND,
+        seal_over_bare=seal / bare_seals,
+        bare_open_us=1e6 * worst[0],
+        open_us=1e6 * worst[1],
+        open_over_bare=worst[1] / worst[0],
+        open_over_bare_by_helper=[whole / bare for bare, whole in openings],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Helpers:
+    """Three helpers with keys made for this run."""
+
+    helper_set: HelperSet
+    keys: tuple[PrivateKey, ...]
+
+    @classmethod
+    def fresh(cls) -> Helpers:
+        """Unsigned: nothing here leaves the process."""
+        keys = tuple(PrivateKey.generate() for _ in range(PARTIES))
+        first, second, third = (
+            HelperEntry(
+                f"helper {party + 1}",
+                IdentityKey.generate().public,
+                (HpkeKeyConfig(key.public, 0, 2 * BENCH_TIME),),
+                f"https://helper-{party + 1}.example",
+                bytes([party]) * PIN_SIZE,
+            )
+            for party, key in enumerate(keys)
+        )
+        return cls(HelperSet(1, (first, second, third)), keys)
+
+    def seal(self, terms: ReportTerms) -> SealedReport:
+        """A null report: it costs what every report costs."""
+        return seal_report([0] * terms.length, terms, self.helper_set)
+
+
+def _seals(helpers: Helpers, terms: ReportTerms) -> None:
+    for _ in range(_SEALS_PER_ROUND):
+        helpers.seal(terms)
+
+
+def _bare_seals(helpers: Helpers, sample: SealedReport) -> None:
+    """Three HPKE seals of a payload, with everything they need at hand."""
+    keys = [helper.hpke_keys[0].key for helper in helpers.helper_set.helpers]
+    infos = [payload_info(party, sample.header) for party in range(PARTIES)]
+    seeds = bytes(2 * SEED_SIZE)
+    for _ in range(_SEALS_PER_ROUND):
+        for key, info in zip(keys, infos, strict=True):
+            key.seal(seeds, info)
+
+
+def measure_openings(helpers: Helpers, terms: ReportTerms, rounds: int) -> list[tuple[float, float]]:
+    """Seconds per report at each helper: the bare HPKE open of a chunk's payloads, and all of ingesting that chunk."""
+    keep_freed_memory()  # as the processes do in which a helper opens reports
+    with _columns(helpers, terms) as (paths, query):
+        columns = [ColumnReader(path) for path in paths]
+        work = [
+            run
+            for party, column in enumerate(columns)
+            for run in (
+                _bare_opens(helpers.keys[party], party, column),
+                _whole_ingest(column, _rules(helpers, party, query)),
+            )
+        ]
+        # All six take turns: a machine that is busy with something else for seconds is so for each of them.
+        seconds = [spent / len(columns[0]) for spent in best_of(work, rounds)]
+    return list(zip(seconds[::2], seconds[1::2], strict=True))
+
+
+def _rules(helpers: Helpers, party: int, query: Query) -> AdmissionRules:
+    keys = {helpers.keys[party].public.key_id: helpers.keys[party]}
+    return AdmissionRules.for_query(
+        party, query, [helpers.helper_set], keys, oldest=BENCH_TIME - TIME_STEP, newest=BENCH_TIME
+    )
+
+
+def _bare_opens(key: PrivateKey, party: int, column: ColumnReader) -> Callable[[], None]:
+    chunk = column.chunk(0, len(column))
+    sealed = list(zip(chunk.payloads(), [payload_info(party, header) for header in chunk.headers()], strict=True))
+
+    def run() -> None:
+        for payload, info in sealed:
+            key.open(payload, info)
+
+    return run
+
+
+def _whole_ingest(column: ColumnReader, rules: AdmissionRules) -> Callable[[], None]:
+    """All that a helper does for a chunk before it asks its ledger. Headers are hashed from memory, as they arrive."""
+    arriving = column.chunk(0, len(column))
+
+    def run() -> None:
+        hashed = b"".join([header_digest(header) for header in arriving.headers()])
+        repeats = repeated(np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE))
+        if ingest_chunk(ChunkJob(rules, column.layout, 0, repeats, column.path)).reasons.any():
+            raise RuntimeError("a report of the benchmark was refused, so its time says nothing")
+
+    return run
+
+
+@contextmanager
+def _columns(helpers: Helpers, terms: ReportTerms) -> Iterator[tuple[list[Path], Query]]:
+    """One chunk of sealed reports on disk, as each helper receives it, and the query over them."""
+    with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as name:
+        folder = Path(name)
+        sample = helpers.seal(terms)
+        with BatchWriter(folder / "batch") as writer:
+            writer.add(sample)
+        batch = BatchReader(folder / "batch")
+        with BatchWriter(folder / "batch") as writer:
+            for _ in range(min(_MOST_REPORTS, chunk_length(batch.layout)) - 1):
+                writer.add(helpers.seal(terms))
+        batch = BatchReader(folder / "batch")
+        paths = [folder / f"column-{party + 1}" for party in range(PARTIES)]
+        for party, path in enumerate(paths):
+            with path.open("wb") as file:
+                file.writelines(batch.column(party, batch.order()))
+        yield paths, _query(helpers, terms, batch)
+
+
+def _query(helpers: Helpers, terms: ReportTerms, batch: BatchReader) -> Query:
+    return Query(
+        query_id=os.urandom(16),
+        site=terms.site,
+        caller=terms.caller,
+        epsilon_micros=terms.epsilon_micros,
+        sensitivity=terms.sensitivity,
+        buckets=terms.buckets,
+        kappa=terms.kappa,
+        unit=terms.unit,
+        helper_set=helpers.helper_set.digest,
+        batch_root=batch.root(),
+        batch_size=len(batch),
+        answer_key=PrivateKey.generate().public.raw,
+        noise=NoiseMode.LOCAL,
+        minimum_reports=1,
+        tolerated_bad_permille=0,
+        deadline=2 * BENCH_TIME,
+    )
+
+
+def measure_expanders(buckets: int, rounds: int) -> ExpanderCost:
+    """The three candidates from which `protocol.field.expand_many` was chosen, seed to words."""
+    seeds = [os.urandom(SEED_SIZE) for _ in range(_EXPANSIONS_PER_ROUND)]
+    candidates = (_shake128, _aes_ctr_cipher, _aes_gcm_one_shot)
+    work = [_expansions(candidate, seeds, 8 * buckets) for candidate in candidates]
+    shake, cipher, gcm = (1e6 * best / len(seeds) for best in best_of(work, rounds))
+    return ExpanderCost(buckets, shake, cipher, gcm)
+
+
+def _expansions(expand: Callable[[bytes, int], bytes], seeds: Sequence[bytes], size: int) -> Callable[[], None]:
+    def run() -> None:
+        for seed in seeds:
+            np.frombuffer(expand(seed, size), dtype="<u8")
+
+    return run
+
+
+def _shake128(seed: bytes, size: int) -> bytes:
+    return hashlib.shake_128(seed).digest(size)
+
+
+def _aes_ctr_cipher(seed: bytes, size: int) -> bytes:
+    return Cipher(algorithms.AES(seed[:16]), modes.CTR(seed[16:])).encryptor().update(bytes(size))
+
+
+def _aes_gcm_one_shot(seed: bytes, size: int) -> bytes:
+    return AESGCM(seed[:16]).encrypt(seed[16:28], bytes(size), None)
+
+
+def best_of(work: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """The least processor time of each piece of work, taking turns so that all see the same machine."""
+    best = [float("inf")] * len(work)
+    for _ in range(rounds):
+        for index, run in enumerate(work):
+            start = time.process_time()
+            run()
+            best[index] = min(best[index], time.process_time() - start)
+    return best
+
+
+def show(results: Results) -> None:
+    """Tables for a person."""
+    console.out.print(_size_table(results.reports))
+    bounds = ", ".join(f"{size} kB for {what}" for what, size in PRIO3_L1_BOUND_SUM_KB_AT_128.items())
+    console.out.print(f"Prio3L1BoundSum at 128 buckets: {bounds} (figures from the design document)\n", highlight=False)
+    console.out.print(_time_table(results.reports))
+    console.out.print(_expander_table(results.expanders))
+
+
+def _size_table(costs: Sequence[ReportCost]) -> Table:
+    table = Table(title="Bytes per report, for all three helpers")
+    for title in ("buckets", "total", "header", "body", "payloads", "framing", "Prio3Histogram, two parties (design)"):
+        table.add_column(title, justify="right")
+    for cost in costs:
+        parts = (cost.bytes_total, cost.bytes_header, cost.bytes_body, cost.bytes_payloads, cost.bytes_framing)
+        prio3 = "" if cost.prio3_histogram_bytes is None else f"{cost.prio3_histogram_bytes:,}"
+        table.add_row(str(cost.buckets), *(f"{part:,}" for part in parts), prio3)
+    return table
+
+
+def _time_table(costs: Sequence[ReportCost]) -> Table:
+    table = Table(title="Microseconds per report; opening is the whole of a helper's ingest, at the slowest helper")
+    for title in ("buckets", "3 bare seals", "seal", "over bare", "bare open", "open", "over bare"):
+        table.add_column(title, justify="right")
+    for cost in costs:
+        table.add_row(
+            str(cost.buckets),
+            f"{cost.bare_seals_us:.1f}",
+            f"{cost.seal_us:.1f}",
+            f"{cost.seal_over_bare:.2f}",
+            f"{cost.bare_open_us:.1f}",
+            f"{cost.open_us:.1f}",
+            f"{cost.open_over_bare:.2f}",
+        )
+    return table
+
+
+def _expander_table(costs: Sequence[ExpanderCost]) -> Table:
+    table = Table(title="Expanding one seed, microseconds (AES by GCM's one-shot call is what reports use)")
+    for title in ("buckets", "SHAKE128", "AES-128-CTR, Cipher", "AES-128 by GCM, one shot"):
+        table.add_column(title, justify="right")
+    for cost in costs:
+        times = (cost.shake128_us, cost.aes_ctr_cipher_us, cost.aes_gcm_one_shot_us)
+        table.add_row(str(cost.buckets), *(f"{microseconds:.2f}" for microseconds in times))
+    return table

@@ -1,0 +1,1 @@
+"""The standard's scenarios, run against `device/`."""

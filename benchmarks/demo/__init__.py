@@ -1,0 +1,1 @@
+"""The demonstration: people, reports, three helpers and one answer: `trefoil demo`."""

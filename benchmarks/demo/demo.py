@@ -1,0 +1,202 @@
+"""The demo: people, devices, sealed reports, three helper processes and one query, all real, in under a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from benchmarks.demo import view
+from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
+from device.device import Device
+from device.limits import Limits
+from mpc_helpers.local.launcher import Launched, launched, prepare
+from mpc_helpers.mpc import noise
+from protocol.batch import BatchReader, BatchWriter
+from protocol.console import progress
+from protocol.epsilon import entitlement
+from protocol.errors import Rejection, TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.keys import load_identity
+from protocol.querier.querier import Querier, QueryFailed, Result
+from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.query import NoiseMode
+from protocol.report import FIXED, SealedReport
+
+T = TypeVar("T")
+
+# ε stands behind the time in a header (SPEC.md §3); four bytes.
+_EPSILON_AT = 87
+MAX_BUCKETS = Limits().max_histogram_size
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What a person may choose. `epsilon` is what each conversion asks for and what the query adds noise for."""
+
+    reports: int = 2000
+    buckets: int = 16
+    epsilon: float = 0.5
+    noise: NoiseMode = NoiseMode.LOCAL
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 < self.reports <= 1_000_000):
+            raise TrefoilError(f"the demo makes 1 to 1,000,000 reports, not {self.reports}")
+        if not (0 < self.buckets <= MAX_BUCKETS):
+            raise TrefoilError(f"a device's histogram has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+        if not (self.seed >= 0):
+            raise TrefoilError(f"a seed is 0 or more, not {self.seed}")
+        entitlement(self.epsilon)
+
+
+@dataclass(slots=True)
+class Made:
+    """The batch on disk, what is in it, and one person's device."""
+
+    batch: BatchReader
+    truth: list[int]
+    device: Device[SealedReport]
+    conversions: int
+
+
+@dataclass(slots=True)
+class Shown:
+    """What the demo found out."""
+
+    result: Result
+    truth: list[int]
+    central: list[int]
+    replay_refused: bool
+    replay_reason: str
+    tamper_refused: bool
+    bytes_per_report: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """The fields that other programs rely on."""
+        answer = self.result.answer
+        return {
+            "truth": self.truth,
+            "answer": answer.histogram,
+            "noise_sd": self.result.noise_sd,
+            "reports_submitted": answer.submitted,
+            "reports_counted": answer.counted,
+            "rejections": [{reason.value: count for reason, count in each.items()} for each in answer.rejections],
+            "bytes_per_report": self.bytes_per_report,
+            "seconds": self.seconds,
+            "replay_refused": self.replay_refused,
+            "tamper_refused": self.tamper_refused,
+        }
+
+
+def run_demo(options: DemoOptions, now: int) -> Shown:
+    """The whole story, told as it happens."""
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="trefoil-demo-") as name:
+        folder = Path(name)
+        view.title("Three helpers, each a process of its own with its own keys and ledger")
+        trio = prepare(folder, now=now, sites={SHOP: [SHOP]})
+        with launched(trio, wait=False) as running:
+            view.title(f"{options.reports} conversions on people's devices, each sealed to the three helpers")
+            with _timed(seconds, "make reports"):
+                made = _make_batch(folder / "batch", options, trio.helper_set, now)
+            with _timed(seconds, "start helpers (rest)"):
+                running.wait_ready()
+            shown = _query(running, made, options, seconds, now)
+            view.title("What one person's budget looks like afterwards")
+            view.show_budget(made.device.budget(), made.conversions)
+    seconds["total"] = time.perf_counter() - start
+    shown.seconds = seconds
+    view.show_seconds(seconds)
+    return shown
+
+
+def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: int) -> Made:
+    """Live every person's life on a real device, and once more on its clear twin for the truth."""
+    truth = np.zeros(options.buckets, dtype=np.int64)
+    busiest: tuple[int, Device[SealedReport]] | None = None
+    spoilt: SealedReport | None = None
+    with BatchWriter(path) as writer, progress("reports", options.reports) as advance:
+        for person in people(options.seed, options.reports, options.buckets, now):
+            device, reports = sealed_reports(person, options.epsilon, options.buckets, helper_set)
+            truth += np.sum(plain_histograms(person, options.epsilon, options.buckets), axis=0, dtype=np.int64)
+            for report in reports:
+                writer.add(report)
+            spoilt = spoilt or raise_epsilon(reports[0])
+            if person.viewings and (busiest is None or len(reports) > busiest[0]):
+                busiest = (len(reports), device)
+            advance(len(reports))
+        if spoilt is None:
+            raise TrefoilError("the workload made no report")
+        writer.add(spoilt)
+    conversions, shown = busiest if busiest is not None else (len(reports), device)
+    return Made(BatchReader(path), truth.tolist(), shown, conversions)
+
+
+def raise_epsilon(report: SealedReport) -> SealedReport:
+    """What a cheating querier would do: claim that twice the ε was paid, to be allowed half the noise."""
+    paid = int.from_bytes(report.header[_EPSILON_AT : _EPSILON_AT + 4], "big")
+    raised = report.header[:_EPSILON_AT] + (2 * paid).to_bytes(4, "big") + report.header[_EPSILON_AT + 4 :]
+    if len(raised) < FIXED.size:
+        raise TrefoilError("this report has no header to alter")
+    return SealedReport(raised, report.body, report.payloads)
+
+
+def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[str, float], now: int) -> Shown:
+    """One query, then the same batch a second time."""
+    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
+    wishes = QueryOptions(entitlement(options.epsilon), options.noise, tolerated_bad_permille=500, seconds=600)
+
+    def ask() -> Result:
+        asked = make_query(made.batch, wishes, helper_set, key, max(now, _now()))
+        return asyncio.run(Querier(helper_set).ask(asked, made.batch))
+
+    view.title("One query, answered by three helpers that see no report")
+    result = ask()
+    seconds.update({f"query: {name}": value for name, value in result.seconds.items()})
+    gamma = result.query.gamma
+    central = [value + drawn for value, drawn in zip(made.truth, _central_noise(gamma, options.buckets), strict=True)]
+    tampered = all(sum(counts.values()) == counts.get(Rejection.UNOPENABLE) == 1 for counts in result.answer.rejections)
+    size = len(made.batch[0].encode())
+    view.show_histograms(made.truth, central, result, size)
+    view.title("A report whose ε was raised on the way")
+    view.show_tampering(result.answer.rejections, tampered)
+    view.title("The same batch a second time")
+    with _timed(seconds, "replay"):
+        refused, reason = _refused(ask)
+    view.show_replay(refused, reason)
+    return Shown(result, made.truth, central, refused, reason, tampered, size)
+
+
+def _refused(ask: Callable[[], Result]) -> tuple[bool, str]:
+    try:
+        ask()
+    except QueryFailed as error:
+        return Rejection.SEEN.value in str(error), str(error)
+    return False, "it was answered again"
+
+
+def _central_noise(rate: Fraction, buckets: int) -> list[int]:
+    """What one trusted curator would add: discrete Laplace noise of the same scale."""
+    return noise.draw_laplace(rate, buckets, noise.system_coins())
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
+
+
+def _now() -> int:
+    return int(time.time())  # noqa: TID251 - an edge: the demo runs in real time

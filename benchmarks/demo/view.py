@@ -1,0 +1,94 @@
+"""The demo as a person sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from device.privacy_filter import FilterKind, FilterState
+from protocol import epsilon
+from protocol.answer import RejectionCounts
+from protocol.console import out
+from protocol.noise_scale import laplace_variance
+from protocol.querier.querier import Result
+from protocol.querier.view import bar
+
+MAX_ROWS = 32
+_KINDS = {
+    FilterKind.SITE: "this site",
+    FilterKind.GLOBAL: "all sites together",
+    FilterKind.IMPRESSION_SITE: "where ads were seen",
+    FilterKind.CONVERSION_SITE: "where things were bought",
+}
+
+
+def title(text: str) -> None:
+    """A heading."""
+    out.print(f"\n== {text}", style="bold", markup=False, highlight=False)
+
+
+def say(text: str) -> None:
+    """One plain line."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_histograms(truth: Sequence[int], central: Sequence[int], result: Result, size: int) -> None:
+    """True, noisy-central and MPC histograms side by side."""
+    answer = result.answer
+    central_sd = laplace_variance(result.query.gamma) ** 0.5
+    table = Table()
+    table.add_column("campaign", justify="right")
+    table.add_column("true", justify="right")
+    table.add_column(f"one trusted server\n(sd {central_sd:.1f})", justify="right")
+    table.add_column(f"three helpers\n(sd {result.noise_sd:.1f})", justify="right")
+    table.add_column("")
+    largest = max(1, *answer.histogram)
+    rows = zip(truth, central, answer.histogram, strict=True)
+    for bucket, (true, curated, noisy) in enumerate(rows):
+        if bucket < MAX_ROWS:
+            table.add_row(str(bucket), str(true), str(curated), str(noisy), bar(noisy, largest))
+    out.print(table)
+    if len(truth) > MAX_ROWS:
+        say(f"{len(truth) - MAX_ROWS} more campaigns; --json has them all")
+    say(f"{answer.counted} of {answer.submitted} reports counted; noise {answer.noise.value}, ε = {_epsilon(result)}")
+    say(f"a report has {size:,} bytes; cut into three columns, all of them took {result.uploaded_bytes:,} to upload")
+
+
+def show_tampering(rejections: Sequence[RejectionCounts], refused: bool) -> None:
+    """What became of the report with the altered header."""
+    for number, counts in enumerate(rejections, start=1):
+        told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "nothing"
+        say(f"helper {number} left out: {told}")
+    say("It does not open under its new header, so it costs only itself." if refused else "IT WAS NOT NOTICED.")
+
+
+def show_replay(refused: bool, reason: str) -> None:
+    """What the helpers said the second time."""
+    say(("refused: " if refused else "NOT REFUSED: ") + reason)
+
+
+def show_budget(filters: Sequence[FilterState], conversions: int) -> None:
+    """The privacy filters of one person's device. They never leave it; the demo may look."""
+    say(f"someone who converted {conversions} times; each week has a budget of its own")
+    table = Table()
+    for heading in ("week", "whose budget", "site", "spent ε", "of"):
+        table.add_column(heading, justify="right" if heading in ("week", "spent ε", "of") else "left")
+    for state in sorted(filters, key=lambda state: (state.epoch, state.kind)):
+        spent, capacity = epsilon.show(state.spent), epsilon.show(state.capacity)
+        table.add_row(str(state.epoch), _KINDS[state.kind], state.site, spent, capacity)
+    out.print(table)
+
+
+def show_seconds(seconds: Mapping[str, float]) -> None:
+    """Where the time went."""
+    table = Table(title="seconds")
+    table.add_column("stage")
+    table.add_column("", justify="right")
+    for name, value in seconds.items():
+        table.add_row(name, f"{value:.2f}")
+    out.print(table)
+
+
+def _epsilon(result: Result) -> str:
+    return epsilon.show(result.answer.epsilon_micros)

@@ -1,0 +1,330 @@
+"""What helpers say to each other while they agree and spend: one encoding each, every message signed.
+
+A signature binds the sender, the realm (the helper set, and whether the reports are debug ones) and the purpose, so a
+message cannot be passed off as another helper's, carried over to another set of helpers, or read as another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mpc_helpers.ledger.attempt import DIGEST_SIZE, QueryName, Word
+from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerHead
+from protocol.errors import ProtocolError, Rejection
+from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.vote import SignedVote
+from protocol.wire import Reader, Writer
+
+SALT_SIZE = 32
+BOOT_SIZE = 16
+CHALLENGE_SIZE = 16
+MAX_ENDPOINT = 1024
+MAX_REASON = 500
+MAX_BITMAP = 2**29
+# Everything in a message but the bitmap, with room to spare: the longest REFUSE has about 2,200 bytes.
+MAX_REST = 4096
+MAX_MESSAGE = MAX_BITMAP + MAX_REST
+
+Mask = npt.NDArray[np.bool_]
+
+_HEAD_SIZE = LEDGER_ID_SIZE + 8 + DIGEST_SIZE
+_REASONS = tuple(Rejection)
+_WORDS = tuple(Word)
+
+
+class Kind(Enum):
+    """The purpose of a message, which its signature binds."""
+
+    PROPOSE = 1
+    RESERVED = 2
+    STATE = 3
+    ASK = 4
+    REFUSE = 5
+    HELLO = 6
+    HEAD = 7
+
+
+def longest_message(reports: int) -> int:
+    """Bytes of the longest message that can be meant where batches have at most `reports` reports: a PROPOSE."""
+    return min((reports + 7) // 8 + MAX_REST, MAX_MESSAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """PROPOSE(query, number, salt, bitmap): what this helper would count, and why not the rest.
+
+    `bitmap` has one bit per report of the batch in its order, most significant first: admitted here and not spent here.
+    """
+
+    kind: ClassVar[Kind] = Kind.PROPOSE
+
+    query: QueryName
+    parameters: bytes
+    batch_root: bytes
+    number: int
+    salt: bytes
+    count: int
+    bitmap: bytes = field(repr=False)
+    rejections: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if any(len(value) != DIGEST_SIZE for value in (self.parameters, self.batch_root, self.salt)):
+            raise ProtocolError("parameters, batch root and salt have 32 bytes")
+        if not (0 < self.number < 2**63) or not (0 <= self.count < 2**32):
+            raise ProtocolError("an attempt's number is 1 to 2^63 - 1 and a batch has less than 2^32 reports")
+        if len(self.bitmap) != (self.count + 7) // 8 or (self.count % 8 and self.bitmap[-1] & (0xFF >> self.count % 8)):
+            raise ProtocolError("the bitmap has one bit for each report and zeros to the end of its last byte")
+        left_out = self.count - int(np.bitwise_count(np.frombuffer(self.bitmap, dtype=np.uint8)).sum(dtype=np.int64))
+        # None may censor silently.
+        if len(self.rejections) != len(_REASONS) or sum(self.rejections) != left_out:
+            raise ProtocolError("every report left out is counted under one reason")
+
+    @property
+    def mask(self) -> Mask:
+        """The bitmap as booleans."""
+        return np.unpackbits(np.frombuffer(self.bitmap, dtype=np.uint8), count=self.count).astype(np.bool_)
+
+    @property
+    def rejection_counts(self) -> dict[Rejection, int]:
+        """Why this helper leaves reports out."""
+        return {reason: count for reason, count in zip(_REASONS, self.rejections, strict=True) if count}
+
+    def encode(self) -> bytes:
+        """The canonical bytes; the three helpers' go into the accepted root."""
+        writer = Writer().fixed(self.query.key, DIGEST_SIZE).fixed(self.query.digest, DIGEST_SIZE)
+        writer.fixed(self.parameters, DIGEST_SIZE).fixed(self.batch_root, DIGEST_SIZE).uint(self.number, 8)
+        writer.fixed(self.salt, SALT_SIZE).uint(self.count, 4).blob(self.bitmap).uint(len(self.rejections), 1)
+        for count in self.rejections:
+            writer.uint(count, 4)
+        return writer.done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The proposal `reader` is at."""
+        query = _read_name(reader)
+        parameters, root = reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE)
+        number, salt, count = reader.uint(8), reader.fixed(SALT_SIZE), reader.uint(4)
+        bitmap = reader.blob(limit=MAX_BITMAP)
+        rejections = tuple(reader.uint(4) for _ in range(reader.uint(1)))
+        return cls(query, parameters, root, number, salt, count, bitmap, rejections)
+
+
+def pack_mask(mask: Mask) -> bytes:
+    """A mask as a bitmap."""
+    return np.packbits(mask).tobytes()
+
+
+def pack_rejections(counts: Mapping[Rejection, int]) -> tuple[int, ...]:
+    """Counts by reason, in the order of the closed list."""
+    return tuple(counts.get(reason, 0) for reason in _REASONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """RESERVED(attempt): the accepted root, on disk at the sender. Carries where its part of the MPC listens."""
+
+    kind: ClassVar[Kind] = Kind.RESERVED
+
+    query: QueryName
+    number: int
+    attempt_id: bytes
+    endpoint: bytes
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        writer = Writer().fixed(self.query.key, DIGEST_SIZE).fixed(self.query.digest, DIGEST_SIZE)
+        return writer.uint(self.number, 8).fixed(self.attempt_id, DIGEST_SIZE).blob(self.endpoint, 2).done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        query, number = _read_name(reader), reader.uint(8)
+        return cls(query, number, reader.fixed(DIGEST_SIZE), reader.blob(2, limit=MAX_ENDPOINT))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """STATE(attempt, word) with the votes behind it.
+
+    YES: the sender's YES, or all three once it has released. NO: the sender's, and where it had voted before, the
+    first-hand NO that made it renounce. Working and unknown carry nothing.
+    """
+
+    kind: ClassVar[Kind] = Kind.STATE
+
+    attempt_id: bytes
+    word: Word
+    votes: tuple[SignedVote, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.votes) > 3 or any(vote.attempt_id != self.attempt_id for vote in self.votes):
+            raise ProtocolError("the votes of a STATE are on its attempt")
+        if (self.word in (Word.YES, Word.NO)) != bool(self.votes):
+            raise ProtocolError("YES and NO come with votes, working and unknown without")
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        writer = Writer().fixed(self.attempt_id, DIGEST_SIZE).uint(_WORDS.index(self.word), 1)
+        writer.uint(len(self.votes), 1)
+        for vote in self.votes:
+            writer.blob(vote.encode(), 2)
+        return writer.done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        attempt_id, word = reader.fixed(DIGEST_SIZE), reader.choice(_WORDS)
+        votes = tuple(SignedVote.decode(reader.blob(2, limit=256)) for _ in range(reader.uint(1)))
+        return cls(attempt_id, word, votes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """ASK(attempt): answered with a STATE."""
+
+    kind: ClassVar[Kind] = Kind.ASK
+
+    attempt_id: bytes
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        return Writer().fixed(self.attempt_id, DIGEST_SIZE).done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        return cls(reader.fixed(DIGEST_SIZE))
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Why the sender does not propose for a query at present. No effect but in what the waiting side reports."""
+
+    kind: ClassVar[Kind] = Kind.REFUSE
+
+    query_key: bytes
+    reason: str
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        return Writer().fixed(self.query_key, DIGEST_SIZE).text(self.reason[:MAX_REASON]).done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        return cls(reader.fixed(DIGEST_SIZE), reader.text(limit=4 * MAX_REASON))
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first thing said to a peer that has started anew: this is how far I saw your ledger; show that it is so."""
+
+    kind: ClassVar[Kind] = Kind.HELLO
+
+    challenge: bytes
+    remembered: LedgerHead | None
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        remembered = _head_bytes(self.remembered) if self.remembered else b""
+        return Writer().fixed(self.challenge, CHALLENGE_SIZE).blob(remembered, 1).done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        challenge, inner = reader.fixed(CHALLENGE_SIZE), reader.blob(1)
+        if not inner:
+            return cls(challenge, None)
+        remembered = Reader(inner)
+        head = _read_head(remembered)
+        remembered.finish()
+        return cls(challenge, head)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The answer to HELLO: the sender's chain at the asked place, empty if it never came that far."""
+
+    kind: ClassVar[Kind] = Kind.HEAD
+
+    challenge: bytes
+    at_sequence: bytes
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        return Writer().fixed(self.challenge, CHALLENGE_SIZE).blob(self.at_sequence, 1).done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        return cls(reader.fixed(CHALLENGE_SIZE), reader.blob(1))
+
+
+Body = Propose | Reserved | State | Ask | Refuse | Hello | Head
+_BODIES: dict[Kind, type[Body]] = {body.kind: body for body in (Propose, Reserved, State, Ask, Refuse, Hello, Head)}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with who sent it, in which run of its daemon, and how far its ledger had come."""
+
+    sender: int
+    boot: bytes
+    head: LedgerHead
+    body: Body
+
+    def seal(self, realm_: bytes, key: IdentityKey) -> bytes:
+        """Run by the sender: the signed bytes."""
+        writer = Writer().uint(self.body.kind.value, 1).uint(self.sender, 1).fixed(self.boot, BOOT_SIZE)
+        content = writer.fixed(_head_bytes(self.head), _HEAD_SIZE).blob(self.body.encode()).done()
+        return Writer().blob(content).fixed(key.sign(_label(self.body.kind), realm_ + content), SIGNATURE_SIZE).done()
+
+    @classmethod
+    def open(cls, data: bytes, realm_: bytes, sender: int, key: bytes) -> Self:
+        """Run by the receiver, who knows from TLS that `sender` sent it: the message, if that helper signed it."""
+        outer = Reader(data)
+        content, signature = outer.blob(limit=MAX_MESSAGE), outer.fixed(SIGNATURE_SIZE)
+        outer.finish()
+        reader = Reader(content)
+        kind, claimed, boot = _kind(reader.uint(1)), _read_helper(reader), reader.fixed(BOOT_SIZE)
+        if claimed != sender or not verify_signature(key, _label(kind), realm_ + content, signature):
+            raise ProtocolError(f"a message is not signed by helper {sender + 1} for this helper set")
+        head = _read_head(reader)
+        inner = Reader(reader.blob(limit=MAX_MESSAGE))
+        reader.finish()
+        body = _BODIES[kind].read(inner)
+        inner.finish()
+        return cls(claimed, boot, head, body)
+
+
+def _label(kind: Kind) -> str:
+    return f"helper message {kind.name}"
+
+
+def _kind(code: int) -> Kind:
+    try:
+        return Kind(code)
+    except ValueError:
+        raise ProtocolError(f"unknown kind of message {code}") from None
+
+
+def _read_name(reader: Reader) -> QueryName:
+    return QueryName(reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE))
+
+
+def _read_helper(reader: Reader) -> int:
+    return reader.choice((0, 1, 2))
+
+
+def _head_bytes(head: LedgerHead) -> bytes:
+    return Writer().fixed(head.ledger_id, LEDGER_ID_SIZE).uint(head.sequence, 8).fixed(head.digest, DIGEST_SIZE).done()
+
+
+def _read_head(reader: Reader) -> LedgerHead:
+    return LedgerHead(reader.fixed(LEDGER_ID_SIZE), reader.uint(8), reader.fixed(DIGEST_SIZE))

@@ -1,0 +1,223 @@
+"""What one helper holds in memory while it agrees with its peers on an attempt. Nothing here survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
+from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, AgreementError, QueryName, Reservation, accepted_root
+from protocol.batch import DigestRows, Digests
+from protocol.errors import ProtocolError, Rejection
+from protocol.report import TIME_STEP
+
+Hours = npt.NDArray[np.uint32]
+_LAST_HOUR = np.iinfo(np.uint32).max
+
+
+class Selected:
+    """Some of a batch's digests, in its order, read from where all of them are."""
+
+    def __init__(self, rows: DigestRows, chosen: Mask) -> None:
+        self._rows = rows
+        # Half the size of what flatnonzero gives; a batch has less than 2^32 reports.
+        self._places = np.arange(len(chosen), dtype=np.uint32)[chosen]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, span: slice, /) -> Digests:
+        places = self._places[span]
+        if not len(places):
+            return self._rows[0:0]
+        first = int(places[0])
+        return self._rows[first : int(places[-1]) + 1][places - first]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedBatch:
+    """A batch after Admit: digests in order, which of them this helper admitted (never a repeat), when each was made.
+
+    `rejections` counts, by reason, the reports this helper did not admit; what is already spent is added later.
+    """
+
+    root: bytes
+    digests: DigestRows = field(repr=False)
+    hours: Hours = field(repr=False)
+    admitted: Mask = field(repr=False)
+    rejections: Mapping[Rejection, int]
+
+    def __post_init__(self) -> None:
+        if not (len(self.digests) == len(self.hours) == len(self.admitted)):
+            raise ProtocolError("a batch has one digest, one hour and one verdict for each report")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What `agree` comes to: reserved at all three. `ended` is set when it can no longer be voted for here."""
+
+    attempt_id: bytes
+    query: QueryName
+    number: int
+    accepted: Mask = field(repr=False)
+    rejections: tuple[dict[Rejection, int], dict[Rejection, int], dict[Rejection, int]]
+    endpoints: Mapping[int, bytes]
+    ended: asyncio.Event = field(repr=False, compare=False)
+
+    @property
+    def counted(self) -> int:
+        """How many reports are in it."""
+        return int(np.count_nonzero(self.accepted))
+
+
+@dataclass(slots=True)
+class Negotiation:
+    """The proposals for one query, and the attempt they led to."""
+
+    helper: int
+    query: QueryName
+    batch: AdmittedBatch
+    parameters: bytes
+    endpoint: bytes
+    minimum: int
+    floor: int = 0
+    heard: int = 0
+    own: Propose | None = None
+    proposals: dict[int, Propose] = field(default_factory=dict)
+    reserved: dict[int, Reserved] = field(default_factory=dict)
+    attempt_id: bytes | None = None
+    accepted: Mask | None = None
+    frozen: bool = False
+    agreed: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: AgreementError | None = None
+    waiting: str = "the other helpers"
+    reasons: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The number being proposed, or the last one used."""
+        return self.own.number if self.own else self.floor
+
+    def propose(self, number: int, free: Mask, seen: int, salt: bytes) -> Propose:
+        """This helper's proposal under a new number; what was heard under other numbers no longer counts."""
+        rejections = dict(self.batch.rejections)
+        rejections[Rejection.SEEN] = rejections.get(Rejection.SEEN, 0) + seen
+        self.own = Propose(
+            self.query,
+            self.parameters,
+            self.batch.root,
+            number,
+            salt,
+            len(free),
+            pack_mask(free),
+            pack_rejections(rejections),
+        )
+        kept = {peer: known for peer, known in self.proposals.items() if known.number == number and peer != self.helper}
+        self.proposals = kept | {self.helper: self.own}
+        self.attempt_id, self.accepted, self.frozen, self.ended = None, None, False, asyncio.Event()
+        return self.own
+
+    def withdraw(self) -> None:
+        """Hold nothing: not even a proposal."""
+        self.own, self.attempt_id, self.accepted, self.frozen = None, None, None, False
+
+    def hear_proposal(self, peer: int, proposal: Propose) -> None:
+        """Adopt a higher number, ignore a jump, keep what belongs to the number at hand."""
+        self.changed.set()
+        if not self._same_question(peer, proposal) or proposal.number > self.number + MAX_NUMBER_JUMP:
+            return
+        self.heard = max(self.heard, proposal.number)
+        known = self.proposals.get(peer)
+        if not self.frozen and (known is None or proposal.number >= known.number):
+            self.proposals[peer] = proposal
+
+    def hear_reserved(self, peer: int, reserved: Reserved) -> None:
+        """Keep the latest RESERVED of a peer."""
+        self.changed.set()
+        known = self.reserved.get(peer)
+        if known is None or reserved.number >= known.number:
+            self.reserved[peer] = reserved
+
+    def complete(self) -> bool:
+        """Whether all three proposals for the number at hand are in."""
+        return len(self.proposals) == 3 and all(known.number == self.number for known in self.proposals.values())
+
+    def lacking_proposal(self, peer: int) -> bool:
+        """Whether the peer's proposal for the number at hand is still missing."""
+        return peer not in self.proposals or self.proposals[peer].number != self.number
+
+    def lacking_reserved(self, peer: int) -> bool:
+        """Whether the peer's RESERVED for this attempt is still missing."""
+        return peer not in self.reserved or self.reserved[peer].attempt_id != self.attempt_id
+
+    def contradicted_by(self, reserved: Reserved) -> bool:
+        """Whether a peer reserved something else under this attempt's number: someone told us two stories."""
+        return self.attempt_id is not None and reserved.number == self.number and reserved.attempt_id != self.attempt_id
+
+    def reservation(self) -> Reservation:
+        """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
+        proposals = [self.proposals[helper] for helper in range(3)]
+        accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
+        everything = self.batch.digests
+        digests = everything if accepted.all() else Selected(everything, accepted)
+        root = accepted_root(self.query, self.number, [proposal.encode() for proposal in proposals], digests)
+        oldest = int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP
+        newest = int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP
+        self.accepted = accepted
+        return Reservation(root, self.query, self.number, digests, oldest, newest)
+
+    def attempt(self) -> Attempt:
+        """The attempt, once RESERVED is in from both peers."""
+        if self.attempt_id is None or self.accepted is None:
+            raise ProtocolError("nothing is reserved")
+        first, second, third = (self.proposals[helper].rejection_counts for helper in range(3))
+        endpoints = {peer: known.endpoint for peer, known in self.reserved.items()}
+        return Attempt(
+            self.attempt_id,
+            self.query,
+            self.number,
+            self.accepted,
+            (first, second, third),
+            endpoints,
+            self.ended,
+        )
+
+    def left_out_by_peers(self) -> str:
+        """What the two others have against the batch: one that leaves everything out is seen to do so."""
+        told = []
+        for peer, proposal in sorted(self.proposals.items()):
+            reasons = ", ".join(f"{count} {reason.value}" for reason, count in proposal.rejection_counts.items())
+            if peer != self.helper and reasons:
+                told.append(f"; helper {peer + 1} leaves out: {reasons}")
+        return "".join(told)
+
+    def explain(self) -> AgreementError:
+        """Why the deadline passed, naming the helper in the way if it is one."""
+        lacking = self.lacking_reserved if self.attempt_id else self.lacking_proposal
+        missing = [peer for peer in range(3) if peer != self.helper and self.own and lacking(peer)]
+        told = "; ".join(f"helper {peer + 1}: {self.reasons.get(peer, 'no answer')}" for peer in missing)
+        message = f"the helpers did not agree in time, waiting for {self.waiting}"
+        return AgreementError(
+            f"{message} ({told})" if told else message,
+            "Ask again with the same query id; nothing was spent.",
+            helper=missing[0] if len(missing) == 1 else None,
+        )
+
+    def _same_question(self, peer: int, proposal: Propose) -> bool:
+        batch = self.batch
+        if proposal.query.digest != self.query.digest:
+            difference = "has another query under the same id"
+        elif (proposal.batch_root, proposal.count) != (batch.root, len(batch.digests)):
+            difference = "was given other reports"
+        elif proposal.parameters != self.parameters:
+            difference = "would compute with other parameters"
+        else:
+            return True
+        self.failure = AgreementError(f"helper {peer + 1} {difference}", "Submit the same to all three.", helper=peer)
+        return False

@@ -1,0 +1,117 @@
+"""Making a helper: its keys, its entry for the helper set, its configuration and its ledgers.
+
+Run once per helper, by its operator (`trefoil keygen helper`, `trefoil ledger create`) or by the launcher for three
+at once. Nothing here overwrites anything: a key that is replaced is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mpc_helpers.identity import tls
+from mpc_helpers.identity.config import DAY, FORMAT, HelperConfig, Membership
+from mpc_helpers.ledger.ledger import Owner, ReportLedger
+from mpc_helpers.service.transport import endpoint
+from protocol.console import write_atomically
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
+from protocol.hpke import PrivateKey
+from protocol.keys import IdentityKey, save_hpke_key, save_identity
+from protocol.set_files import read_entry
+
+KEY_DAYS = 90
+CONFIG_NAME = "config.json"
+ENTRY_NAME = "entry.json"
+
+
+def make_keys(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> HelperEntry:
+    """Identity, HPKE key and certificate of a new helper; what it returns is public and goes into the helper set."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    identity = IdentityKey.generate()
+    save_identity(folder / "identity.key", identity)
+    certificate = tls.make_identity(folder, name, now)
+    return HelperEntry(name, identity.public, (add_hpke_key(folder, now, days),), address, certificate.pin)
+
+
+def add_hpke_key(folder: Path, now: int, days: int) -> HpkeKeyConfig:
+    """One more HPKE key in the folder that the helper loads its keys from."""
+    if not (0 < days <= 3650):
+        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
+    keys = folder / "hpke"
+    keys.mkdir(exist_ok=True, mode=0o700)
+    key = PrivateKey.generate()
+    save_hpke_key(keys / f"{key.public.key_id.hex()}.key", key)
+    # From yesterday: reports carry the hour they were made in, which began before this key was made.
+    return HpkeKeyConfig(key.public, max(0, now - DAY), now + days * DAY)
+
+
+def write_config(
+    folder: Path,
+    name: str,
+    host: str,
+    port: int,
+    helper_set: str,
+    sites: Mapping[str, Mapping[str, object]],
+    more: Mapping[str, object],
+) -> Path:
+    """The configuration of the helper whose keys `make_keys` put into `folder`."""
+    stored = {
+        "trefoil_helper": FORMAT,
+        "name": name,
+        "identity_key": "identity.key",
+        "hpke_keys": "hpke",
+        "tls_certificate": "tls.crt",
+        "tls_key": "tls.key",
+        "host": host,
+        "port": port,
+        "helper_set": helper_set,
+        "ledger": "ledger.sqlite",
+        "data": "data",
+        "sites": sites,
+        **more,
+    }
+    path = folder / CONFIG_NAME
+    write_atomically(path, (json.dumps(stored, indent=2) + "\n").encode(), 0o600)
+    return path
+
+
+def debug_ledger(config: HelperConfig) -> Path:
+    """Debug reports are counted in a ledger of their own."""
+    return config.ledger.with_name(f"{config.ledger.stem}-debug{config.ledger.suffix}")
+
+
+def owners(config: HelperConfig, membership: Membership) -> Sequence[tuple[Path, Owner]]:
+    """The helper's ledgers, the real one first, and whose they are."""
+    public = membership.identity.public
+    return (
+        (config.ledger, Owner(membership.party, public)),
+        (debug_ledger(config), Owner(membership.party, public, debug=True)),
+    )
+
+
+def create_ledgers(config: HelperConfig, membership: Membership) -> None:
+    """Run once, before a helper's first start. A daemon never does it: a ledger that is not there may be lost."""
+    for path, owner in owners(config, membership):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        ReportLedger.create(path, owner)
+
+
+def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> Path:
+    """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
+    entry = make_keys(folder, name, address, now, days=days)
+    path = folder / ENTRY_NAME
+    write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
+    write_config(folder, name, "0.0.0.0", endpoint(address)[1], "helpers.json", {}, {})  # noqa: S104 - others must reach it
+    return path
+
+
+def renew_entry(folder: Path, now: int, days: int) -> Path:
+    """One more HPKE key, in the folder and in the public entry, for the next helper set."""
+    path = folder / ENTRY_NAME
+    old = read_entry(path)
+    keys = (*old.hpke_keys, add_hpke_key(folder, now, days))
+    new = HelperEntry(old.name, old.identity_key, keys, old.address, old.tls_pin)
+    write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
+    return path

@@ -1,0 +1,212 @@
+"""A nonce ledger as a file: made whole or not at all, opened only by its owner, refused untouched when in doubt."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpc_helpers.ledger.schema import APPLICATION_ID, ELSEWHERE, SCHEMA_VERSION, TABLES, TRIGGERS
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.wire import tagged_hash
+
+LEDGER_ID_SIZE = 16
+# No report is newer: what was spent elsewhere is never pruned.
+FOR_EVER = 2**62
+_MAGIC = b"SQLite format 3\x00"
+_NEVER_RESTORE = (
+    "Never restore a ledger from a backup: rebuild it from both peers' entries, or retire this helper's keys."
+)
+
+
+class LedgerError(TrefoilError):
+    """The ledger cannot be used, or refused what was asked of it; nothing of it was written."""
+
+
+class LedgerClosed(LedgerError):
+    """The ledger was closed under a task that should have ended before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose ledger it is. Debug reports have a nonce space, and so a file, of their own."""
+
+    helper: int
+    identity_key: bytes
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.helper not in (0, 1, 2) or len(self.identity_key) != 32:
+            raise ProtocolError("a ledger belongs to helper 0, 1 or 2 and its 32-byte identity key")
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHead:
+    """How far a ledger has come: what peers remember of each other, so that none goes back unnoticed."""
+
+    ledger_id: bytes
+    sequence: int
+    digest: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.ledger_id) != LEDGER_ID_SIZE or len(self.digest) != 32 or not (0 <= self.sequence < 2**63):
+            raise ProtocolError("a ledger head is an id of 16 bytes, a sequence number and a digest of 32 bytes")
+
+
+def first_head(ledger_id: bytes) -> bytes:
+    """The chain's head before the first move."""
+    return tagged_hash("ledger chain", ledger_id)
+
+
+def next_head(head: bytes, sequence: int, attempt_id: bytes, state: str) -> bytes:
+    """The chain's head after one more move."""
+    return tagged_hash("ledger chain", head, sequence.to_bytes(8, "big"), attempt_id, state.encode())
+
+
+@contextmanager
+def clear_errors(path: Path) -> Iterator[None]:
+    """Turns what SQLite says about `path` into an error an operator can act on."""
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise LedgerError(f"the ledger {path} refused a change: {error}") from None
+    except sqlite3.OperationalError as error:
+        hint = "Make room or repair the disk. Nothing was half written, and what was voted for goes on by itself."
+        if "locked" in str(error):
+            hint = "Another process has it open. Stop that helper first."
+        raise LedgerError(f"cannot use the ledger {path}: {error}", hint) from None
+    except sqlite3.ProgrammingError as error:
+        raise LedgerClosed(f"the ledger {path} is not open: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise LedgerError(f"the ledger {path} is damaged: {error}", _NEVER_RESTORE) from None
+
+
+def create(path: Path, owner: Owner, ledger_id: bytes) -> None:
+    """Run once, when a helper's keys are made. An existing file is never replaced."""
+    with drafted(path) as draft, clear_errors(path), closing(_connect(draft, "rwc")) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.executescript("BEGIN;" + TABLES)
+        db.execute(
+            "INSERT INTO ledger VALUES (1, ?, ?, ?, ?, 0)", (ledger_id, owner.helper, owner.identity_key, owner.debug)
+        )
+        nobody = bytes(32)
+        db.execute(
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, ?, 'released', NULL, 'spent before this ledger began')",
+            (ELSEWHERE, nobody, nobody, nobody, FOR_EVER),
+        )
+        for trigger in TRIGGERS:
+            db.execute(trigger)
+        db.execute("COMMIT")
+
+
+@contextmanager
+def drafted(path: Path) -> Iterator[Path]:
+    """A path to build a ledger at, which becomes `path` in one step when the block ends well."""
+    draft = path.with_name(path.name + ".new")
+    for leftover in _files_of(draft):
+        leftover.unlink(missing_ok=True)
+    draft.touch(mode=0o600)
+    try:
+        yield draft
+        _sync(draft)
+        os.link(draft, path)
+        _sync(path.parent)
+    except FileExistsError:
+        raise LedgerError(f"{path} exists and is not replaced", _NEVER_RESTORE) from None
+    finally:
+        for leftover in _files_of(draft):
+            leftover.unlink(missing_ok=True)
+
+
+def open_connection(path: Path, owner: Owner) -> sqlite3.Connection:
+    """The ledger of `owner`, held by this process alone; damaged, newer or someone else's is refused, untouched."""
+    _check_header(path)
+    with clear_errors(path):
+        # Read-only first: closing a writable connection would already fold the log into a file we then refuse.
+        with closing(_connect(path, "ro")) as db:
+            _check_owner(db, path, owner)
+            _check_contents(db, path)
+        db = _connect(path, "rw")
+        try:
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            db.execute("PRAGMA journal_mode = WAL")
+            # COMMIT.md: losing the last commit to a power cut is the same as restoring an old backup.
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA cache_size = -16384")
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("COMMIT")
+        except sqlite3.Error:
+            db.close()
+            raise
+    return db
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    # Calls are serialised by the ledger's own lock, so they may come from any thread.
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        raise LedgerError(f"there is no ledger at {path}", _NEVER_RESTORE) from None
+    except OSError as error:
+        raise LedgerError(f"cannot read the ledger {path}: {error.strerror}") from None
+    kind, version = int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big")
+    if len(header) < 100 or header[:16] != _MAGIC or kind != APPLICATION_ID:
+        raise LedgerError(f"{path} is not a nonce ledger, or its beginning is damaged", _NEVER_RESTORE)
+    if version != SCHEMA_VERSION:
+        raise LedgerError(
+            f"{path} is a ledger of version {version}; this helper knows version {SCHEMA_VERSION}",
+            "Run the version of Trefoil that wrote it.",
+        )
+
+
+def _check_owner(db: sqlite3.Connection, path: Path, owner: Owner) -> None:
+    helper, identity_key, debug = db.execute("SELECT helper, identity_key, debug FROM ledger").fetchone()
+    if (helper, identity_key, bool(debug)) != (owner.helper, owner.identity_key, owner.debug):
+        kind = "debug " if debug else ""
+        raise LedgerError(
+            f"{path} is the {kind}ledger of helper {helper + 1} with another identity key",
+            "A ledger and its keys live and die together. Check the helper's configuration.",
+        )
+
+
+def _check_contents(db: sqlite3.Connection, path: Path) -> None:
+    (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise LedgerError(f"the ledger {path} is damaged: {verdict}", _NEVER_RESTORE)
+    head = first_head(db.execute("SELECT ledger_id FROM ledger").fetchone()[0])
+    last: dict[int, str] = {}
+    moves = db.execute(
+        "SELECT sequence, moves.attempt, attempt_id, moves.state, head FROM moves JOIN attempts USING (attempt)"
+        " ORDER BY sequence"
+    )
+    for sequence, attempt, attempt_id, state, stored in moves:
+        head = next_head(head, sequence, attempt_id, state)
+        last[attempt] = state
+        if head != stored:
+            raise LedgerError(f"the ledger {path} is damaged: move {sequence} breaks the chain", _NEVER_RESTORE)
+    states = dict(db.execute("SELECT attempt, state FROM attempts WHERE attempt <> ?", (ELSEWHERE,)))
+    if states != last:
+        raise LedgerError(f"the ledger {path} is damaged: an attempt's state is not its last move", _NEVER_RESTORE)
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    return (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal"))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

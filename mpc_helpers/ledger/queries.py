@@ -1,0 +1,89 @@
+"""The book of queries: what became of each, kept through restarts, one digest for each query id for ever."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from mpc_helpers.ledger.attempt import QueryName
+from mpc_helpers.ledger.file import LedgerError, clear_errors
+
+MAX_REASON = 500
+
+
+class QueryState(Enum):
+    """Where a query is. FAILED and DISPUTED carry stage, helper and reason; a failed query may be asked again."""
+
+    QUEUED = "queued"
+    ADMITTING = "admitting"
+    AGREEING = "agreeing"
+    COMPUTING = "computing"
+    VOTING = "voting"
+    RELEASED = "released"
+    FAILED = "failed"
+    DISPUTED = "disputed"
+
+
+class QueryChanged(LedgerError):
+    """The query id is known with other contents (HTTP 409)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """A query's stored state. `helper` is 0, 1 or 2 where one helper is the reason."""
+
+    name: QueryName
+    state: QueryState
+    updated: int
+    stage: str = ""
+    helper: int | None = None
+    reason: str = ""
+
+
+class QueryBook:
+    """The `queries` table of a ledger."""
+
+    def __init__(self, db: sqlite3.Connection, lock: threading.RLock, path: Path) -> None:
+        self._db = db
+        self._lock = lock
+        self._path = path
+
+    def record(self, entry: QueryRecord) -> None:
+        """Store a state; `QueryChanged` when the id is known with another digest, and then nothing is stored."""
+        detail = json.dumps({"stage": entry.stage, "helper": entry.helper, "reason": entry.reason[:MAX_REASON]})
+        with self._lock, clear_errors(self._path):
+            stored = self._db.execute(
+                "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT (query_key) DO UPDATE"
+                " SET state = excluded.state, detail = excluded.detail, updated = excluded.updated"
+                " WHERE query_digest = excluded.query_digest",
+                (entry.name.key, entry.name.digest, entry.state.value, detail, entry.updated),
+            ).rowcount
+        if stored != 1:
+            raise QueryChanged(
+                "this query id was used before, for another batch or other parameters",
+                "Choose a new query id, or submit exactly what was submitted first.",
+            )
+
+    def find(self, query_key: bytes) -> QueryRecord | None:
+        """The stored state of a query."""
+        with self._lock, clear_errors(self._path):
+            row = self._db.execute("SELECT * FROM queries WHERE query_key = ?", (query_key,)).fetchone()
+        return _decode(row) if row else None
+
+    def all(self) -> list[QueryRecord]:
+        """Every query this helper was ever asked, oldest change first."""
+        with self._lock, clear_errors(self._path):
+            rows = self._db.execute("SELECT * FROM queries ORDER BY updated, query_key").fetchall()
+        return [_decode(row) for row in rows]
+
+
+def _decode(row: tuple[bytes, bytes, str, str, int]) -> QueryRecord:
+    key, digest, state, stored, updated = row
+    detail = json.loads(stored)
+    return QueryRecord(
+        QueryName(key, digest), QueryState(state), updated, detail["stage"], detail["helper"], detail["reason"]
+    )

@@ -1,0 +1,116 @@
+"""What a helper hands a peer that has lost its ledger: every report that is not free, signed, in one file.
+
+A lost ledger is rebuilt as the union of both peers' entries, all counted as spent (DESIGN, Spend). It is never
+restored from a backup, which would let reports that were spent since be counted again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mpc_helpers.identity.config import HelperConfig, Membership
+from mpc_helpers.identity.keygen import owners
+from mpc_helpers.ledger.attempt import DIGEST_SIZE
+from mpc_helpers.ledger.ledger import Entries, ReportLedger
+from protocol.console import write_atomically
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.keys import SIGNATURE_SIZE, verify_signature
+from protocol.vote import realm
+from protocol.wire import Reader, Writer
+
+FORMAT = 1
+_LABEL = "ledger entries"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The entries of one helper's two ledgers, real reports first."""
+
+    helper: int
+    lost_by: int
+    entries: tuple[Entries, Entries]
+
+    def seal(self, membership: Membership) -> bytes:
+        """Run by the helper whose entries they are: signed for the helper that lost its own."""
+        content = Writer().uint(FORMAT, 2).uint(self.helper, 1).uint(self.lost_by, 1)
+        for entries in self.entries:
+            digests = np.ascontiguousarray(entries.digests).tobytes()
+            content.uint(entries.watermark, 8).uint(len(entries.digests), 8).fixed(digests, len(digests))
+        body = content.done()
+        signature = membership.identity.sign(_LABEL, _bound(membership) + body)
+        return Writer().fixed(signature, SIGNATURE_SIZE).done() + body
+
+    @classmethod
+    def open(cls, data: bytes, membership: Membership) -> Export:
+        """Run by the helper that lost its ledger: believed only with a peer's signature, and meant for this helper."""
+        signature, body = data[:SIGNATURE_SIZE], data[SIGNATURE_SIZE:]
+        reader = Reader(body)
+        version, helper, lost_by = reader.uint(2), reader.uint(1), reader.uint(1)
+        if version != FORMAT or helper not in membership.peers or lost_by != membership.party:
+            raise ProtocolError("these are not a peer's entries for this helper")
+        key = membership.helper_set.helpers[helper].identity_key
+        if not verify_signature(key, _LABEL, _bound(membership) + body, signature):
+            raise ProtocolError(f"the entries are not signed by {membership.name(helper)}")
+        real, debug = (_read_entries(reader) for _ in range(2))
+        reader.finish()
+        return cls(helper, lost_by, (real, debug))
+
+
+def _bound(membership: Membership) -> bytes:
+    return realm(membership.helper_set.digest, debug=False)
+
+
+def _read_entries(reader: Reader) -> Entries:
+    watermark, count = reader.uint(8), reader.uint(8)
+    digests = np.frombuffer(reader.fixed(DIGEST_SIZE * count), dtype=np.uint8).reshape(-1, DIGEST_SIZE)
+    return Entries(watermark, digests)
+
+
+def export(config: HelperConfig, membership: Membership, lost_by: int, path: Path) -> None:
+    """Write what the peer `lost_by` needs. Run while this helper's daemon is stopped: it holds its ledgers."""
+    if lost_by not in membership.peers:
+        raise TrefoilError(f"helper {lost_by + 1} is not one of the two others")
+    found: list[Entries] = []
+    for ledger_path, owner in owners(config, membership):
+        ledger = ReportLedger(ledger_path, owner)
+        try:
+            found.append(ledger.export_entries())
+        finally:
+            ledger.close()
+    write_atomically(path, Export(membership.party, lost_by, (found[0], found[1])).seal(membership), 0o600)
+
+
+def rebuild(config: HelperConfig, membership: Membership, files: list[Path]) -> None:
+    """Make this helper's lost ledgers anew from the entries of both peers."""
+    exports = [_read(path, membership) for path in files]
+    if {found.helper for found in exports} != set(membership.peers) or len(exports) != len(membership.peers):
+        raise TrefoilError(
+            "a lost ledger is rebuilt from the entries of both peers",
+            "Ask both operators for: trefoil ledger export",
+        )
+    for index, (path, owner) in enumerate(owners(config, membership)):
+        ReportLedger.rebuild(path, owner, [found.entries[index] for found in exports])
+
+
+def accept_peer(config: HelperConfig, membership: Membership, helper: int) -> None:
+    """Forget how far a peer's ledger had come, once both honest operators have seen that it was rebuilt."""
+    if helper not in membership.peers:
+        raise TrefoilError(f"helper {helper + 1} is not one of the two others")
+    for path, owner in owners(config, membership):
+        ledger = ReportLedger(path, owner)
+        try:
+            ledger.forget_peer(helper)
+        finally:
+            ledger.close()
+
+
+def _read(path: Path, membership: Membership) -> Export:
+    try:
+        return Export.open(path.read_bytes(), membership)
+    except OSError as error:
+        raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+    except ProtocolError as error:
+        raise TrefoilError(f"{path}: {error}", "Ask that helper's operator to export again, for this helper.") from None

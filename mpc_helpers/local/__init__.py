@@ -1,0 +1,1 @@
+"""Three helpers on this machine."""

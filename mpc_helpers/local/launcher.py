@@ -1,0 +1,335 @@
+"""Three helpers on this machine: made once in a directory, started together, stopped together.
+
+Used by `trefoil launch`, the demo, benchmarks and tests alike. Whoever holds all three keys can read every report, so
+this is for trying Trefoil out, not for measuring anyone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpc_helpers.identity import keygen as setup
+from mpc_helpers.identity import tls
+from mpc_helpers.identity.config import load_config, load_membership
+from mpc_helpers.service.transport import endpoint
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperEntry, HelperSet
+from protocol.keys import IdentityKey, load_identity, save_identity
+from protocol.report import check_site
+from protocol.set_files import write_set
+from protocol.shares import PARTIES
+
+HOST = "127.0.0.1"
+DEFAULT_SITE = "shop.example"
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.05
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Trio:
+    """A directory with everything three helpers need, and the keys of the sites they answer."""
+
+    folder: Path
+
+    @property
+    def helper_set_path(self) -> Path:
+        """The signed helper set: what devices and queriers need."""
+        return self.folder / "helpers.json"
+
+    @property
+    def helper_set(self) -> HelperSet:
+        """The helper set, verified."""
+        return HelperSet.load(self.helper_set_path)
+
+    def helper_folder(self, party: int) -> Path:
+        """Where one helper keeps its things."""
+        return self.folder / f"helper-{party + 1}"
+
+    def config_path(self, party: int) -> Path:
+        """One helper's configuration."""
+        return self.helper_folder(party) / setup.CONFIG_NAME
+
+    def log_path(self, party: int) -> Path:
+        """What one helper has to say."""
+        return self.helper_folder(party) / "helper.log"
+
+    def site_key_path(self, site: str) -> Path:
+        """The key that signs a site's queries."""
+        return self.folder / "sites" / f"{site}.key"
+
+
+def prepare(
+    folder: Path,
+    *,
+    now: int,
+    sites: Mapping[str, Sequence[str]] | None = None,
+    ports: Sequence[int] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Trio:
+    """Make what is missing and keep what is there. `sites` maps each site to the callers that may ask for it.
+
+    `options` are further fields of the helpers' configuration files, the same ones an operator could write.
+    """
+    trio = Trio(folder.absolute())
+    wanted = sites or {DEFAULT_SITE: [DEFAULT_SITE]}
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise TrefoilError(f"cannot make the directory {folder}: {error.strerror}") from None
+    if not trio.helper_set_path.exists():
+        _make_helpers(trio, now, list(ports or _free_ports(PARTIES)))
+    else:
+        _move_if_taken(trio, ports)
+    registered = {site: _register(trio, site, callers) for site, callers in wanted.items()}
+    for party, helper in enumerate(trio.helper_set.helpers):
+        _configure(trio, party, helper, registered, options or {}, now)
+    return trio
+
+
+def _make_helpers(trio: Trio, now: int, ports: list[int]) -> None:
+    entries = [
+        setup.make_keys(trio.helper_folder(party), f"helper-{party + 1}", f"https://{HOST}:{port}", now)
+        for party, port in enumerate(ports)
+    ]
+    _write_set(trio, HelperSet(1, (entries[0], entries[1], entries[2])))
+
+
+def _write_set(trio: Trio, helper_set: HelperSet) -> None:
+    for party in range(PARTIES):
+        helper_set = helper_set.signed_by(load_identity(trio.helper_folder(party) / "identity.key"))
+    write_set(trio.helper_set_path, helper_set)
+
+
+def _move_if_taken(trio: Trio, ports: Sequence[int] | None) -> None:
+    """A port of the last run that someone else has by now is replaced; addresses are not in the set's digest."""
+    helper_set = trio.helper_set
+    old = [endpoint(helper.address)[1] for helper in helper_set.helpers]
+    new = list(ports) if ports else [port if _is_free(port) else _free_ports(1)[0] for port in old]
+    if new == old:
+        return
+    moved = [
+        HelperEntry(helper.name, helper.identity_key, helper.hpke_keys, f"https://{HOST}:{port}", helper.tls_pin)
+        for helper, port in zip(helper_set.helpers, new, strict=True)
+    ]
+    _write_set(trio, HelperSet(helper_set.number + 1, (moved[0], moved[1], moved[2])))
+
+
+def _register(trio: Trio, site: str, callers: Sequence[str]) -> dict[str, object]:
+    check_site(site)
+    path = trio.site_key_path(site)
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    if not path.exists():
+        save_identity(path, IdentityKey.generate())
+    return {"key": load_identity(path).public.hex(), "callers": list(callers) or [site]}
+
+
+def _configure(
+    trio: Trio,
+    party: int,
+    helper: HelperEntry,
+    sites: Mapping[str, Mapping[str, object]],
+    options: Mapping[str, object],
+    now: int,
+) -> None:
+    """Write the configuration, adding to the sites of an earlier run, and create the ledgers of a first one."""
+    path = trio.config_path(party)
+    earlier = json.loads(path.read_bytes())["sites"] if path.exists() else {}
+    # Three helpers share this machine's cores.
+    more = {"processes": max(1, (os.cpu_count() or 1) // PARTIES), **options}
+    port = endpoint(helper.address)[1]
+    setup.write_config(path.parent, helper.name, HOST, port, "../helpers.json", {**earlier, **sites}, more)
+    config = load_config(path)
+    if not config.ledger.exists() and not config.data.exists():
+        setup.create_ledgers(config, load_membership(config, now))
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, held together while choosing so that they differ."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class HelperProcess:
+    """One helper as a process of its own. It ends when this process does: its standard input is a pipe from here."""
+
+    trio: Trio
+    party: int
+    command: Sequence[str] = ()
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    def start(self) -> None:
+        """Start it; `wait_ready` says when it listens."""
+        default = (sys.executable, "-m", "trefoil", "helper", "--stop-with-stdin", "--config")
+        command = [*(self.command or default), str(self.trio.config_path(self.party))]
+        with self.trio.log_path(self.party).open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_ROOT, start_new_session=True
+            )
+
+    def wait_ready(self, deadline: float) -> None:
+        """Until it answers on its port, or an error with its last words."""
+        helper = self.trio.helper_set.helpers[self.party]
+        while not health(helper):
+            if self.process is None or self.process.poll() is not None:
+                raise TrefoilError(f"{helper.name} ended at once: {self.last_words()}", self._see_log())
+            if time.monotonic() > deadline:
+                raise TrefoilError(f"{helper.name} does not answer: {self.last_words()}", self._see_log())
+            time.sleep(POLL_SECONDS)
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask it to end, and end it if it does not."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def kill(self) -> None:
+        """As a crash would: no chance to say or save anything."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            self.process = None
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        try:
+            lines = self.trio.log_path(self.party).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        errors = [line for line in lines[-5:] if line.startswith(("error:", "hint:"))]
+        return " ".join(errors or lines[-1:]) or "it said nothing"
+
+    def _see_log(self) -> str:
+        return f"Its log is {self.trio.log_path(self.party)}"
+
+
+def health(helper: HelperEntry, seconds: float = 2.0) -> dict[str, object] | None:
+    """What a helper's health page says; None when it does not answer as itself."""
+    try:
+        stored = json.loads(fetch(helper, "/healthz", seconds))
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return stored if isinstance(stored, dict) else None
+
+
+def fetch(helper: HelperEntry, page: str, seconds: float = 2.0) -> bytes:
+    """A public page of a helper that answers as itself; `OSError` otherwise."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the pin below says more
+    host, port = endpoint(helper.address)
+    connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+    try:
+        connection.connect()
+        shown = connection.sock.getpeercert(binary_form=True)
+        if not tls.same_pin(shown, helper.tls_pin):
+            raise ConnectionError(f"{helper.name} shows another certificate")
+        connection.request("GET", page)
+        return connection.getresponse().read(2**20)
+    finally:
+        connection.close()
+
+
+@dataclass(slots=True)
+class Launched:
+    """Three running helpers."""
+
+    trio: Trio
+    helpers: list[HelperProcess]
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Until all three answer."""
+        deadline = time.monotonic() + seconds
+        for helper in self.helpers:
+            helper.wait_ready(deadline)
+
+    def restart(self, party: int, seconds: float = START_SECONDS) -> None:
+        """Stop one helper, if it runs, and start it again."""
+        self.helpers[party].stop()
+        self.helpers[party].start()
+        self.helpers[party].wait_ready(time.monotonic() + seconds)
+
+
+@contextlib.contextmanager
+def launched(trio: Trio, command: Sequence[str] = (), *, wait: bool = True) -> Iterator[Launched]:
+    """Start the three helpers of a directory; they are stopped when the block ends, however it ends.
+
+    With `wait` off they may still be starting: call `wait_ready` before talking to them.
+    """
+    with _locked(trio):
+        running = Launched(trio, [HelperProcess(trio, party, command) for party in range(PARTIES)])
+        try:
+            for helper in running.helpers:
+                helper.start()
+            if wait:
+                running.wait_ready()
+            yield running
+        finally:
+            for helper in running.helpers:
+                if helper.process is not None:
+                    helper.process.terminate()
+            for helper in running.helpers:
+                helper.stop()
+
+
+@contextlib.contextmanager
+def launched_helpers(
+    folder: Path,
+    *,
+    now: int,
+    sites: Mapping[str, Sequence[str]] | None = None,
+    ports: Sequence[int] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Iterator[Launched]:
+    """Prepare a directory and start its three helpers: one call for tests, the demo and benchmarks."""
+    with launched(prepare(folder, now=now, sites=sites, ports=ports, options=options)) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def _locked(trio: Trio) -> Iterator[None]:
+    """One launcher per directory: a second one would start helpers on ledgers that are in use."""
+    with (trio.folder / "launch.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TrefoilError(f"helpers are running from {trio.folder} already", "Stop that launcher first.") from None
+        yield

@@ -1,0 +1,105 @@
+"""`trefoil launch` as a person sees it: a live table on a terminal, a line per change otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.live import Live
+from rich.table import Table
+
+from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, health, launched_helpers
+from protocol.console import out
+from protocol.errors import TrefoilError
+from protocol.shares import PARTIES
+
+LOOK_SECONDS = 1.0
+
+
+def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int], now: int) -> None:
+    """Run until Ctrl-C or SIGTERM, then stop the three helpers in order."""
+    if ports and len(ports) != PARTIES:
+        raise TrefoilError(
+            f"three helpers need three ports, not {len(ports)}", "Give --port three times, or not at all."
+        )
+    wanted = {site: [site] for site in sites or [DEFAULT_SITE]}
+    with _told_to_stop() as stop:
+        say(f"starting three helpers from {folder}")
+        with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
+            _introduce(running, list(wanted))
+            if out.is_terminal:
+                _watch_live(running, stop)
+            else:
+                _watch_plain(running, stop)
+            say("stopping")
+        say("stopped")
+
+
+@contextlib.contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, instead of breaking off whatever is being done."""
+    stop = threading.Event()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def say(text: str) -> None:
+    """One plain line."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _introduce(running: Launched, sites: Sequence[str]) -> None:
+    say(f"helper set:  {running.trio.helper_set_path}")
+    for site in sites:
+        say(f"site key:    {running.trio.site_key_path(site)}")
+    say("Query them from another terminal; Ctrl-C stops them.")
+
+
+def _watch_live(running: Launched, stop: threading.Event) -> None:
+    with Live(_table(running), console=out, auto_refresh=False) as live:
+        while not stop.wait(LOOK_SECONDS):
+            live.update(_table(running), refresh=True)
+
+
+def _watch_plain(running: Launched, stop: threading.Event) -> None:
+    last = ""
+    while not stop.wait(LOOK_SECONDS):
+        lines = [f"{name}: {state} {queries}".rstrip() for name, _, state, queries in _rows(running)]
+        if (text := " | ".join(lines)) != last:
+            last = text
+            say(text)
+
+
+def _table(running: Launched) -> Table:
+    table = Table(title="Three helpers on this machine")
+    for heading in ("helper", "address", "state", "queries"):
+        table.add_column(heading)
+    for row in _rows(running):
+        table.add_row(*row)
+    return table
+
+
+def _rows(running: Launched) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for process, helper in zip(running.helpers, running.trio.helper_set.helpers, strict=True):
+        page = health(helper)
+        alive = process.process is not None and process.process.poll() is None
+        state = "up" if page else "does not answer" if alive else f"ended: {process.last_words()}"
+        queries = page.get("queries", {}) if page else {}
+        shown = (
+            ", ".join(f"{count} {state}" for state, count in queries.items()) if isinstance(queries, Mapping) else ""
+        )
+        rows.append((helper.name, helper.address, state, shown))
+    return rows

@@ -1,0 +1,1 @@
+"""Noise: the one computation that the three helpers run together."""

@@ -1,0 +1,168 @@
+"""Where workers come from: one process per daemon that has everything imported and forks a worker when asked.
+
+Starting Python and importing MPyC takes half a second of processor time, as long as opening thousands of reports; a
+fork takes milliseconds. The nursery itself computes nothing, holds no key and hears nothing but these two requests, so
+workers inherit no secret and no randomness: what they draw comes from the operating system after the fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from mpc_helpers.mpc.session import MpcError, Stage
+from protocol.wire import Reader, Writer
+
+# The first fork waits until the nursery has imported everything, on a machine that may be busy.
+ANSWER_SECONDS = 30.0
+MESSAGE_SIZE = 5
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class Request(Enum):
+    """What a daemon asks of its nursery: u8 request · u32 process id (0 in FORK), answered with a u32 process id."""
+
+    FORK = 1
+    END = 2
+
+    def encode(self, process_id: int = 0) -> bytes:
+        """The message."""
+        return Writer().uint(self.value, 1).uint(process_id, 4).done()
+
+    @classmethod
+    def decode(cls, message: bytes) -> tuple[Request, int]:
+        """The reverse of `encode`."""
+        reader = Reader(message)
+        return cls(reader.uint(1)), reader.uint(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A forked worker and the daemon's ends of its standard input, output and error stream."""
+
+    process_id: int
+    orders: socket.socket
+    reports: socket.socket
+    complaints: socket.socket
+
+    def hang_up(self) -> None:
+        """Close all three: a worker whose input ends gives up by itself."""
+        for line in (self.orders, self.reports, self.complaints):
+            line.close()
+
+
+class ForkServer:
+    """Run by a daemon, as `async with`. Its process starts at once and is replaced if it dies."""
+
+    def __init__(self) -> None:
+        # One thread, so that requests and answers cannot cross.
+        self._thread = ThreadPoolExecutor(1, "nursery")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+
+    async def __aenter__(self) -> Self:
+        self._thread.submit(self._connected)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._stop)
+        self._thread.shutdown(wait=False)
+
+    async def fork(self) -> Child:
+        """A new worker. One that nobody waits for any more is ended as soon as it is there."""
+        forking = asyncio.get_running_loop().run_in_executor(self._thread, self._fork)
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(self._disown)
+            raise
+
+    async def end(self, child: Child) -> None:
+        """Kill and reap a worker, whatever state it is in; its lines are the caller's to close. Done even if the
+        caller is cancelled.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._end, child)
+
+    # In the thread.
+
+    def _fork(self) -> Child:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            pairs = [socket.socketpair() for _ in range(3)]
+            for own, other in pairs:
+                ours.enter_context(own)
+                theirs.enter_context(other)
+            descriptors = [other.fileno() for _, other in pairs]
+            process_id = self._asked(lambda line: socket.send_fds(line, [Request.FORK.encode()], descriptors))
+            orders, reports, complaints = (own for own, _ in pairs)
+            ours.pop_all()
+            return Child(process_id, orders, reports, complaints)
+
+    def _end(self, child: Child) -> None:
+        if self._line is None:
+            return  # nothing is left that could kill it; it ends when its input does
+        with contextlib.suppress(MpcError):
+            self._ask(lambda line: line.sendall(Request.END.encode(child.process_id)))
+
+    def _disown(self, forking: asyncio.Future[Child]) -> None:
+        if not forking.cancelled() and forking.exception() is None:
+            forking.result().hang_up()
+            self._thread.submit(self._end, forking.result())
+
+    def _asked(self, send: Callable[[socket.socket], object]) -> int:
+        """The answer to a request; from a second nursery if the first does not answer."""
+        try:
+            return self._ask(send)
+        except MpcError:
+            return self._ask(send)
+
+    def _ask(self, send: Callable[[socket.socket], object]) -> int:
+        try:
+            line = self._connected()
+            send(line)
+            answer = line.recv(4, socket.MSG_WAITALL)
+        except OSError as error:
+            self._stop()
+            raise MpcError(Stage.START, f"no worker can be started: {error}") from None
+        if len(answer) != 4:
+            self._stop()
+            raise MpcError(Stage.START, "no worker can be started: the process that forks them has died")
+        return int.from_bytes(answer, "big")
+
+    def _connected(self) -> socket.socket:
+        if self._line is not None:
+            return self._line
+        ours, theirs = socket.socketpair()
+        with theirs:
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("MPYC_")}
+            self._process = subprocess.Popen(
+                (sys.executable, "-m", "mpc_helpers.mpc.fork_server_main"),
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                # No thread may be running when it forks, and numpy's algebra would start some.
+                env=environment | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                cwd=_ROOT,
+                start_new_session=True,
+            )
+        ours.settimeout(ANSWER_SECONDS)
+        self._line = ours
+        return ours
+
+    def _stop(self) -> None:
+        line, self._line = self._line, None
+        process, self._process = self._process, None
+        if line is not None:
+            line.close()
+        if process is not None:
+            # Not asked politely: it has nothing to lose, and may be the reason why we are here.
+            process.kill()
+            process.wait()

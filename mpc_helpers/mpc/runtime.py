@@ -1,0 +1,405 @@
+"""The arithmetic engine: MPyC inside a shell of our own. The only module that imports mpyc.
+
+As shipped, MPyC 0.11 rewrites `sys.argv` and configures logging on import, unpickles what peers send, never ties a
+certificate to a party, waits for ever for a dead peer and stops the event loop on any error (DESIGN has the table).
+Here it gets a fresh `Runtime` per session, our codec, our channels, our deadline, and a session that fails as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from mpc_helpers.identity.tls import TlsIdentity
+from mpc_helpers.mpc import codec
+from mpc_helpers.mpc.channel import Channel, Intercept, close_all, greet, lost, memory_mesh, receive_at
+from mpc_helpers.mpc.links import Links, together
+from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
+from protocol.errors import ProtocolError
+from protocol.field import P
+from protocol.shares import PARTIES
+
+T = TypeVar("T")
+
+PAIR_KEY_SIZE = 16
+THRESHOLD = 1
+# A program sends a handful of messages per peer; a peer that sends this many unasked is flooding us.
+MAX_UNREAD = 64
+_DATA, _DONE, _GIVING_UP = 0, 1, 2
+_MAX_REASON = 200
+_LABEL_SIZE = 8
+
+
+@contextlib.contextmanager
+def _contained_import() -> Iterator[None]:
+    """Import MPyC without its side effects: on the arguments, the environment, root logging and the event loop."""
+    argv, sys.argv = sys.argv, sys.argv[:1]
+    environment = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("MPYC_")}
+    os.environ["MPYC_NOUVLOOP"] = "1"
+    placeholder = logging.NullHandler()
+    logging.root.addHandler(placeholder)  # with a handler in place, logging.basicConfig does nothing
+    try:
+        with _spare_loop(), warnings.catch_warnings():
+            # MPyC 0.11 imports numpy.core, which numpy 2 has renamed.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        logging.root.removeHandler(placeholder)
+        for name in [name for name in os.environ if name.startswith("MPYC_")]:
+            del os.environ[name]
+        os.environ.update(environment)
+        sys.argv = argv
+
+
+@contextlib.contextmanager
+def _spare_loop() -> Iterator[None]:
+    """MPyC takes the current event loop and its exception handler; give it a spare one, or restore the handler."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        spare = asyncio.new_event_loop()
+        asyncio.set_event_loop(spare)
+        try:
+            yield
+        finally:
+            asyncio.set_event_loop(None)
+            spare.close()
+    else:
+        handler = running.get_exception_handler()
+        try:
+            yield
+        finally:
+            running.set_exception_handler(handler)
+
+
+with _contained_import():
+    import mpyc.runtime
+    from mpyc import asyncoro
+
+_MODULES_WITH_RUNTIME = ("asyncoro", "sectypes", "mpctools", "seclists", "secpols", "secgroups", "random", "statistics")
+_current: ContextVar[_Runtime] = ContextVar("mpyc runtime of this party")
+
+
+class _CurrentRuntime:
+    """Stands in MPyC's global `runtime`: whichever party's code is running, it is that party's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_current.get(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_current.get(), name, value)
+
+
+class _Runtime(mpyc.runtime.Runtime):  # type: ignore[misc] # MPyC has no type information
+    """One party of one session. Keeps its tasks, so that a session that fails leaves none behind."""
+
+    def __init__(self, party: int, fail: Callable[[Exception], None]) -> None:
+        options = mpyc._get_arg_parser().parse_args([])
+        options.threshold = THRESHOLD
+        loop = asyncio.get_running_loop()
+        handler = loop.get_exception_handler()
+        super().__init__(party, [mpyc.runtime.Party(pid) for pid in range(PARTIES)], options)
+        loop.set_exception_handler(handler)
+        self.fail = fail
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def pair_keys(self) -> dict[tuple[int, int], bytes]:
+        """The PRSS keys this party holds, by the pair that shares them."""
+        return {pair: bytes(key) for pair, key in self._prss_keys.items()}
+
+
+def _tracked_task(coroutine: Coroutine[Any, Any, Any], *, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]:
+    """In place of `asyncio.Task` inside MPyC, which keeps no reference to the tasks it starts."""
+    task = asyncio.Task(coroutine, loop=loop)
+    tasks = _current.get().tasks
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+def _reconcile(declared: Any, task: asyncio.Task[Any]) -> None:
+    """In place of MPyC's function of that name, which stops the event loop when a task fails: fail the session."""
+    runtime = _current.get()
+    runtime._pc_level -= 1
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None:
+        runtime.fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+    elif declared is not None:
+        _fill(declared, task.result())
+
+
+# MPyC's own name for it begins with two underscores and would be mangled inside a class; taken once, here.
+_fill = vars(asyncoro)["__reconcile"]
+
+
+def _install() -> None:
+    """Put the proxy, the codec and the two replacements where MPyC looks for them."""
+    for name in _MODULES_WITH_RUNTIME:
+        setattr(sys.modules[f"mpyc.{name}"], "runtime", _CurrentRuntime())  # noqa: B010 - the module is chosen by name
+    mpyc.runtime.pickle = codec
+    asyncoro.Task = _tracked_task
+    asyncoro._reconcile = _reconcile
+
+
+_install()
+
+
+class _Exchanger:
+    """What MPyC sees as the connection to a peer: payloads labelled by program counter, in any order."""
+
+    def __init__(self, channel: Channel, session: MpcSession, fail: Callable[[Exception], None]) -> None:
+        self.peer = channel.peer
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._channel = channel
+        self._session = session
+        self._fail = fail
+        self._unread: dict[int, bytes] = {}
+        self._wanted: dict[int, asyncio.Future[bytes]] = {}
+
+    def send(self, label: int, payload: bytes) -> None:
+        """Called by MPyC."""
+        self._channel.send(bytes([_DATA]) + label.to_bytes(_LABEL_SIZE, "big", signed=True) + payload)
+
+    def receive(self, label: int) -> bytes | asyncio.Future[bytes]:
+        """Called by MPyC: the payload if it is here, a future of it otherwise."""
+        payload = self._unread.pop(label, None)
+        if payload is not None:
+            return payload
+        if self.done.done():
+            self._fail(lost(Stage.COMPUTE, self.peer, ConnectionError("finished without sending its part")))
+        return self._wanted.setdefault(label, asyncio.get_running_loop().create_future())
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the program waits for this peer."""
+        return bool(self._wanted)
+
+    def finish(self) -> None:
+        """Tell the peer that nothing more will come."""
+        self._channel.send(bytes([_DONE]))
+
+    def give_up(self, reason: str) -> None:
+        """Tell the peer why we leave, so that it does not blame us for what a third party did."""
+        self._channel.send(bytes([_GIVING_UP]) + reason.encode()[:_MAX_REASON])
+
+    async def pump(self) -> None:
+        """Deliver frames until the peer is done. A peer that goes away first fails everything pending, at once."""
+        try:
+            while not self.done.done():
+                self._deliver(await self._channel.receive())
+        except (OSError, ProtocolError) as error:
+            self._fail(lost(Stage.COMPUTE, self.peer, error))
+
+    def _deliver(self, frame: bytes) -> None:
+        if frame == bytes([_DONE]):
+            if self._wanted:
+                raise ConnectionError("finished without sending its part")
+            self.done.set_result(None)
+            return
+        if frame[:1] == bytes([_GIVING_UP]):
+            reason = frame[1 : 1 + _MAX_REASON].decode(errors="replace")
+            raise ConnectionError(f"it gave up and says: {reason if reason.isprintable() else '?'}")
+        if len(frame) <= 1 + _LABEL_SIZE or frame[0] != _DATA:
+            raise ProtocolError("a frame of no known kind")
+        label = int.from_bytes(frame[1 : 1 + _LABEL_SIZE], "big", signed=True)
+        payload = frame[1 + _LABEL_SIZE :]
+        codec.check(payload, self._session.buckets)
+        if label in self._wanted:
+            self._wanted.pop(label).set_result(payload)
+        elif label in self._unread or len(self._unread) >= MAX_UNREAD:
+            raise ProtocolError("messages nobody asked for")
+        else:
+            self._unread[label] = payload
+
+
+class Engine:
+    """What a program may do with the other two parties. Values are vectors of `buckets` numbers, shares local."""
+
+    def __init__(self, session: MpcSession, runtime: _Runtime) -> None:
+        self.session = session
+        self._runtime = runtime
+        self._secure_field = runtime.SecFld(modulus=P)
+
+    @property
+    def party(self) -> int:
+        """Which of the three we are: 0, 1 or 2; our Shamir point is party + 1."""
+        return self.session.party
+
+    def pair_key(self, lacking: int) -> bytes:
+        """The PRSS key common to the two parties other than `lacking`. Chosen by the lower of the two, alone:
+        whatever is derived from it must be bound to a nonce that all three fixed later.
+        """
+        low, high = (party for party in range(PARTIES) if party != lacking)
+        return self._runtime.pair_keys[low, high]
+
+    async def exchange(self, mine: bytes) -> list[bytes]:
+        """Send a short byte string to both others; returns all three, by party."""
+        received = await self._runtime.transfer(mine)
+        if not all(isinstance(item, bytes) for item in received):
+            raise ProtocolError("a vector where bytes belong")
+        return list(received)
+
+    def vector(self, local: Sequence[int]) -> Any:
+        """This party's Shamir shares of a vector, as MPyC holds them. Python integers only: numpy's wrap silently."""
+        if len(local) != self.session.buckets or not all(type(value) is int for value in local):
+            raise ProtocolError(f"a vector has {self.session.buckets} Python integers")
+        return self._secure_field.array(self._secure_field.field.array(list(local)))
+
+    def deal(self, secret: Sequence[int]) -> list[Any]:
+        """Secret-share our own vector among all three; returns the vectors that the three parties dealt."""
+        return list(self._runtime.input(self.vector(secret)))
+
+    async def shares(self, vector: Any) -> list[int]:
+        """This party's Shamir shares of a vector. Nothing is opened."""
+        return list(map(int, (await self._runtime.gather(vector)).value.tolist()))
+
+
+Program = Callable[[Engine], Awaitable[T]]
+
+
+class _Party:
+    """One run of one program by one party over two channels."""
+
+    def __init__(self, session: MpcSession, channels: list[Channel], progress: Progress) -> None:
+        self._session = session
+        self._channels = channels
+        self._progress = progress
+        self._failure: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._runtime = _Runtime(session.party, self._fail)
+        self._exchangers: list[_Exchanger] = []
+
+    async def run(self, program: Program[T]) -> T:
+        """Greet, exchange pair keys, run the program, say goodbye."""
+        _current.set(self._runtime)
+        self._progress.enter(Stage.HELLO, self._session.peers)
+        await together([greet(self._session, channel, self._progress) for channel in self._channels])
+        self._progress.enter(Stage.KEYS, [peer for peer in self._session.peers if peer < self._session.party])
+        await together([self._exchange_key(channel) for channel in self._channels])
+        pumps = [asyncio.create_task(exchanger.pump()) for exchanger in self._connect_runtime()]
+        try:
+            return await self._compute(program)
+        except MpcError as error:
+            for exchanger in self._exchangers:
+                exchanger.give_up(str(error))
+            raise
+        finally:
+            await _stop([*pumps, *self._runtime.tasks])
+            self._failure.cancel()
+
+    async def _exchange_key(self, channel: Channel) -> None:
+        """The lower party of each pair picks the key, as MPyC has it. Both greetings were checked before."""
+        pair = (min(channel.peer, self._session.party), max(channel.peer, self._session.party))
+        if self._session.party == pair[0]:
+            channel.send(self._runtime.pair_keys[pair])
+            return
+        key = await receive_at(Stage.KEYS, channel, PAIR_KEY_SIZE)
+        if len(key) != PAIR_KEY_SIZE:
+            raise MpcError(Stage.KEYS, f"{name_of(channel.peer)} sent a short pair key", peer=channel.peer)
+        self._runtime._prss_keys[pair] = key
+        self._progress.waiting.discard(channel.peer)
+
+    def _connect_runtime(self) -> list[_Exchanger]:
+        self._exchangers = [_Exchanger(channel, self._session, self._fail) for channel in self._channels]
+        for exchanger in self._exchangers:
+            self._runtime.parties[exchanger.peer].protocol = exchanger
+        return self._exchangers
+
+    async def _compute(self, program: Program[T]) -> T:
+        self._progress.enter(Stage.COMPUTE, ())
+        result = await self._unless_failed(program(Engine(self._session, self._runtime)))
+        self._progress.enter(Stage.FINISH, ())
+        for exchanger in self._exchangers:
+            exchanger.finish()
+        await self._unless_failed(asyncio.gather(*(exchanger.done for exchanger in self._exchangers)))
+        return result
+
+    async def _unless_failed(self, work: Awaitable[T]) -> T:
+        """The result of `work`, or the session's failure, whichever comes first."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            return await task
+        except ProtocolError as error:
+            raise MpcError(self._progress.stage, f"while {self._progress.stage.value}: {error}") from error
+        finally:
+            self._progress.waiting = {item.peer for item in self._exchangers if item.awaited or not item.done.done()}
+            await _stop([task])
+
+    def _fail(self, error: Exception) -> None:
+        """The first failure is the session's; what follows from it is noise."""
+        if self._failure.done():
+            return
+        if not isinstance(error, MpcError):
+            error = MpcError(self._progress.stage, f"a peer sent what the program cannot use: {error}")
+        self._failure.set_exception(error)
+
+
+async def _stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _within(session: MpcSession, progress: Progress, work: Coroutine[Any, Any, T]) -> T:
+    """`work` in a context of its own (the proxy needs one per party), until the session's deadline."""
+    task = asyncio.create_task(work)
+    try:
+        async with asyncio.timeout(session.seconds):
+            return await task
+    except TimeoutError:
+        raise progress.too_late(session.seconds) from None
+
+
+async def run_party(
+    session: MpcSession,
+    peers: Sequence[Peer],
+    identity: TlsIdentity,
+    listener: socket.socket,
+    program: Program[T],
+) -> T:
+    """Run by a worker: one session over TLS with the two peers. `peers` has all three parties, by number."""
+    progress = Progress()
+    links = Links(session, peers, identity, listener)
+
+    async def work() -> T:
+        return await _Party(session, await links.open(progress), progress).run(program)
+
+    try:
+        return await _within(session, progress, work())
+    finally:
+        await links.close()
+
+
+async def run_over_channels(session: MpcSession, channels: list[Channel], program: Program[T]) -> T:
+    """One session over channels that exist already (`memory_mesh`)."""
+    progress = Progress()
+
+    async def work() -> T:
+        return await _Party(session, channels, progress).run(program)
+
+    try:
+        return await _within(session, progress, work())
+    finally:
+        await close_all(channels)
+
+
+async def run_three_in_one_process(
+    sessions: Sequence[MpcSession], programs: Sequence[Program[T]], intercept: Intercept | None = None
+) -> list[T | BaseException]:
+    """For tests: all three parties here, over memory. Returns what became of each, errors included."""
+    mesh = memory_mesh(intercept)
+    parties = zip(sessions, mesh, programs, strict=True)
+    return await asyncio.gather(*(run_over_channels(*party) for party in parties), return_exceptions=True)

@@ -1,0 +1,112 @@
+"""A worker, seen from inside: the process in which one party's part of one query is computed.
+
+Forked by `mpc_helpers.mpc.fork_server_main` for a `mpc_helpers.mpc.worker.Worker`, which describes the exchange. Reads
+its orders from standard input, writes its reports to standard output, and ends when either does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Coroutine
+from typing import Any, BinaryIO, assert_never
+
+from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.links import listen
+from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, paced, pairwise_sum
+from mpc_helpers.mpc.runtime import Program, run_party
+from mpc_helpers.mpc.session import MpcError, Stage
+from mpc_helpers.mpc.worker import MAX_MESSAGE, Report, WorkerRun, WorkerSetup, frame_message, read_message
+from protocol.errors import TrefoilError
+from protocol.field import encode, from_integers
+from protocol.wire import Writer
+
+
+def main() -> int:
+    """All that the process does; gives its exit status."""
+    # Reports have the real standard output to themselves; whatever a library prints goes to the error stream.
+    reports = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    try:
+        asyncio.run(_work(reports))
+    except asyncio.IncompleteReadError:
+        sys.stderr.write("the daemon is gone\n")
+        return 1
+    except MpcError as error:
+        _report(reports, Report.FAILED, error.encode())
+    except TrefoilError as error:
+        _report(reports, Report.FAILED, MpcError(Stage.START, str(error), hint=error.hint).encode())
+    except Exception as error:
+        traceback.print_exc()
+        _report(reports, Report.FAILED, MpcError(Stage.COMPUTE, f"the worker failed: {error!r}").encode())
+    return 0
+
+
+async def _work(reports: BinaryIO) -> None:
+    """Listen, report the port, draw noise, wait for the session, run it, report the share."""
+    orders = await _standard_input()
+    setup = WorkerSetup.decode(await read_message(orders))
+    listener = listen(setup.host, setup.ports)
+    _report(reports, Report.LISTENING, Writer().uint(listener.getsockname()[1], 2).done())
+    drawn = await _draw_ahead(setup)
+    run = WorkerRun.decode(await read_message(orders))
+    share = await _until_orphaned(orders, _session(setup, run, listener, drawn))
+    _report(reports, Report.SHARE, encode(from_integers(share)))
+
+
+async def _session(setup: WorkerSetup, run: WorkerRun, listener: socket.socket, drawn: list[int]) -> list[int]:
+    return await run_party(run.session(setup), run.peers, setup.identity, listener, _program(setup, run, drawn))
+
+
+async def _draw_ahead(setup: WorkerSetup) -> list[int]:
+    """Local noise needs nothing from anybody, so it is drawn while the daemons still talk."""
+    if setup.kind is not SumKind.LOCAL:
+        return []
+    async with paced(float(noise.allowance(setup.buckets, setup.rate))):
+        return ExactNoise().local(setup.rate, setup.buckets)
+
+
+def _program(setup: WorkerSetup, run: WorkerRun, drawn: list[int]) -> Program[list[int]]:
+    match setup.kind:
+        case SumKind.LOCAL:
+            return local_sum(run.share, drawn)
+        case SumKind.PAIRWISE:
+            return pairwise_sum(
+                run.share, setup.rate, ExactNoise(), seconds=float(noise.allowance(setup.buckets, setup.rate))
+            )
+        case SumKind.DEBUG:
+            return debug_sum(run.share)
+        case _:
+            assert_never(setup.kind)
+
+
+async def _until_orphaned(orders: asyncio.StreamReader, work: Coroutine[Any, Any, list[int]]) -> list[int]:
+    """The result of `work`, unless the daemon goes away first: then nobody is left to vote for it."""
+    session = asyncio.ensure_future(work)
+    orphaned = asyncio.ensure_future(orders.readexactly(1))
+    await asyncio.wait({session, orphaned}, return_when=asyncio.FIRST_COMPLETED)
+    if orphaned.done():
+        session.cancel()
+        await asyncio.gather(session, return_exceptions=True)
+        await orphaned
+        raise MpcError(Stage.COMPUTE, "the daemon spoke out of turn")
+    orphaned.cancel()
+    await asyncio.gather(orphaned, return_exceptions=True)
+    return await session
+
+
+async def _standard_input() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=MAX_MESSAGE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+def _report(reports: BinaryIO, kind: Report, body: bytes) -> None:
+    """Write one report, whole: an unbuffered pipe may take it in pieces."""
+    rest = memoryview(frame_message(bytes([kind.value]) + body))
+    while rest:
+        rest = rest[reports.write(rest) :]

@@ -1,0 +1,1 @@
+"""The helper as a process: its HTTPS interface, its queries and its way to the peers."""

@@ -1,0 +1,262 @@
+"""The daemon: one helper put together from its configuration, serving until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from mpc_helpers.admission.cluster import Workplace, workplace
+from mpc_helpers.admission.ingest import Ingested
+from mpc_helpers.admission.pool import Pool
+from mpc_helpers.agreement.agreement import Agreement, Pace
+from mpc_helpers.agreement.messages import longest_message
+from mpc_helpers.helper import Helper, Sessions
+from mpc_helpers.identity.config import ConfigError, HelperConfig, Membership, load_config, load_membership
+from mpc_helpers.identity.keygen import owners
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.mpc import noise
+from mpc_helpers.service.intake import Intake
+from mpc_helpers.service.metrics import Metrics
+from mpc_helpers.service.rendezvous import Rendezvous
+from mpc_helpers.service.server import Realm, Server
+from mpc_helpers.service.transport import Certificates, Transport
+from mpc_helpers.service.worker_sessions import WorkerSessions
+from protocol.errors import TrefoilError
+from protocol.query import NoiseMode
+from protocol.report import VERSION
+
+_LOG = logging.getLogger("trefoil.daemon")
+REALMS = {False: "real", True: "debug"}
+WORKERS = "workers"
+HOUSEKEEPING_SECONDS = 3600.0
+SHUTDOWN_SECONDS = 2.0
+# From a connection's start, or its last answer, to the end of a request's headers, however slowly they come. Longer
+# than the 15 s for which a peer keeps an idle connection, so that none is closed while it is taken up again.
+HEADER_SECONDS = 30.0
+THREADS = 32
+
+Clock = Callable[[], int]
+
+
+def _nothing(_: Step) -> None:
+    """What happens at a crash point of an installed helper."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What tests put in place of the real thing. An installed helper always runs with the defaults."""
+
+    clock: Clock = lambda: int(time.time())  # noqa: TID251 - an edge: the daemon reads the real clock
+    step: Callable[[Step], None] = _nothing
+    sessions: Callable[
+        [HelperConfig, Membership, Certificates, Rendezvous], contextlib.AbstractAsyncContextManager[Sessions]
+    ] = WorkerSessions
+    pace: Pace | None = None
+
+
+@contextlib.asynccontextmanager
+async def serving(config: HelperConfig, parts: Parts | None = None, *, executor: str = "") -> AsyncIterator[Intake]:
+    """Run one helper: recover, then listen, then go on with what was under way."""
+    parts = parts or Parts()
+    membership = load_membership(config, parts.clock())
+    config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    metrics = Metrics()
+    longest = longest_message(config.limits.maximum_reports)
+    async with contextlib.AsyncExitStack() as stack:
+        ledgers = {
+            owner.debug: ReportLedger(path, owner, step=parts.step) for path, owner in owners(config, membership)
+        }
+        for ledger in ledgers.values():
+            stack.callback(ledger.close)
+        certificates = Certificates(membership, config.tls, config.data)
+        transport = await stack.enter_async_context(
+            Transport(membership, certificates, config.limits.peer_seconds, longest)
+        )
+        metrics.gauge(
+            "trefoil_peer_bytes",
+            "bytes sent to the other helpers and answered since the start",
+            lambda: {(): transport.carried},
+        )
+        agreements = {debug: _agreement(membership, ledger, transport, parts) for debug, ledger in ledgers.items()}
+        for agreement in agreements.values():
+            stack.push_async_callback(agreement.close)
+            await agreement.recover()
+        place = stack.enter_context(workplace(executor, config.processes))
+        meetings = Rendezvous(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
+        sessions = await stack.enter_async_context(parts.sessions(config, membership, certificates, meetings))
+        helper = _helper(config, membership, ledgers, agreements, sessions, place, metrics, parts)
+        intake = _intake(config, membership, ledgers, helper, metrics, parts)
+        stack.push_async_callback(intake.close)
+        realms: dict[str, Realm] = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
+        realms[WORKERS] = meetings
+        public = public_configuration(config, membership)
+        server = Server(intake, realms, certificates.whose, metrics, public, longest)
+        await stack.enter_async_context(_listening(config, server, certificates))
+        await intake.resume()
+        keeper = asyncio.create_task(_keep_house(config, membership, ledgers, intake, parts.clock))
+        if isinstance(place.executor, Pool):
+            place.executor.warm_up()
+        stack.callback(keeper.cancel)
+        yield intake
+
+
+def _agreement(membership: Membership, ledger: ReportLedger, transport: Transport, parts: Parts) -> Agreement:
+    realm = REALMS[ledger.owner.debug]
+
+    async def send(peer: int, message: bytes) -> bytes | None:
+        return await transport.send(peer, realm, message) or None
+
+    keys = [helper.identity_key for helper in membership.helper_set.helpers]
+    digest = membership.helper_set.digest
+    return Agreement(ledger, membership.identity, keys, digest, send, pace=parts.pace, step=parts.step)
+
+
+def _helper(
+    config: HelperConfig,
+    membership: Membership,
+    ledgers: Mapping[bool, ReportLedger],
+    agreements: Mapping[bool, Agreement],
+    sessions: Sessions,
+    place: Workplace,
+    metrics: Metrics,
+    parts: Parts,
+) -> Helper:
+    count = metrics.counter("trefoil_reports_rejected_total", "reports this helper dropped, by reason")
+    spent = metrics.counter("trefoil_admit_cpu_seconds_total", "processor seconds of admitting reports, by part")
+    metrics.gauge(
+        "trefoil_ledger_seconds",
+        "seconds spent in the nonce ledgers since the start",
+        lambda: {(): sum(ledger.seconds for ledger in ledgers.values())},
+    )
+
+    def admitted(ingested: Ingested) -> None:
+        for reason, amount in ingested.rejections().items():
+            count(amount, reason=reason.value)
+        for part, seconds in asdict(ingested.spent).items():
+            spent(seconds, part=part)
+
+    return Helper(
+        membership,
+        config.limits,
+        config.report_lifetime,
+        ledgers,
+        agreements,
+        sessions,
+        place,
+        parts.clock,
+        step=parts.step,
+        admitted=admitted,
+    )
+
+
+def _intake(
+    config: HelperConfig,
+    membership: Membership,
+    ledgers: Mapping[bool, ReportLedger],
+    helper: Helper,
+    metrics: Metrics,
+    parts: Parts,
+) -> Intake:
+    return Intake(
+        membership,
+        config.sites,
+        config.limits,
+        {debug: ledger.queries for debug, ledger in ledgers.items()},
+        config.data,
+        helper,
+        parts.clock,
+        metrics,
+        answer_sent=lambda: parts.step(Step.ANSWER_AFTER_SEND),
+    )
+
+
+def public_configuration(config: HelperConfig, membership: Membership) -> dict[str, object]:
+    """What anyone may know of this helper. Devices do not take their helper set from here."""
+    return {
+        "name": config.name,
+        "party": membership.party + 1,
+        "version": VERSION,
+        "helper_set": {"number": membership.helper_set.number, "digest": membership.helper_set.digest.hex()},
+        "noise": [mode.value for mode in NoiseMode],
+        "limits": {
+            "minimum_reports": config.limits.minimum_reports,
+            "maximum_reports": config.limits.maximum_reports,
+            "seconds": config.limits.seconds,
+            "buckets_times_scale": noise.MAX_BUCKETS_TIMES_SCALE,
+        },
+        "report_lifetime_days": config.report_lifetime_days,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _listening(config: HelperConfig, server: Server, certificates: Certificates) -> AsyncIterator[None]:
+    runner = web.AppRunner(
+        server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=HEADER_SECONDS
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, ssl_context=certificates.server_context)
+        try:
+            await site.start()
+        except OSError as error:
+            what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+            raise ConfigError(
+                f"port {config.port} of {config.host} {what}", "Stop that program, or choose another."
+            ) from None
+        _LOG.info("%s listens on %s:%d", config.name, config.host, config.port)
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _keep_house(
+    config: HelperConfig, membership: Membership, ledgers: Mapping[bool, ReportLedger], intake: Intake, clock: Clock
+) -> None:
+    """Every hour: forget reports too old to be admitted, destroy keys that nothing is sealed to, tidy the disk."""
+    while True:
+        try:
+            now = clock()
+            for ledger in ledgers.values():
+                await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
+            usable = (await asyncio.to_thread(load_membership, config, now)).hpke
+            for key_id in set(membership.hpke) - set(usable):
+                del membership.hpke[key_id]
+            await intake.tidy()
+        except TrefoilError as error:
+            _LOG.error("housekeeping failed: %s", error)
+        await asyncio.sleep(HOUSEKEEPING_SECONDS)
+
+
+def run(path: Path, *, stop_with_stdin: bool = False, executor: str = "", parts: Parts | None = None) -> None:
+    """Run the helper of a configuration file until SIGTERM, SIGINT or, if wanted, the end of standard input."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    asyncio.run(_until_told(load_config(path), stop_with_stdin, executor, parts))
+
+
+async def _until_told(config: HelperConfig, stop_with_stdin: bool, executor: str, parts: Parts | None) -> None:
+    loop = asyncio.get_running_loop()
+    # Threads here mostly wait: for the disk, or for the processes that open reports.
+    loop.set_default_executor(ThreadPoolExecutor(THREADS, "blocking"))
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    if stop_with_stdin:
+        loop.add_reader(0, lambda: stop.set() if not os.read(0, 1024) else None)
+    async with serving(config, parts, executor=executor):
+        await stop.wait()
+        _LOG.info("%s stops", config.name)
+    if stop_with_stdin:
+        loop.remove_reader(0)

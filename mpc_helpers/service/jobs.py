@@ -1,0 +1,96 @@
+"""A query at one helper: what is on disk for it, where its task stands, and what others may know of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpc_helpers.ledger.attempt import QueryName
+from mpc_helpers.ledger.queries import QueryBook, QueryRecord, QueryState
+from protocol.query import Query
+
+AWAITING = "awaiting"
+_ENDS = (QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What anyone who holds a query may know of it."""
+
+    state: str
+    done: int = 0
+    total: int = 0
+    failure: Mapping[str, object] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, object]:
+        """For the querier."""
+        return {
+            "state": self.state,
+            "done": self.done,
+            "total": self.total,
+            "failure": dict(self.failure),
+            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+        }
+
+
+class Job:
+    """One query at this helper: what is on disk for it, and where its task stands."""
+
+    def __init__(self, query: Query, folder: Path, book: QueryBook, clock: Callable[[], int]) -> None:
+        self.query = query
+        self.name = QueryName.of(query)
+        self.folder = folder
+        self.record = QueryRecord(self.name, QueryState.QUEUED, clock())
+        self.done = 0
+        self.hint = ""
+        self.seconds: dict[str, float] = {}
+        self.uploading = asyncio.Lock()
+        self.task: asyncio.Task[None] | None = None
+        self._book = book
+        self._clock = clock
+        self._entered = 0.0
+
+    @property
+    def column(self) -> Path:
+        """Where the uploaded column is, once it is whole and has the root that was signed."""
+        return self.folder / "column"
+
+    @property
+    def awaiting(self) -> bool:
+        """Whether it is known and its column is not. Not a state of the book: the disk says so."""
+        idle = self.task is None or self.task.done()
+        return self.record.state is QueryState.QUEUED and idle and not self.column.exists()
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will happen any more unless it is asked again."""
+        return self.record.state in _ENDS
+
+    async def enter(self, state: QueryState, *, stage: str = "", helper: int | None = None, reason: str = "") -> None:
+        """Move to a state, durably, and note how long the last one took."""
+        now = asyncio.get_running_loop().time()
+        if self._entered:
+            spent = self.seconds.get(self.record.state.value, 0.0) + now - self._entered
+            self.seconds[self.record.state.value] = spent
+        self._entered = now
+        self.done = 0
+        record = QueryRecord(self.name, state, self._clock(), stage, helper, reason)
+        await asyncio.to_thread(self._book.record, record)
+        self.record = record
+
+    def advance(self, amount: int) -> None:
+        """More reports are done in this stage. Called from any thread."""
+        self.done += amount
+
+    def status(self) -> Status:
+        """For whoever asks."""
+        record = self.record
+        state = AWAITING if self.awaiting else record.state.value
+        failure: dict[str, object] = {}
+        if record.state in (QueryState.FAILED, QueryState.DISPUTED):
+            failure = {"stage": record.stage, "helper": record.helper, "reason": record.reason, "hint": self.hint}
+        total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
+        return Status(state, self.done, total, failure, dict(self.seconds))

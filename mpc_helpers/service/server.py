@@ -1,0 +1,186 @@
+"""A helper's HTTPS interface: for queriers, for the two peers, and for whoever keeps it running.
+
+    GET  /v1/config                    who this helper is, and what it accepts
+    PUT  /v1/queries/{digest}          a signed query (the signature is the authentication)
+    PUT  /v1/queries/{digest}/column   this helper's column of the batch, streamed to disk
+    GET  /v1/queries/{digest}          where the query stands
+    GET  /v1/queries/{digest}/answer   the sealed share and the three signed YES
+    POST /v1/peer/{realm}              between helpers; the certificate says which
+    GET  /healthz, /metrics            for operators
+
+A query is named by its digest, which covers a random id and a fresh key: to know it is to hold the query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Protocol
+
+from aiohttp import web
+
+from mpc_helpers.ledger.attempt import DIGEST_SIZE
+from mpc_helpers.service.intake import Intake, Refusal, Trouble
+from mpc_helpers.service.jobs import Status
+from mpc_helpers.service.metrics import Metrics
+from mpc_helpers.service.transport import PEER_PATH, TooLong, read_bounded
+from protocol.errors import ProtocolError, TrefoilError
+
+MAX_QUERY = 8192
+BODY_SECONDS = 60
+_LOG = logging.getLogger("trefoil.server")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Realm(Protocol):
+    """Takes a peer's message and gives the answer to it."""
+
+    async def receive(self, peer: int, message: bytes) -> bytes | None: ...
+
+
+class Server:
+    """The routes. Everything they decide is decided in `Intake`; everything peers say goes to a realm's agreement."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        realms: Mapping[str, Realm],
+        whose: Callable[[bytes | None], int | None],
+        metrics: Metrics,
+        public: dict[str, object],
+        longest_message: int,
+    ) -> None:
+        self._intake = intake
+        self._realms = realms
+        self._whose = whose
+        self._metrics = metrics
+        self._public = public
+        self._longest_message = longest_message
+        self._requests = metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
+
+    def application(self) -> web.Application:
+        """The routes as an aiohttp application. Bodies are bounded by each handler, not by one number for all."""
+        app = web.Application(middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.get("/v1/config", self._config),
+                web.put("/v1/queries/{digest}", self._put_query),
+                web.put("/v1/queries/{digest}/column", self._put_column),
+                web.get("/v1/queries/{digest}", self._get_status),
+                web.get("/v1/queries/{digest}/answer", self._get_answer),
+                web.post(PEER_PATH + "{realm}", self._peer),
+                web.get("/healthz", self._health),
+                web.get("/metrics", self._show_metrics),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every error becomes one JSON answer that says what to do; a bug becomes a 500 and a line in the log."""
+        route = request.match_info.route.resource
+        name = route.canonical if route is not None else "unknown"
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = _error(error.status, error.reason)
+        except Refusal as error:
+            response = _error(_STATUS[error.trouble], str(error), error.hint)
+        except ProtocolError as error:
+            response = _error(400, str(error), error.hint)
+        except TrefoilError as error:
+            response = _error(503, str(error), error.hint)
+        except OSError as error:
+            _LOG.error("cannot serve %s: %s", name, error)
+            response = _error(507 if error.errno in _DISK_ERRORS else 500, f"cannot serve this: {error.strerror}")
+        self._requests(route=name, status=str(response.status))
+        return response
+
+    async def _config(self, _: web.Request) -> web.Response:
+        return web.json_response(self._public)
+
+    async def _put_query(self, request: web.Request) -> web.Response:
+        body = await _read_bounded(request, MAX_QUERY)
+        return _status(await self._intake.submit(_digest(request), body))
+
+    async def _put_column(self, request: web.Request) -> web.Response:
+        size = request.content_length
+        if size is None:
+            raise Refusal(Trouble.TOO_LARGE, "a column is sent with its length", "Send a Content-Length header.")
+        pieces: AsyncIterator[bytes] = request.content.iter_chunked(2**16)
+        return _status(await self._intake.take_column(_digest(request), size, pieces))
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        return _status(self._intake.status(_digest(request)))
+
+    async def _get_answer(self, request: web.Request) -> web.Response:
+        share, votes = await self._intake.answer(_digest(request))
+        response = web.json_response({"share": share.hex(), "votes": [vote.hex() for vote in votes]})
+        await response.prepare(request)
+        await response.write_eof()
+        self._intake.answer_sent(_digest(request))
+        return response
+
+    async def _peer(self, request: web.Request) -> web.Response:
+        """The certificate decides who speaks; what it says is signed again by the agreement's own messages."""
+        shown = request.get_extra_info("ssl_object")
+        party = self._whose(shown.getpeercert(binary_form=True) if shown is not None else None)
+        if party is None:
+            raise Refusal(Trouble.STRANGER, "only the two other helpers may speak here")
+        realm = self._realms.get(request.match_info["realm"])
+        if realm is None:
+            raise web.HTTPNotFound
+        answer = await realm.receive(party, await _read_bounded(request, self._longest_message))
+        return web.Response(body=answer or b"")
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", **self._intake.summary()})
+
+    async def _show_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._metrics.render(), content_type="text/plain")
+
+
+_STATUS = {
+    Trouble.STRANGER: 403,
+    Trouble.UNKNOWN: 404,
+    Trouble.CHANGED: 409,
+    Trouble.NOT_YET: 425,
+    Trouble.TOO_LARGE: 413,
+    Trouble.UNWILLING: 422,
+    Trouble.BUSY: 429,
+    Trouble.ENDED: 410,
+    Trouble.DISK: 507,
+}
+_DISK_ERRORS = {28, 122, 30, 5}  # no space, quota, read-only, I/O error
+
+
+def _error(status: int, message: str, hint: str = "") -> web.Response:
+    return web.json_response({"error": message, "hint": hint}, status=status)
+
+
+def _status(status: Status) -> web.Response:
+    return web.json_response(status.to_json())
+
+
+def _digest(request: web.Request) -> bytes:
+    try:
+        digest = bytes.fromhex(request.match_info["digest"])
+    except ValueError:
+        digest = b""
+    if len(digest) != DIGEST_SIZE:
+        raise ProtocolError("a query is named by its digest, in 64 hexadecimal digits")
+    return digest
+
+
+async def _read_bounded(request: web.Request, limit: int) -> bytes:
+    if request.content_length is not None and request.content_length > limit:
+        raise Refusal(Trouble.TOO_LARGE, f"a body of {request.content_length} bytes is over the limit of {limit}")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await read_bounded(request.content, limit)
+    except TooLong as error:
+        raise Refusal(Trouble.TOO_LARGE, str(error)) from None
+    except TimeoutError:
+        raise ProtocolError(f"the body did not arrive within {BODY_SECONDS} s") from None

@@ -1,0 +1,32 @@
+"""The answer as an image, for whoever has matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.errors import TrefoilError
+from protocol.querier.querier import CONFIDENCE, Result
+
+
+def plot_result(path: Path, result: Result) -> None:
+    """A bar for every bucket, with the interval that its noise allows."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise TrefoilError("drawing needs matplotlib", "Install it with: pip install 'trefoil[experiments]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    answer = result.answer
+    figure, axes = pyplot.subplots(figsize=(8, 4))
+    try:
+        axes.bar(range(len(answer.histogram)), answer.histogram, yerr=result.half_width, capsize=2, color="#4c72b0")
+        axes.set_xlabel("bucket")
+        axes.set_ylabel(result.query.unit)
+        axes.set_title(f"{result.query.site}, {answer.counted} reports, {CONFIDENCE:.0%} intervals of the noise")
+        figure.tight_layout()
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise TrefoilError(f"cannot draw {path}: {error}", "Use a name that ends in .png, .svg or .pdf.") from None
+    finally:
+        pyplot.close(figure)

@@ -1,0 +1,166 @@
+"""A query its querier has asked, kept beside the batch: its id, its signature and the key that opens the answer.
+
+Whoever is interrupted asks again under the same id and gets the same bytes; without this file the reports would be
+spent and the answer lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.batch import BatchReader
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.hpke import PrivateKey, Suite
+from protocol.keys import IdentityKey, read_private_file, write_private_file
+from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
+from protocol.report import ReportTerms
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    """What a querier chooses; the rest of a query follows from the batch. None: what the first report paid for."""
+
+    epsilon_micros: int | None = None
+    noise: NoiseMode = NoiseMode.LOCAL
+    minimum_reports: int = 1
+    tolerated_bad_permille: int = 100
+    seconds: int = 600
+
+
+@dataclass(frozen=True, slots=True)
+class AskedQuery:
+    """A signed query and the private half of its answer key."""
+
+    signed: SignedQuery
+    answer_key: PrivateKey = field(repr=False)
+
+    @property
+    def query(self) -> Query:
+        """What is asked."""
+        return self.signed.query
+
+    def save(self, path: Path) -> None:
+        """Before the first byte leaves: an answer whose key is lost is lost."""
+        stored = {
+            "trefoil_query": FORMAT,
+            "query": self.signed.encode().hex(),
+            "answer_key": self.answer_key.raw.hex(),
+        }
+        write_private_file(path, (json.dumps(stored, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> AskedQuery:
+        """The query in `path`, or an error saying what is wrong with the file."""
+        try:
+            stored = json.loads(read_private_file(path))
+            if stored["trefoil_query"] != FORMAT:
+                raise ProtocolError(f"unknown format {stored['trefoil_query']}")
+            signed = SignedQuery.decode(bytes.fromhex(stored["query"]))
+            suite = signed.query.answer_public_key.suite
+            key = PrivateKey.from_raw(Suite(suite), bytes.fromhex(stored["answer_key"]))
+        except (ValueError, KeyError, TypeError, ProtocolError) as error:
+            raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
+        if key.public.raw != signed.query.answer_key:
+            raise TrefoilError(f"{path} is damaged: its key does not belong to its query")
+        return cls(signed, key)
+
+
+def query_path(batch: Path) -> Path:
+    """Where the query on a batch is kept."""
+    return batch.with_name(batch.name + ".query")
+
+
+def make_query(
+    batch: BatchReader,
+    wishes: QueryOptions,
+    helper_set: HelperSet,
+    site_key: IdentityKey,
+    now: int,
+    *,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> AskedQuery:
+    """Run by the querier: a new query on the whole batch, for the site, caller and shape its first report names."""
+    if not len(batch):
+        raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
+    terms = batch[0].terms()
+    answer_key = PrivateKey.generate()
+    query = _fill(terms, wishes, now, batch.root(), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)
+    return AskedQuery(SignedQuery.sign(query, site_key), answer_key)
+
+
+def _fill(
+    terms: ReportTerms,
+    wishes: QueryOptions,
+    now: int,
+    root: bytes,
+    size: int,
+    helper_set: HelperSet,
+    query_id: bytes,
+    answer_key: PrivateKey,
+) -> Query:
+    return Query(
+        query_id=query_id,
+        site=terms.site,
+        caller=terms.caller,
+        epsilon_micros=terms.epsilon_micros if wishes.epsilon_micros is None else wishes.epsilon_micros,
+        sensitivity=terms.sensitivity,
+        buckets=terms.buckets,
+        kappa=terms.kappa,
+        unit=terms.unit,
+        helper_set=helper_set.digest,
+        batch_root=root,
+        batch_size=size,
+        answer_key=answer_key.public.raw,
+        noise=wishes.noise,
+        minimum_reports=wishes.minimum_reports,
+        tolerated_bad_permille=wishes.tolerated_bad_permille,
+        deadline=now + wishes.seconds,
+        debug=terms.debug,
+    )
+
+
+def ask_or_resume(
+    batch: BatchReader,
+    wishes: QueryOptions,
+    helper_set: HelperSet,
+    site_key: IdentityKey,
+    now: int,
+    *,
+    again: bool = False,
+) -> AskedQuery:
+    """The query kept beside the batch, or a new one that is then kept. `again` puts an old one aside first."""
+    path = query_path(batch.path)
+    if again and path.exists():
+        old = AskedQuery.load(path)
+        path.rename(path.with_name(f"{path.name}.{old.query.query_id.hex()}"))
+    if not path.exists():
+        asked = make_query(batch, wishes, helper_set, site_key, now)
+        asked.save(path)
+        return asked
+    asked = AskedQuery.load(path)
+    if asked.query.batch_root != batch.root():
+        raise TrefoilError(
+            f"{batch.path} has changed since it was queried",
+            f"Ask a new query with --new; reports that the old one counted will be refused. The old one is in {path}.",
+        )
+    if not _wished(asked.query, wishes):
+        raise TrefoilError(
+            f"{batch.path} was queried before, with another ε, noise or minimum",
+            "Use the same options to resume that query, or ask a new one with --new.",
+        )
+    return asked
+
+
+def _wished(query: Query, wishes: QueryOptions) -> bool:
+    """Whether a saved query is what its querier wants now. A deadline is not: resuming late is the point."""
+    chosen = (query.noise, query.minimum_reports, query.tolerated_bad_permille)
+    if chosen != (wishes.noise, wishes.minimum_reports, wishes.tolerated_bad_permille):
+        return False
+    return wishes.epsilon_micros in (None, query.epsilon_micros)

@@ -1,0 +1,128 @@
+"""`trefoil query` as a person sees it: a bar while the helpers work, then the histogram with its error bars."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from protocol import epsilon
+from protocol.batch import BatchReader
+from protocol.console import Advance, out, progress
+from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.keys import load_identity
+from protocol.querier.querier import CONFIDENCE, HelperStatus, Querier, Report, Result
+from protocol.querier.saved_query import QueryOptions, ask_or_resume
+from protocol.query import NoiseMode
+from protocol.shares import PARTIES
+
+BAR_WIDTH = 30
+MAX_ROWS = 64
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+# How far each state is, out of what a bar shows.
+_WEIGHT = {"awaiting": 0, "queued": 5, "admitting": 10, "agreeing": 60, "computing": 75, "voting": 90}
+
+
+def noise_mode(text: str) -> NoiseMode:
+    """A noise mode by its name."""
+    try:
+        return NoiseMode(text)
+    except ValueError:
+        known = " and ".join(mode.value for mode in NoiseMode)
+        raise TrefoilError(f"unknown noise mode {text!r}", f"Known are {known}.") from None
+
+
+def permille(share: float) -> int:
+    """A share of one as whole thousandths."""
+    if not (0 <= share <= 1):
+        raise TrefoilError(f"a share is 0 to 1, not {share}")
+    return int(share * 1000)
+
+
+def ask_and_show(
+    reports: Path, helpers: Path, site_key: Path, wishes: QueryOptions, now: int, *, again: bool, quiet: bool
+) -> Result:
+    """Ask, or take up again what was asked, and print the answer."""
+    helper_set, key, batch = HelperSet.load(helpers), load_identity(site_key), BatchReader(reports)
+    batch.check()
+    asked = ask_or_resume(batch, wishes, helper_set, key, now, again=again)
+    with _bar() as report:
+        result = asyncio.run(Querier(helper_set).ask(asked, batch, report))
+    if not quiet:
+        show(result, [helper.name for helper in helper_set.helpers])
+    return result
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Report]:
+    with progress("query, percent", 100) as advance:
+        yield Follower(advance)
+
+
+class Follower:
+    """Turns what three helpers say into one bar that never goes back."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+        self._shown = 0
+
+    def __call__(self, statuses: Mapping[int, HelperStatus]) -> None:
+        """Called with every round of statuses."""
+        done = sum(_share(status) for status in statuses.values()) // PARTIES
+        slowest = min(statuses.values(), key=_share, default=None)
+        if done > self._shown and slowest is not None:
+            self._advance(done - self._shown, note=slowest.state)
+            self._shown = done
+
+
+def _share(status: HelperStatus) -> int:
+    if status.ended:
+        return 100
+    within = 50 * min(status.done, status.total) // status.total if status.total > 0 else 0
+    return _WEIGHT.get(status.state, 0) + within
+
+
+def show(result: Result, names: Sequence[str]) -> None:
+    """The histogram as a table with bars, and what it is worth."""
+    answer, unit = result.answer, result.query.unit
+    table = Table(title=f"{result.query.site}: {answer.counted} of {answer.submitted} reports counted")
+    table.add_column("bucket", justify="right")
+    table.add_column(unit, justify="right")
+    table.add_column(f"± ({CONFIDENCE:.0%})", justify="right")
+    table.add_column("", min_width=BAR_WIDTH)
+    largest = max(1, *answer.histogram)
+    for bucket, value in enumerate(answer.histogram[:MAX_ROWS]):
+        table.add_row(str(bucket), str(value), str(result.half_width), bar(value, largest))
+    out.print(table)
+    if len(answer.histogram) > MAX_ROWS:
+        _say(f"{len(answer.histogram) - MAX_ROWS} more buckets; --json has them all")
+    _show_worth(result)
+    for name, counts in zip(names, answer.rejections, strict=True):
+        if counts:
+            told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
+            _say(f"{name} left out: {told}")
+
+
+def _show_worth(result: Result) -> None:
+    answer = result.answer
+    if result.query.debug:
+        _say("DEBUG: no noise was added; only debug reports were counted")
+    else:
+        paid = epsilon.show(answer.epsilon_micros)
+        _say(f"noise: {answer.noise.value}, ε = {paid}, Δ = {answer.sensitivity}, sd {result.noise_sd:.2f} per bucket")
+    if result.bias is not None:
+        _say(f"bias: at most {result.bias.bound:.1f} in total, with probability {1 - result.bias.beta:.0%}")
+
+
+def bar(value: int, largest: int) -> str:
+    """A bar in eighths of a character; a negative noisy count has none."""
+    eighths = max(0, value) * BAR_WIDTH * 8 // largest
+    return "█" * (eighths // 8) + _BLOCKS[eighths % 8].strip()
+
+
+def _say(text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

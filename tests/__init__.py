@@ -1,0 +1,1 @@
+"""Tests: one file per module. README.md says what each level proves."""

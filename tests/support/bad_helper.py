@@ -1,0 +1,125 @@
+"""One bad helper among three, for tests: every message it sends passes through the test first.
+
+It holds its own keys and nobody else's. What must hold is read off the ledgers of the two honest helpers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpc_helpers.agreement import messages
+from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement.messages import Body, Envelope
+from mpc_helpers.helper import Helper
+from mpc_helpers.ledger.attempt import QueryName, State, Word
+from protocol.batch import BatchReader
+from protocol.querier.querier import QueryFailed, Result
+from protocol.querier.saved_query import AskedQuery, QueryOptions
+from protocol.vote import SignedVote, Vote
+from tests.support.three_helpers import Three, terms
+
+BAD = 2
+HONEST = (0, 1)
+BUCKETS = 6
+SHORT = QueryOptions(tolerated_bad_permille=1000, seconds=3)
+LONG = QueryOptions(tolerated_bad_permille=1000, seconds=60)
+
+Tamper = Callable[[int, Body], Body | None]
+
+
+def helper_of(three: Three, party: int) -> Helper:
+    helper = three.intakes[party]._helper
+    assert isinstance(helper, Helper)
+    return helper
+
+
+def agreement_of(three: Three, party: int) -> Agreement:
+    return helper_of(three, party)._agreements[False]
+
+
+def honestly(_target: int, body: Body) -> Body:
+    return body
+
+
+@dataclass
+class BadHelper:
+    """Helper 3 with a hand on its mouth: `tamper` sees each message to each peer, and may change or swallow it."""
+
+    three: Three
+    tamper: Tamper = honestly
+    sent: list[tuple[int, bytes]] = field(default_factory=list)
+    carry: Any = None
+
+    def __post_init__(self) -> None:
+        # Set on the instance, which is what Server and Peers look up at each call.
+        agreement: Any = agreement_of(self.three, BAD)
+        self.peers = agreement.peers
+        self.carry, receive = self.peers._send, agreement.receive
+
+        async def send_changed(target: int, data: bytes) -> bytes | None:
+            changed = self._changed(target, data)
+            return None if changed is None else await self.carry(target, changed)
+
+        async def reply_changed(peer: int, data: bytes) -> bytes | None:
+            reply = await receive(peer, data)
+            return None if reply is None else self._changed(peer, reply)
+
+        self.peers._send, agreement.receive = send_changed, reply_changed
+
+    def _changed(self, target: int, data: bytes) -> bytes | None:
+        envelope = Envelope.open(data, self.peers.realm, BAD, self.peers.keys[BAD])
+        body = self.tamper(target, envelope.body)
+        if body is None:
+            return None
+        changed = replace(envelope, body=body).seal(self.peers.realm, self.peers.identity)
+        self.sent.append((target, changed))
+        return changed
+
+    def vote(self, attempt_id: bytes, word: Word) -> messages.State:
+        """A vote as it likes, whatever its ledger holds."""
+        vote = Vote.YES if word is Word.YES else Vote.ABORTED
+        return messages.State(
+            attempt_id, word, (SignedVote.sign(BAD, attempt_id, vote, self.peers.realm, self.peers.identity),)
+        )
+
+
+def five_reports(three: Three) -> BatchReader:
+    one_each = np.eye(BUCKETS, dtype=int).tolist()[:5]
+    return three.batch(three.seal(one_each, terms(BUCKETS)))
+
+
+def truth_of(three: Three, result: Result) -> list[int]:
+    return [got - drawn for got, drawn in zip(result.answer.histogram, three.noise_of(result), strict=True)]
+
+
+def heads(three: Three) -> list[int]:
+    """How far the honest ledgers have come."""
+    return [helper_of(three, party)._ledgers[False].head.sequence for party in HONEST]
+
+
+def live_states(three: Three, asked: AskedQuery) -> list[State | None]:
+    key = QueryName.of(asked.query).key
+    records = [helper_of(three, party)._ledgers[False].live(key) for party in HONEST]
+    return [record.state if record else None for record in records]
+
+
+async def never_released(three: Three, asked: AskedQuery, batch: BatchReader, match: str) -> QueryFailed:
+    """The query fails, and the honest helpers hold nothing of it: its reports are free for the next."""
+    with pytest.raises(QueryFailed, match=match) as refused:
+        await three.ask(asked, batch)
+    async with asyncio.timeout(10):
+        while live_states(three, asked) != [None, None]:
+            await asyncio.sleep(0.05)
+    return refused.value
+
+
+async def answered(three: Three, batch: BatchReader) -> None:
+    """A new query over the same reports is answered, each counted once."""
+    result = await three.ask(three.query(batch, LONG), batch)
+    assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]

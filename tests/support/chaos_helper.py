@@ -1,0 +1,146 @@
+"""A helper daemon with failpoints, for tests only: `python -m tests.support.chaos_helper CONFIG`.
+
+It is the installed daemon in every respect but its constructor arguments: the step callback, the clock and the pace.
+What is to go wrong is read from `chaos.json` beside the configuration each time a step of COMMIT.md is reached, and
+struck off before it happens, so that a helper that comes back goes on with the rest of the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+
+from mpc_helpers.agreement.agreement import Pace
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.service.daemon import Parts, run
+from protocol.console import write_atomically
+from protocol.errors import TrefoilError
+
+PACE = Pace(first=0.02, longest_agree=0.2, longest_ask=0.3, patience=1.5)
+PLAN = "chaos.json"
+FIRED = "chaos.log"
+
+
+class Action(Enum):
+    """What may happen at a step."""
+
+    KILL_DAEMON = "kill -9 daemon"
+    KILL_WORKER = "kill -9 worker"
+    STOP_DAEMON = "SIGSTOP daemon"
+    STOP_WORKER = "SIGSTOP worker"
+    FILL_DISK = "full disk"
+
+
+@dataclass(frozen=True)
+class Failpoint:
+    """One thing that goes wrong, the next time its step is reached."""
+
+    step: str
+    action: str
+
+    @classmethod
+    def of(cls, step: Step, action: Action) -> Failpoint:
+        return cls(step.name, action.name)
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """What one helper has before it: failpoints in order, and how far its clock is off."""
+
+    plan: tuple[Failpoint, ...] = ()
+    skew: int = 0
+
+    @classmethod
+    def load(cls, folder: Path) -> Chaos:
+        with contextlib.suppress(FileNotFoundError):
+            stored = json.loads((folder / PLAN).read_bytes())
+            return cls(tuple(Failpoint(**entry) for entry in stored["plan"]), stored["skew"])
+        return cls()
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / PLAN, json.dumps(asdict(self)).encode())
+
+
+def workers_of(daemon: int) -> list[int]:
+    """The worker processes that a daemon's nursery has forked and that are still there."""
+    nurseries = [child for child in _children(daemon) if b"mpc_helpers.mpc.fork_server_main" in _command(child)]
+    return [worker for nursery in nurseries for worker in _children(nursery)]
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # After the name: the state, where a Z has ended already, and the parent.
+                state, of = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if int(of) == parent and state != "Z":
+                    found.append(int(entry.name))
+    return found
+
+
+def _command(process: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+class Failpoints:
+    """The step callback. Ledgers call it from threads of their own, so the plan is read under a lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+
+    def reach(self, step: Step) -> None:
+        with self._lock:
+            chaos = Chaos.load(self._folder)
+            if not chaos.plan or chaos.plan[0].step != step.name:
+                return
+            Chaos(chaos.plan[1:], chaos.skew).save(self._folder)
+            action = Action[chaos.plan[0].action]
+            targets = self._targets(action)
+            with (self._folder / FIRED).open("a") as log:
+                log.write(f"{step.name} {action.name} {len(targets)}\n")
+            self._act(action, targets)
+
+    def now(self) -> int:
+        """The clock, as wrong as the plan wants it."""
+        return int(time.time()) + Chaos.load(self._folder).skew
+
+    def _targets(self, action: Action) -> list[int]:
+        if action in (Action.KILL_WORKER, Action.STOP_WORKER):
+            return workers_of(os.getpid())
+        return [os.getpid()]
+
+    def _act(self, action: Action, targets: list[int]) -> None:
+        if action is Action.FILL_DISK:
+            # Every write beyond the first byte of a file fails from here on; the test makes room again from outside.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            return
+        what = signal.SIGKILL if action in (Action.KILL_DAEMON, Action.KILL_WORKER) else signal.SIGSTOP
+        for target in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, what)
+
+
+def main() -> None:
+    config = Path(sys.argv[1])
+    failpoints = Failpoints(config.parent)
+    try:
+        run(config, stop_with_stdin=True, parts=Parts(clock=failpoints.now, step=failpoints.reach, pace=PACE))
+    except TrefoilError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+"""Three helpers in one process, on real ledger files, over a network that loses, delays, repeats and reorders.
+
+Time is virtual: the event loop jumps to the next thing that happens, so that an hour of asking costs milliseconds. A
+crash abandons everything in memory at a named step and opens the ledger again from disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt, Pace
+from mpc_helpers.agreement.messages import Envelope
+from mpc_helpers.ledger.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, TooFewReports
+from mpc_helpers.ledger.file import LedgerClosed
+from mpc_helpers.ledger.ledger import Owner, ReportLedger, Standing
+from protocol.batch import Digests, batch_root, sorted_order
+from protocol.errors import Rejection
+from protocol.keys import IdentityKey
+from protocol.vote import realm
+
+T = TypeVar("T")
+Point = tuple[int, Step, int]
+
+PACE = Pace(first=0.05, longest_agree=0.8, longest_ask=2.0, patience=1.5)
+SET_DIGEST = hashlib.sha256(b"the helper set of these tests").digest()
+IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % helper).digest()) for helper in range(3))
+KEYS = tuple(identity.public for identity in IDENTITIES)
+REALM = realm(SET_DIGEST, debug=False)
+
+
+class Crash(BaseException):
+    """The process is gone; nothing of ours may catch it and go on."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps over every wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        selector: Any = self._selector  # type: ignore[attr-defined]  # an attribute of the standard loop, not in its stubs
+        really_select = selector.select
+
+        def select(timeout: float | None) -> Any:
+            if timeout is None:
+                raise RuntimeError("nothing will ever happen again: a deadlock")
+            self._now += timeout
+            return really_select(0)
+
+        selector.select = select
+
+    def time(self) -> float:
+        return self._now
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    """Run on a virtual loop of its own."""
+
+    async def entry() -> T:
+        return await main()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(entry())
+
+
+async def inline(call: Callable[[], T]) -> T:
+    """The ledger's calls on the loop itself, so that every run of a seed is the same run."""
+    return call()
+
+
+@dataclass(frozen=True)
+class AskedQuery:
+    """A query over reports named by small integers."""
+
+    name: QueryName
+    reports: tuple[int, ...]
+    deadline: float = 60.0
+
+    @classmethod
+    def of(cls, rank: int, reports: Iterable[int], deadline: float = 60.0) -> AskedQuery:
+        return cls(QueryName(bytes([rank]) * 32, hashlib.sha256(b"query %d" % rank).digest()), tuple(reports), deadline)
+
+    def digests(self) -> Digests:
+        rows = np.array([list(report_digest(report)) for report in self.reports], dtype=np.uint8)
+        return rows[sorted_order(rows)]
+
+    def batch(self) -> AdmittedBatch:
+        digests = self.digests()
+        count = len(digests)
+        return AdmittedBatch(
+            batch_root(digests), digests, np.ones(count, dtype=np.uint32), np.ones(count, dtype=np.bool_), {}
+        )
+
+
+def report_digest(report: int) -> bytes:
+    return hashlib.sha256(b"report %d" % report).digest()
+
+
+@dataclass
+class Plan:
+    """What goes wrong in one run."""
+
+    seed: int = 0
+    crashes: frozenset[Point] = frozenset()
+    loss: float = 0.0
+    calm_at: float = 30.0
+    mpc_fails: Callable[[int, int], bool] = lambda _helper, _number: False
+    restart_after: float = 1.0
+    horizon: float = 200.0
+
+
+@dataclass
+class World:
+    """Three nodes, the network, and everything an outsider could ever collect."""
+
+    folder: Path
+    queries: tuple[AskedQuery, ...]
+    plan: Plan
+    honest: tuple[int, ...] = (0, 1, 2)
+    tamper: Callable[[int, int, Envelope], Envelope | None] | None = None
+    block: Callable[[int, int, Envelope], bool] | None = None
+    prepare: Callable[[Path], None] = lambda _path: None
+    nodes: list[Node] = field(default_factory=list)
+    reached: Counter[tuple[int, Step]] = field(default_factory=Counter)
+    crashed: list[Point] = field(default_factory=list)
+    out: list[tuple[int, bytes, bytes, bytes]] = field(default_factory=list)
+    accepted: dict[bytes, set[frozenset[bytes]]] = field(default_factory=lambda: defaultdict(set))
+    summed: dict[tuple[bytes, int], dict[int, frozenset[bytes]]] = field(default_factory=lambda: defaultdict(dict))
+    ended: dict[tuple[int, bytes], str] = field(default_factory=dict)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.plan.seed)
+        for helper in range(3):
+            path = self.folder / f"helper{helper}.db"
+            ReportLedger.create(path, Owner(helper, KEYS[helper]))
+            self.prepare(path)
+            self.nodes.append(Node(self, helper, path))
+
+    async def play(self) -> None:
+        """Start everyone, let it all happen, and come back when nothing is left to do or the horizon is reached."""
+        for node in self.nodes:
+            self.spawn(node.start())
+        now = asyncio.get_running_loop().time
+        while now() < self.plan.horizon and not self.done():
+            await asyncio.sleep(0.5)
+        await self.stop()
+
+    async def stop(self) -> None:
+        for node in self.nodes:
+            node.kill()
+        for _ in range(3):
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def done(self) -> bool:
+        owed = [(helper, query.name.key) for helper in self.honest for query in self.queries]
+        alive = all(self.nodes[helper].alive for helper in self.honest)
+        settled = alive and all(not self.nodes[helper].ledger.unsettled() for helper in self.honest)
+        return settled and all(key in self.ended for key in owed)
+
+    def spawn(self, work: Any) -> asyncio.Task[Any]:
+        async def guarded() -> None:
+            try:
+                await work
+            except (Crash, LedgerClosed):
+                return  # what a dead helper left behind
+
+        task = asyncio.get_running_loop().create_task(guarded())
+        self.tasks.add(task)
+        task.add_done_callback(self._finished)
+        # A task cancelled before it began never awaits its work.
+        task.add_done_callback(lambda _: work.close())
+        return task
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.ended[(9, repr(error).encode())] = f"failed: {error!r}"
+
+    def chance(self, probability: float) -> bool:
+        calm = asyncio.get_running_loop().time() >= self.plan.calm_at
+        return not calm and bool(self.rng.random() < probability)
+
+    async def carry(self, source: int, target: int, data: bytes) -> bytes | None:
+        """The network. What was handed to it travels on even if the sender dies."""
+        sent: bytes | None = self._tampered(source, target, data)
+        if sent is None:
+            return None
+        reply: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        copies = 2 if self.chance(self.plan.loss) else 1
+        for _ in range(copies):
+            self.spawn(self._deliver(source, target, sent, reply))
+        return await reply
+
+    async def _deliver(self, source: int, target: int, data: bytes, reply: asyncio.Future[bytes | None]) -> None:
+        answer = None
+        await asyncio.sleep(float(self.rng.uniform(0.001, 0.03 if not self.chance(self.plan.loss) else 3.0)))
+        node = self.nodes[target]
+        if node.alive and not self.chance(self.plan.loss):
+            generation = node.generation
+            answer = await node.agreement.receive(source, data)
+            if node.generation != generation or not node.alive:
+                answer = None
+        if answer is not None:
+            answer = self._tampered(target, source, answer)
+            await asyncio.sleep(float(self.rng.uniform(0.001, 0.03)))
+        if not reply.done() and not (answer is not None and self.chance(self.plan.loss)):
+            reply.set_result(answer)
+
+    def _tampered(self, source: int, target: int, data: bytes) -> bytes | None:
+        if self.block and self.block(source, target, Envelope.open(data, REALM, source, KEYS[source])):
+            return None
+        if self.tamper is None or source in self.honest:
+            return data
+        changed = self.tamper(source, target, Envelope.open(data, REALM, source, KEYS[source]))
+        return changed.seal(REALM, IDENTITIES[source]) if changed else None
+
+
+class Node:
+    """One helper: its ledger, its agreement, and a small version of the page `Helper.answer`."""
+
+    def __init__(self, world: World, helper: int, path: Path) -> None:
+        self.world = world
+        self.helper = helper
+        self.path = path
+        self.alive = False
+        self.generation = 0
+        self.work: list[asyncio.Task[Any]] = []
+        self.ledger: ReportLedger
+        self.agreement: Agreement
+
+    def step(self, step: Step) -> None:
+        if not self.alive and step not in STARTING:
+            raise Crash
+        world = self.world
+        world.reached[(self.helper, step)] += 1
+        point = (self.helper, step, world.reached[(self.helper, step)])
+        if point in world.plan.crashes:
+            world.crashed.append(point)
+            self.kill()
+            world.spawn(self._restart())
+            raise Crash
+
+    def kill(self) -> None:
+        """kill -9: nothing is flushed, nothing is said."""
+        self.alive = False
+        self.generation += 1
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+        agreement: Any = getattr(self, "agreement", None)
+        doomed = list(self.work)
+        if agreement is not None:
+            doomed += [*agreement._spending._asking.values(), *agreement.peers._in_flight.values()]
+        for task in doomed:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.work = []
+
+    async def _restart(self) -> None:
+        await asyncio.sleep(self.world.plan.restart_after)
+        await self.start()
+
+    async def start(self) -> None:
+        generation = self.generation
+
+        async def send(peer: int, data: bytes) -> bytes | None:
+            if self.generation != generation:
+                raise Crash
+            return await self.world.carry(self.helper, peer, data)
+
+        self.ledger = ReportLedger(self.path, Owner(self.helper, KEYS[self.helper]), step=self.step)
+        self.agreement = Agreement(
+            self.ledger,
+            IDENTITIES[self.helper],
+            KEYS,
+            SET_DIGEST,
+            send,
+            pace=PACE,
+            step=self.step,
+            offload=inline,
+            entropy=self.world.rng.bytes,
+        )
+        await self.agreement.recover()
+        self.alive = True
+        for query in self.world.queries:
+            if (self.helper, query.name.key) not in self.world.ended:
+                self.work.append(self.world.spawn(self.answer(query)))
+
+    async def answer(self, query: AskedQuery) -> None:
+        """Admit · Agree · Spend · Sum · Noise · Open, with a label for a share."""
+        now = asyncio.get_running_loop().time
+        while True:
+            released = await self.agreement.answer(query.name.key)
+            if released is not None:
+                break
+            if now() >= query.deadline:
+                self.world.ended[(self.helper, query.name.key)] = "given up"
+                return
+            try:
+                await self.attempt(query)
+            except AlreadyReleased:
+                continue
+            except TooFewReports:
+                self.world.ended[(self.helper, query.name.key)] = "given up"
+                return
+            except AgreementError:
+                await asyncio.sleep(0.3)
+        self.step(Step.ANSWER_BEFORE_SEND)
+        self.world.out.append((self.helper, query.name.key, released.attempt_id, released.sealed_share))
+        self.step(Step.ANSWER_AFTER_SEND)
+        self.world.ended[(self.helper, query.name.key)] = "released"
+
+    async def attempt(self, query: AskedQuery) -> Outcome:
+        now = asyncio.get_running_loop().time
+        deadline = max(min(now() + 25, query.deadline), now() + 0.1)
+        batch = query.batch()
+        attempt = await self.agreement.agree(query.name, batch, bytes(32), b"port %d" % self.helper, deadline)
+        self._note(attempt, batch)
+        self.step(Step.COMPUTE)
+        await asyncio.sleep(0.1)
+        if self.world.plan.mpc_fails(self.helper, attempt.number):
+            await asyncio.sleep(0.2)
+            await self.agreement.give_up(attempt, "the MPC failed")
+            return Outcome.ABORTED
+        share = b"share %d of %s" % (self.helper, attempt.attempt_id.hex().encode())
+        return await self.agreement.commit(attempt, share, now() + 10)
+
+    def _note(self, attempt: Attempt, batch: AdmittedBatch) -> None:
+        accepted = frozenset(bytes(row) for row in batch.digests[:][attempt.accepted])
+        self.world.accepted[attempt.attempt_id].add(accepted)
+        self.world.summed[(attempt.query.key, attempt.number)][self.helper] = accepted
+
+
+STARTING = (Step.START_BEFORE_SWEEP, Step.SWEEP_BEFORE_COMMIT, Step.SWEEP_AFTER_COMMIT, Step.START_AFTER_SWEEP)
+
+
+def violations(world: World) -> list[str]:
+    """S1, S3, L1 and L2 of COMMIT.md, read off the ledgers on disk and what was let out."""
+    ledgers = {helper: _reopen(world, helper) for helper in world.honest}
+    try:
+        found = [text for key, text in world.ended.items() if key[0] == 9]
+        found += _safety(world, ledgers)
+        if world.honest == (0, 1, 2):
+            found += _liveness(world, ledgers)
+        return found
+    finally:
+        for ledger in ledgers.values():
+            ledger.close()
+
+
+def _safety(world: World, ledgers: dict[int, ReportLedger]) -> list[str]:
+    found = []
+    let_out: dict[bytes, set[bytes]] = defaultdict(set)
+    bytes_of: dict[tuple[int, bytes], set[bytes]] = defaultdict(set)
+    for helper, key, attempt_id, share in world.out:
+        if helper in world.honest:
+            let_out[key].add(attempt_id)
+            bytes_of[(helper, key)].add(share)
+    for ledger in ledgers.values():
+        for query in world.queries:
+            released = ledger._records("query_key = ? AND state = 'released'", query.name.key)
+            let_out[query.name.key].update(record.attempt_id for record in released)
+    found += [f"S3: two attempts of one query are out: {key[:2].hex()}" for key, ids in let_out.items() if len(ids) > 1]
+    found += [f"S3: helper {who[0]} sent different bytes" for who, shares in bytes_of.items() if len(shares) > 1]
+    found += ["one attempt id, two sets" for sets in world.accepted.values() if len(sets) > 1]
+    answers = [(key, attempt_id) for key, ids in let_out.items() for attempt_id in ids]
+    for (_, one), (_, other) in itertools.combinations(answers, 2):
+        if _union(world.accepted[one]) & _union(world.accepted[other]):
+            found.append("S1: two released answers share a report")
+    for _, attempt_id in answers:
+        for helper, ledger in ledgers.items():
+            record = ledger.record(attempt_id)
+            if record is not None and record.state in (State.RESERVED, State.ABORTED):
+                found.append(f"half spent: released somewhere, {record.state.value} at helper {helper}")
+    return found
+
+
+def _liveness(world: World, ledgers: dict[int, ReportLedger]) -> list[str]:
+    found = []
+    for helper, ledger in ledgers.items():
+        found += [f"L1: stuck as {record.state.value} at helper {helper}" for record in ledger.unsettled()]
+    for query in world.queries:
+        records = [ledger.live(query.name.key) for ledger in ledgers.values()]
+        states = {record.state if record else None for record in records}
+        if len(states) != 1 or len({record.attempt_id if record else b"" for record in records}) != 1:
+            found.append(f"L1: {query.name.key[:1].hex()} ended differently: {states}")
+        if any(world.ended.get((helper, query.name.key)) is None for helper in ledgers):
+            found.append(f"L1: {query.name.key[:1].hex()} never ended at some helper")
+    won = {query.name.key for query in world.queries if world.ended.get((0, query.name.key)) == "released"}
+    spent = _union(reports for query in world.queries if query.name.key in won for reports in [_digests(query)])
+    for query in world.queries:
+        for helper, ledger in ledgers.items():
+            standing = ledger.lookup(query.batch().digests, bytes(32))
+            unspent = np.array([bytes(row) not in spent for row in query.digests()])
+            if np.any(standing[unspent] != Standing.FREE):
+                found.append(f"L1: reports of a query that ended without answer are locked at helper {helper}")
+    return found
+
+
+def _digests(query: AskedQuery) -> frozenset[bytes]:
+    return frozenset(report_digest(report) for report in query.reports)
+
+
+def _union(sets: Iterable[frozenset[bytes]]) -> frozenset[bytes]:
+    return frozenset(itertools.chain.from_iterable(sets))
+
+
+def _reopen(world: World, helper: int) -> ReportLedger:
+    return ReportLedger(world.nodes[helper].path, Owner(helper, KEYS[helper]))
+
+
+def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) -> AdmittedBatch:
+    """The batch with some reports not admitted."""
+    admitted = batch.admitted.copy()
+    places = list(positions)
+    admitted[places] = False
+    return AdmittedBatch(batch.root, batch.digests, batch.hours, admitted, {reason: len(places)})

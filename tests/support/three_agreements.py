@@ -1,0 +1,110 @@
+"""Three helpers that agree and spend in one process and virtual time, without reports or MPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt
+from mpc_helpers.ledger.attempt import Outcome
+from mpc_helpers.ledger.ledger import Owner, ReportLedger
+from tests.support.commit_world import (
+    IDENTITIES,
+    KEYS,
+    PACE,
+    SET_DIGEST,
+    AskedQuery,
+    inline,
+    run,
+)
+
+QUERY = AskedQuery.of(1, range(6))
+OTHER = AskedQuery.of(2, range(4, 10))
+PARAMETERS = b"p" * 32
+
+
+class Three:
+    """Three helpers over a network that works, except where a test says otherwise."""
+
+    def __init__(self, folder: Path, *, threads: bool = False) -> None:
+        self.down: set[int] = set()
+        self.deaf: set[int] = set()
+        self.delay = 0.01
+        self.calls: list[tuple[int, int]] = []
+        self.ledgers: list[ReportLedger] = []
+        for helper in range(3):
+            ReportLedger.create(folder / f"{helper}.db", Owner(helper, KEYS[helper]))
+            self.ledgers.append(ReportLedger(folder / f"{helper}.db", Owner(helper, KEYS[helper])))
+        self._threads = threads
+        self.agreements: list[Agreement] = []
+
+    def start(self) -> None:
+        offload = None if self._threads else inline
+        self.agreements = [
+            Agreement(
+                self.ledgers[helper],
+                IDENTITIES[helper],
+                KEYS,
+                SET_DIGEST,
+                self._sender(helper),
+                pace=PACE,
+                offload=offload,
+            )
+            for helper in range(3)
+        ]
+
+    def _sender(self, source: int) -> Callable[[int, bytes], Awaitable[bytes | None]]:
+        async def send(target: int, data: bytes) -> bytes | None:
+            self.calls.append((source, target))
+            await asyncio.sleep(self.delay)
+            if {source, target} & self.down or target in self.deaf:
+                raise OSError("connection refused")
+            return await self.agreements[target].receive(source, data)
+
+        return send
+
+    async def agree(
+        self,
+        query: AskedQuery = QUERY,
+        batches: dict[int, AdmittedBatch] | None = None,
+        seconds: float = 20.0,
+        helpers: tuple[int, ...] = (0, 1, 2),
+        **changes: Any,
+    ) -> list[Any]:
+        """Every helper agrees at once; results or errors in order."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        work = []
+        for helper in helpers:
+            batch = (batches or {}).get(helper, query.batch())
+            name = changes.get("names", {}).get(helper, query.name)
+            parameters = changes.get("parameters", {}).get(helper, PARAMETERS)
+            endpoint = b"port %d" % helper
+            minimum = changes.get("minimum", 1)
+            work.append(self.agreements[helper].agree(name, batch, parameters, endpoint, deadline, minimum=minimum))
+        return await asyncio.gather(*work, return_exceptions=True)
+
+    async def commit(self, attempts: list[Attempt]) -> list[Outcome]:
+        deadline = asyncio.get_running_loop().time() + 20.0
+        return await asyncio.gather(
+            *(
+                self.agreements[helper].commit(attempt, b"share %d" % helper, deadline)
+                for helper, attempt in enumerate(attempts)
+            )
+        )
+
+    async def stop(self) -> None:
+        for agreement in self.agreements:
+            await agreement.close()
+
+
+def play(three: Three, scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        three.start()
+        try:
+            await scenario()
+        finally:
+            await three.stop()
+
+    run(main)

@@ -1,0 +1,258 @@
+"""Three helpers for tests: in one process over real HTTPS with an MPC in memory that records its noise, or as three
+real processes through the launcher.
+
+Recording noise, failing at a step and turning the clock exist here and only here: they are constructor arguments that
+no configuration of an installed helper reaches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from mpc_helpers.agreement.agreement import Pace
+from mpc_helpers.agreement.negotiation import Attempt
+from mpc_helpers.helper import Sessions
+from mpc_helpers.identity.config import HelperConfig, Membership, load_config
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.local.launcher import Trio, prepare
+from mpc_helpers.mpc.channel import Channel, Intercept, memory_mesh
+from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, pairwise_sum, sum_parameters
+from mpc_helpers.mpc.runtime import run_over_channels
+from mpc_helpers.mpc.session import MpcSession
+from mpc_helpers.service.daemon import Parts, serving
+from mpc_helpers.service.intake import Intake
+from mpc_helpers.service.rendezvous import Rendezvous
+from mpc_helpers.service.transport import Certificates
+from protocol.batch import BatchReader, BatchWriter
+from protocol.field import Vector, from_integers
+from protocol.helper_set import HelperSet
+from protocol.keys import IdentityKey, load_identity
+from protocol.querier.querier import Querier, Result
+from protocol.querier.saved_query import AskedQuery, QueryOptions, make_query
+from protocol.query import Query
+from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
+from protocol.shares import PARTIES
+
+SITE = "shop.example"
+FAST = Pace(first=0.01, longest_agree=0.05, longest_ask=0.1, patience=2.0)
+
+
+def real_now() -> int:
+    """Seconds since 1970."""
+    return int(time.time())
+
+
+def terms(
+    buckets: int,
+    *,
+    epsilon_micros: int = 1_000_000,
+    sensitivity: int = 2,
+    kappa: int = 0,
+    site: str = SITE,
+    caller: str = SITE,
+    debug: bool = False,
+    unit: str = "count",
+    at: int | None = None,
+) -> ReportTerms:
+    """The terms of a report made now."""
+    when = coarse_time(real_now() if at is None else at)
+    return ReportTerms(site, caller, when, epsilon_micros, sensitivity, buckets, kappa, unit, debug)
+
+
+def write_batch(path: Path, reports: Sequence[SealedReport]) -> BatchReader:
+    """A batch file of these reports."""
+    with BatchWriter(path) as writer:
+        for report in reports:
+            writer.add(report)
+    return BatchReader(path)
+
+
+def seal_all(histograms: Sequence[Sequence[int]], of: ReportTerms, helper_set: HelperSet) -> list[SealedReport]:
+    """One report for each histogram."""
+    return [seal_report(histogram, of, helper_set) for histogram in histograms]
+
+
+@dataclass(slots=True)
+class NoiseRecord:
+    """What was added in one attempt: in local mode a vector per helper, in pairwise one per helper that lacks it."""
+
+    parts: dict[int, list[int]] = field(default_factory=dict)
+
+    def total(self) -> list[int]:
+        """The noise in the answer."""
+        return np.sum(list(self.parts.values()), axis=0).tolist() if self.parts else []
+
+
+class _RecordingNoise(ExactNoise):
+    """Exact noise that tells."""
+
+    def __init__(self, keep: Callable[[bytes, list[int]], None]) -> None:
+        self._keep = keep
+
+    def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:
+        drawn = super().pairwise(rate, buckets, key)
+        self._keep(key, drawn)
+        return drawn
+
+
+class MemoryMpc:
+    """The MPC of three helpers in this process. `records` has the noise of every attempt, by its id."""
+
+    def __init__(self, intercept: Intercept | None = None) -> None:
+        self.records: dict[bytes, NoiseRecord] = {}
+        self.before_add: Callable[[int, Attempt], None] = lambda _party, _attempt: None
+        self._meshes: dict[bytes, list[list[Channel]]] = {}
+        self._pairs: dict[bytes, dict[bytes, list[int]]] = {}
+        self._intercept = intercept
+
+    @asynccontextmanager
+    async def sessions(
+        self, config: HelperConfig, membership: Membership, certificates: Certificates, meetings: Rendezvous
+    ) -> AsyncIterator[Sessions]:
+        """For `Parts.sessions`."""
+
+        @asynccontextmanager
+        async def session(query: Query, kind: SumKind) -> AsyncIterator[_MemorySession]:
+            yield _MemorySession(self, membership.party, query, kind)
+
+        yield session
+
+    def channels(self, attempt_id: bytes, party: int) -> list[Channel]:
+        """This party's channels in the session of an attempt."""
+        if attempt_id not in self._meshes:
+            self._meshes[attempt_id] = memory_mesh(self._intercept)
+        return self._meshes[attempt_id][party]
+
+    def record_pair(self, attempt_id: bytes, key: bytes, drawn: list[int]) -> None:
+        """Both helpers of a pair draw the same vector from the same key; it is added once."""
+        known = self._pairs.setdefault(attempt_id, {})
+        known[key] = drawn
+        self.records.setdefault(attempt_id, NoiseRecord()).parts = dict(enumerate(known.values()))
+
+
+@dataclass(slots=True)
+class _MemorySession:
+    mpc: MemoryMpc
+    party: int
+    query: Query
+    kind: SumKind
+
+    async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
+        self.mpc.before_add(self.party, attempt)
+        query, mine = self.query, [int(value) for value in share.tolist()]
+        scale = sum_parameters(self.kind, query.gamma, parameters)
+        session = MpcSession(self.party, attempt.attempt_id, scale, query.length, seconds)
+        match self.kind:
+            case SumKind.LOCAL:
+                drawn = ExactNoise().local(query.gamma, query.length)
+                self.mpc.records.setdefault(attempt.attempt_id, NoiseRecord()).parts[self.party] = drawn
+                program = local_sum(mine, drawn)
+            case SumKind.PAIRWISE:
+                keep = _RecordingNoise(lambda key, made: self.mpc.record_pair(attempt.attempt_id, key, made))
+                program = pairwise_sum(mine, query.gamma, keep)
+            case SumKind.DEBUG:
+                program = debug_sum(mine)
+        channels = self.mpc.channels(attempt.attempt_id, self.party)
+        return from_integers(await run_over_channels(session, channels, program))
+
+
+@dataclass(slots=True)
+class Three:
+    """Three helpers in this process, each of which can be stopped and started again."""
+
+    trio: Trio
+    mpc: MemoryMpc
+    folder: Path
+    steps: dict[int, Callable[[Step], None]] = field(default_factory=dict)
+    clock: Callable[[], int] = real_now
+    intakes: dict[int, Intake] = field(default_factory=dict)
+    _running: dict[int, AsyncExitStack] = field(default_factory=dict)
+    _batches: int = 0
+
+    @property
+    def helper_set(self) -> HelperSet:
+        return self.trio.helper_set
+
+    def site_key(self, site: str = SITE) -> IdentityKey:
+        return load_identity(self.trio.site_key_path(site))
+
+    async def start(self, party: int) -> None:
+        """Start one helper; its ledger, queries and certificates are those it had."""
+        step = self.steps.get(party, lambda _: None)
+        parts = Parts(clock=self.clock, step=step, sessions=self.mpc.sessions, pace=FAST)
+        stack = AsyncExitStack()
+        config = load_config(self.trio.config_path(party))
+        self.intakes[party] = await stack.enter_async_context(serving(config, parts))
+        self._running[party] = stack
+
+    async def stop(self, party: int) -> None:
+        """Stop one helper, as SIGTERM would."""
+        stack = self._running.pop(party, None)
+        if stack is not None:
+            await stack.aclose()
+
+    def batch(self, reports: Sequence[SealedReport]) -> BatchReader:
+        """A new batch file."""
+        self._batches += 1
+        return write_batch(self.folder / f"batch-{self._batches}", reports)
+
+    def seal(self, histograms: Sequence[Sequence[int]], of: ReportTerms) -> list[SealedReport]:
+        return seal_all(histograms, of, self.helper_set)
+
+    def query(self, batch: BatchReader, wishes: QueryOptions | None = None, *, site: str = SITE) -> AskedQuery:
+        """A new query on a batch."""
+        return make_query(batch, wishes or QueryOptions(seconds=30), self.helper_set, self.site_key(site), self.clock())
+
+    async def ask(self, asked: AskedQuery, batch: BatchReader, *, patience: float = 5.0) -> Result:
+        """Ask as a querier does."""
+        return await Querier(self.helper_set, patience=patience, clock=self.clock).ask(asked, batch)
+
+    def noise_of(self, result: Result) -> list[int]:
+        """The noise that is in an answer."""
+        return self.mpc.records[result.answer.accepted_root].total()
+
+
+@cache
+def _template() -> Path:
+    """Keys and empty ledgers, made once: what takes time and what no test looks at."""
+    folder = Path(tempfile.mkdtemp(prefix="trefoil-template-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    prepare(folder / "trio", now=real_now())
+    return folder / "trio"
+
+
+@asynccontextmanager
+async def three_helpers(
+    folder: Path,
+    *,
+    sites: Mapping[str, Sequence[str]] | None = None,
+    steps: Mapping[int, Callable[[Step], None]] | None = None,
+    clock: Callable[[], int] = real_now,
+    intercept: Intercept | None = None,
+    options: Mapping[str, object] | None = None,
+    start: bool = True,
+) -> AsyncIterator[Three]:
+    """Three helpers in one process, over real HTTPS and real ledgers."""
+    shutil.copytree(_template(), folder / "trio")
+    trio = prepare(
+        folder / "trio", now=clock(), sites=sites or {SITE: [SITE]}, options={"processes": 0, **(options or {})}
+    )
+    three = Three(trio, MemoryMpc(intercept), folder, dict(steps or {}), clock)
+    try:
+        if start:
+            await asyncio.gather(*(three.start(party) for party in range(PARTIES)))
+        yield three
+    finally:
+        await asyncio.gather(*(three.stop(party) for party in range(PARTIES)))

@@ -1,0 +1,219 @@
+"""Admission in bulk against a plain reading of the rules, one header at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpc_helpers.admission.rules import (
+    ADMITTED,
+    CODE_OF,
+    REASON_OF,
+    AdmissionRules,
+    examine_headers,
+    repeated,
+)
+from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol.query import Query
+from protocol.report import Header
+from protocol.shares import PARTIES
+from tests.support import protocol_samples as samples
+
+OLDEST, NEWEST = samples.NOW - 7 * samples.DAY, samples.NOW + samples.HOUR
+QUERY = samples.query()
+HEADER = Header.decode(samples.report("admission").header)
+RULES = [samples.rules(party, QUERY) for party in range(PARTIES)]
+
+
+def admits(rules: AdmissionRules, query: Query, encoded: bytes) -> bool:
+    """The rules of DESIGN as one reads them: the clear twin of the columns."""
+    try:
+        header = Header.decode(encoded)
+    except Rejected:
+        return False
+    terms = header.terms
+    keys = {config.key.key_id: config for config in samples.HELPER_SET.helpers[rules.party].hpke_keys}
+    key = keys.get(header.key_ids[rules.party])
+    asked = (query.site, query.caller, query.buckets, query.kappa, query.unit, query.debug)
+    return (
+        (terms.site, terms.caller, terms.buckets, terms.kappa, terms.unit, terms.debug) == asked
+        and header.helper_set == samples.HELPER_SET.digest
+        and key is not None
+        and key.not_before <= terms.time < key.not_after
+        and OLDEST < terms.time <= NEWEST
+        and Fraction(query.epsilon_micros, query.sensitivity) <= Fraction(terms.epsilon_micros, terms.sensitivity)
+    )
+
+
+def fates(rules: AdmissionRules, headers: list[bytes]) -> list[Rejection | None]:
+    matrix = np.frombuffer(b"".join(headers), dtype=np.uint8).reshape(len(headers), -1)
+    return [REASON_OF.get(code) for code in examine_headers(rules, matrix).tolist()]
+
+
+def header(**changes: Any) -> bytes:  # Any: fields of ReportTerms, each of its own type
+    return replace(HEADER, terms=samples.terms(**changes)).encode()
+
+
+HOURS = st.integers(-31 * 24, 31 * 24).map(lambda hours: samples.NOW + hours * samples.HOUR)
+KEY_IDS = st.sampled_from([*samples.KEYS, *samples.OLD_KEYS]).map(lambda key: key.public.key_id)
+CHANGES: dict[str, st.SearchStrategy[Any]] = {
+    "time": HOURS,
+    "epsilon_micros": st.sampled_from([1, 999_999, 1_000_001, 4_294_000_000]),
+    "sensitivity": st.sampled_from([1, 99, 101, 2**40]),
+    "site": st.just("shoq.example"),
+    "caller": st.just("adz.example"),
+    "unit": st.just("euros"),
+    "kappa": st.just(1),
+    "buckets": st.just(7),
+    "debug": st.booleans(),
+}
+SOUND = st.builds(
+    lambda keys, known, changes: replace(
+        HEADER,
+        key_ids=keys,
+        helper_set=samples.HELPER_SET.digest if known else bytes(32),
+        terms=samples.terms(**changes),
+    ).encode(),
+    st.tuples(KEY_IDS, KEY_IDS, KEY_IDS),
+    st.sampled_from([True, True, True, False]),
+    # A change or two at a time: with more, each would hide the others.
+    st.lists(st.one_of([st.tuples(st.just(name), values) for name, values in CHANGES.items()]), max_size=2).map(dict),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    changed = bytearray(draw(SOUND))
+    for _ in range(draw(st.integers(0, 2))):
+        changed[draw(st.integers(0, len(changed) - 1))] = draw(st.integers(0, 255))
+    return bytes(changed)
+
+
+@given(st.lists(damaged(), min_size=1, max_size=6), st.integers(0, 2))
+def test_bulk_admission_is_the_plain_reading_of_the_rules(headers: list[bytes], party: int) -> None:
+    found = fates(RULES[party], headers)
+    assert [fate is None for fate in found] == [admits(RULES[party], QUERY, one) for one in headers]
+
+
+@pytest.mark.parametrize("party", range(PARTIES))
+@pytest.mark.parametrize("change", [0x01, 0x80])
+def test_every_byte_of_a_header_is_read_as_the_rules_say(party: int, change: int) -> None:
+    good = header()
+    headers = [good[:at] + bytes([good[at] ^ change]) + good[at + 1 :] for at in range(len(good))]
+    found = fates(RULES[party], headers)
+    assert [fate is None for fate in found] == [admits(RULES[party], QUERY, one) for one in headers]
+
+
+@given(st.lists(damaged(), min_size=2, max_size=6), st.integers(0, 2))
+def test_a_headers_fate_does_not_depend_on_its_neighbours(headers: list[bytes], party: int) -> None:
+    assert fates(RULES[party], headers) == [fates(RULES[party], [one])[0] for one in headers]
+
+
+def test_a_good_header_is_admitted_by_all_three() -> None:
+    assert [fates(rules, [header()]) for rules in RULES] == [[None]] * PARTIES
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        (OLDEST, Rejection.EXPIRED),
+        (OLDEST + samples.HOUR, None),
+        (NEWEST, None),
+        (NEWEST + samples.HOUR, Rejection.FROM_THE_FUTURE),
+    ],
+)
+def test_the_edges_of_time(time: int, expected: Rejection | None) -> None:
+    assert fates(RULES[0], [header(time=time)]) == [expected]
+
+
+def test_times_beyond_any_clock_are_refused() -> None:
+    encoded = bytearray(header())
+    for value in (2**63, 2**64 - 1, 2**64 - samples.HOUR):
+        encoded[79:87] = value.to_bytes(8, "big")
+        assert fates(RULES[0], [bytes(encoded)])[0] is not None
+
+
+def test_a_ledger_from_before_1970_still_has_edges() -> None:
+    rules = samples.rules(0, QUERY, oldest=-5, newest=-1)
+    assert fates(rules, [header(time=samples.SET_START + samples.HOUR)]) == [Rejection.FROM_THE_FUTURE]
+
+
+@pytest.mark.parametrize("party", range(PARTIES))
+def test_a_key_counts_from_its_start_until_its_end(party: int) -> None:
+    ids = tuple(key.public.key_id for key in samples.OLD_KEYS)
+    old = replace(HEADER, key_ids=(ids[0], ids[1], ids[2]))
+    rules = samples.rules(party, QUERY, oldest=0, newest=samples.NOW)
+    times = [samples.OLD_END - samples.HOUR, samples.OLD_END, samples.SET_START, samples.SET_START - samples.HOUR]
+    headers = [replace(old, terms=samples.terms(time=time)).encode() for time in times]
+    assert fates(rules, headers) == [None, Rejection.EXPIRED_KEY, None, Rejection.EXPIRED_KEY]
+
+
+def test_a_key_that_was_destroyed_is_unknown() -> None:
+    rules = AdmissionRules.for_query(0, QUERY, [samples.HELPER_SET], {}, oldest=OLDEST, newest=NEWEST)
+    assert fates(rules, [header()])[0] in (Rejection.UNKNOWN_KEY, Rejection.WRONG_HELPER_SET)
+    kept = {samples.OLD_KEYS[0].public.key_id: samples.OLD_KEYS[0]}
+    rules = AdmissionRules.for_query(0, QUERY, [samples.HELPER_SET], kept, oldest=OLDEST, newest=NEWEST)
+    assert fates(rules, [header()]) == [Rejection.UNKNOWN_KEY]
+
+
+def test_reports_of_an_earlier_helper_set_still_count() -> None:
+    """Helpers keep the sets they know: a device with last month's file is not turned away."""
+    first, second, third = samples.HELPER_SET.helpers
+    earlier = replace(samples.HELPER_SET, helpers=(first, second, replace(third, name="Cypress")))
+    encoded = replace(HEADER, helper_set=earlier.digest).encode()
+    assert fates(RULES[0], [encoded]) == [Rejection.WRONG_HELPER_SET]
+    both = AdmissionRules.for_query(
+        0, QUERY, [samples.HELPER_SET, earlier], samples.private_keys(0), oldest=OLDEST, newest=NEWEST
+    )
+    assert fates(both, [encoded, header()]) == [None, None]
+
+
+def test_noise_is_compared_without_wrapping() -> None:
+    """In 64 bits ε_q·Δ_r would be 2^31·2^40 → 0, and a report that paid next to nothing would be admitted."""
+    rules = samples.rules(0, samples.query(epsilon_micros=2**31, sensitivity=1))
+    assert fates(rules, [header(epsilon_micros=1, sensitivity=2**40)]) == [Rejection.NOISE_TOO_SMALL]
+
+
+def test_headers_of_another_length_are_told_why() -> None:
+    assert fates(RULES[0], [header(site="shop2.example")]) == [Rejection.WRONG_SITE]
+    assert fates(RULES[0], [header(caller="a.example")]) == [Rejection.WRONG_CALLER]
+    assert fates(RULES[0], [header(unit="dollars")]) == [Rejection.WRONG_SHAPE]
+    assert fates(RULES[0], [b"\x00" * 10]) == [Rejection.UNKNOWN_VERSION]
+    assert fates(RULES[0], [header()[:200]]) == [Rejection.MALFORMED]
+
+
+def test_debug_queries_take_debug_reports_and_no_others() -> None:
+    rules = samples.rules(0, samples.query(debug=True))
+    assert fates(rules, [header(debug=True), header()]) == [None, Rejection.WRONG_MODE]
+
+
+def test_every_rejection_has_a_code_of_its_own() -> None:
+    assert ADMITTED not in REASON_OF
+    assert {REASON_OF[code] for code in CODE_OF.values()} == set(Rejection)
+
+
+def rows(*values: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.array([[0] * 24 + list(value.to_bytes(8, "big")) for value in values], dtype=np.uint8)
+
+
+def test_repeats_are_all_but_the_first() -> None:
+    assert repeated(rows(1, 2, 2, 2, 3, 3)).tolist() == [False, False, True, True, False, True]
+    assert repeated(rows(5)).tolist() == [False]
+    assert repeated(rows()[:0].reshape(0, 32)).tolist() == []
+
+
+@pytest.mark.parametrize(("values", "at"), [((2, 1), 2), ((1, 2, 3, 2), 4), ((256, 255), 2), ((2**63, 1), 2)])
+def test_a_column_out_of_order_is_refused_at_its_place(values: tuple[int, ...], at: int) -> None:
+    with pytest.raises(ProtocolError, match=f"report {at} of the column is out of order"):
+        repeated(rows(*values))
+
+
+def test_private_keys_do_not_show_in_the_rules() -> None:
+    assert samples.KEYS[0].raw.hex() not in repr(RULES[0])
+    assert repr(samples.KEYS[0].raw) not in repr(RULES[0])

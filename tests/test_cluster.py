@@ -1,0 +1,130 @@
+"""Where a helper opens reports: its own processes, or a real dask cluster whose workers may die under it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpc_helpers.admission import cluster as executors
+from mpc_helpers.admission import ingest as aggregation
+from mpc_helpers.admission.cluster import Workplace, workplace
+from mpc_helpers.admission.ingest import ingest
+from protocol.batch import ColumnReader
+from protocol.errors import TrefoilError
+from protocol.query import Query
+from tests.support import protocol_samples as samples
+
+distributed = pytest.importorskip("distributed", reason="the extra 'cluster' (dask, distributed) is not installed")
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 60
+
+
+def start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "DASK_DISTRIBUTED__DASHBOARD__LINK": ""}
+    with (folder / f"{name}.log").open("wb") as log:
+        command = [sys.executable, "-m", "distributed.cli." + name.split("-")[0], *arguments]
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, three processes that talk over TCP on loopback."""
+    ready = folder / "scheduler.json"
+    here = ("--host", "127.0.0.1", "--no-dashboard")
+    processes = [start(folder, "dask_scheduler", "--port", "0", "--scheduler-file", str(ready), *here)]
+    try:
+        wait_for(ready.exists)
+        for number in range(2):
+            more = ("--nworkers", "1", "--nthreads", "1", "--no-nanny", "--scheduler-file", str(ready), *here)
+            processes.append(start(folder, f"dask_worker-{number}", *more))
+        with distributed.Client(scheduler_file=str(ready), set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=SECONDS)
+            address = client.scheduler.address.removeprefix("tcp://")
+        yield f"dask://{address}", processes[1:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the cluster did not start"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def column(tmp_path: Path) -> tuple[Path, Query]:
+    """Helper 2's column of reports that are worth 1, 2, 3, … in one bucket, so that every one shows in the sum."""
+    reports = [samples.report(f"cluster {number}", [number, *[0] * 7]) for number in range(800)]
+    return samples.write_columns(tmp_path, reports)[1], samples.query_for(reports)
+
+
+def sums_on(
+    place: Workplace, column: tuple[Path, Query], progress: Callable[[int], None] = lambda _: None
+) -> tuple[list[list[int]], int]:
+    path, asked = column
+    reader = ColumnReader(path)
+    ingested = ingest(
+        reader,
+        reader.digests(),
+        samples.rules(1, asked),
+        place.executor,
+        parallel=place.parallel,
+        progress=progress,
+        shared_disk=place.shared_disk,
+    )
+    total = ingested.total(ingested.admitted)
+    return [total[index].tolist() for index in sorted(total)], int(ingested.admitted.sum())
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_own_processes_give_the_inline_result(processes: int, column: tuple[Path, Query]) -> None:
+    expected = sums_on(Workplace(samples.InlineExecutor(), 1, True), column)
+    with workplace("", processes) as place:
+        assert sums_on(place, column) == expected
+
+
+def test_a_cluster_counts_every_chunk_once_though_a_worker_is_killed(
+    tmp_path: Path, column: tuple[Path, Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregation, "CHUNK_BYTES", 1)  # chunks of the least size, so that many are under way
+    expected = sums_on(Workplace(samples.InlineExecutor(), 1, True), column)
+    with cluster(tmp_path) as (address, workers), workplace(address, 0) as place:
+        assert not place.shared_disk
+        assert sums_on(place, column) == expected
+        finished: list[int] = []
+
+        def kill_after_the_first(count: int) -> None:
+            finished.append(count)
+            if len(finished) == 1:
+                workers[0].kill()
+
+        # All chunks are handed out by now, half of them to the worker that dies.
+        assert sums_on(place, column, kill_after_the_first) == expected
+        assert len(finished) > 8
+        assert sum(finished) == 800
+        assert workers[0].wait(SECONDS) == -signal.SIGKILL
+        assert sums_on(place, column) == expected
+
+
+@pytest.mark.parametrize("address", ["dask://", "dask://host", "tcp://127.0.0.1:1", "nonsense"])
+def test_an_address_that_is_none_is_an_error_for_a_person(address: str) -> None:
+    with pytest.raises(TrefoilError, match="no executor"), workplace(address, 0):
+        pass
+
+
+def test_a_scheduler_that_is_not_there_is_an_error_for_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "CONNECT_SECONDS", 1)
+    with pytest.raises(TrefoilError, match="no dask scheduler"), workplace("dask://127.0.0.1:9", 0):
+        pass

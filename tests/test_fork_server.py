@@ -1,0 +1,155 @@
+"""The process that forks workers: no threads in it, replaced when it dies, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from mpc_helpers.mpc.fork_server import Child, ForkServer, Request
+from mpc_helpers.mpc.session import MpcError
+
+
+@pytest_asyncio.fixture
+async def nursery() -> AsyncIterator[ForkServer]:
+    async with ForkServer() as started:
+        yield started
+
+
+def alive(process: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(happens: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not happens():
+            await asyncio.sleep(0.02)
+
+
+def process_of(nursery: ForkServer) -> int:
+    assert nursery._process is not None
+    return nursery._process.pid
+
+
+def sockets_of(child: Child) -> set[str]:
+    links = [str(entry.readlink()) for entry in Path(f"/proc/{child.process_id}/fd").iterdir()]
+    return {link for link in links if link.startswith("socket:")}
+
+
+async def end(nursery: ForkServer, *children: Child) -> None:
+    for child in children:
+        await nursery.end(child)
+        child.hang_up()
+
+
+async def test_workers_are_processes_of_their_own_and_end_when_told(nursery: ForkServer) -> None:
+    first, second = await nursery.fork(), await nursery.fork()
+    assert first.process_id != second.process_id
+    assert os.getsid(first.process_id) == first.process_id  # Ctrl-C at the daemon's terminal does not reach it
+    await end(nursery, first)
+    assert not Path(f"/proc/{first.process_id}").exists()
+    assert alive(second.process_id)
+    await end(nursery, second)
+
+
+async def test_a_stopped_worker_is_ended_too(nursery: ForkServer) -> None:
+    child = await nursery.fork()
+    os.kill(child.process_id, signal.SIGSTOP)
+    await end(nursery, child)
+    assert not Path(f"/proc/{child.process_id}").exists()
+
+
+async def test_no_thread_runs_in_the_process_that_forks(nursery: ForkServer) -> None:
+    """A thread that holds a lock at the moment of the fork would leave it locked in the worker for ever."""
+    forking = asyncio.create_task(nursery.fork())
+    await until(lambda: nursery._process is not None)
+    tasks = Path(f"/proc/{process_of(nursery)}/task")
+    seen = set()
+    while not forking.done():
+        seen.add(len(list(tasks.iterdir())))
+        await asyncio.sleep(0.002)
+    assert seen == {1}
+    await end(nursery, await forking)
+
+
+async def test_a_worker_has_its_own_three_streams_and_no_other_worker_s(nursery: ForkServer) -> None:
+    first, second = await nursery.fork(), await nursery.fork()
+    await until(lambda: not sockets_of(first) & sockets_of(second))
+    await end(nursery, first, second)
+
+
+async def test_a_nursery_that_was_killed_is_replaced(nursery: ForkServer) -> None:
+    child = await nursery.fork()
+    killed = process_of(nursery)
+    os.kill(killed, signal.SIGKILL)
+    another = await nursery.fork()
+    assert process_of(nursery) != killed
+    await end(nursery, child, another)
+    await until(lambda: not alive(child.process_id))  # its input has ended
+
+
+async def test_a_nursery_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    async with ForkServer() as broken:
+        with pytest.raises(MpcError, match="no worker can be started"):
+            await broken.fork()
+
+
+async def test_a_fork_nobody_waits_for_leaves_no_worker(nursery: ForkServer) -> None:
+    await end(nursery, await nursery.fork())
+    forking = asyncio.create_task(nursery.fork())
+    await asyncio.sleep(0)
+    forking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await forking
+    children = Path(f"/proc/{process_of(nursery)}/task/{process_of(nursery)}/children")
+    await end(nursery, await nursery.fork())  # by now the forgotten one is ended as well
+    await until(lambda: not children.read_text().split())
+
+
+async def test_all_workers_end_with_the_nursery_s_daemon() -> None:
+    nursery = ForkServer()
+    async with nursery:
+        child = await nursery.fork()
+        os.kill(child.process_id, signal.SIGSTOP)  # one that would not notice that its input ended
+        process = process_of(nursery)
+        assert nursery._line is not None
+        nursery._line.close()  # as the kernel does when a daemon is killed
+        await until(lambda: not alive(process))
+        assert not alive(child.process_id)
+        child.hang_up()
+
+
+def test_a_worker_that_is_not_its_own_is_never_killed() -> None:
+    """A daemon can only have its own nursery's workers ended, however confused it is about their numbers."""
+    bystander = subprocess.Popen(("sleep", "60"))
+    try:
+
+        async def confused() -> None:
+            async with ForkServer() as nursery:
+                child = await nursery.fork()
+                wrong = Child(bystander.pid, child.orders, child.reports, child.complaints)
+                await nursery.end(wrong)
+                await end(nursery, child)
+
+        asyncio.run(confused())
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_requests_have_one_encoding() -> None:
+    assert Request.decode(Request.END.encode(7)) == (Request.END, 7)
+    assert Request.decode(Request.FORK.encode()) == (Request.FORK, 0)

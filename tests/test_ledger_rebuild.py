@@ -1,0 +1,89 @@
+"""A lost ledger, rebuilt from both peers: nothing that was counted is counted again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpc_helpers.identity.config import HelperConfig, Membership, load_config, load_membership
+from mpc_helpers.identity.keygen import owners
+from mpc_helpers.ledger.rebuild import Export, accept_peer, export, rebuild
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.querier.querier import QueryFailed
+from protocol.querier.saved_query import QueryOptions
+from tests.support.three_helpers import Three, real_now, terms, three_helpers
+
+
+def opened(three: Three, party: int) -> tuple[HelperConfig, Membership]:
+    config = load_config(three.trio.config_path(party))
+    return config, load_membership(config, real_now())
+
+
+def lose(three: Three, party: int) -> None:
+    for path, _ in owners(*opened(three, party)):
+        for file in path.parent.glob(path.name + "*"):
+            file.unlink()
+
+
+async def test_after_a_loss_the_union_of_both_peers_counts_as_spent(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = three.batch(three.seal([[1, 0]] * 4, terms(2)))
+        await three.ask(three.query(batch), batch)
+        for party in range(3):
+            await three.stop(party)
+        lose(three, 1)
+        files = [tmp_path / "from-1", tmp_path / "from-3"]
+        for party, file in zip((0, 2), files, strict=True):
+            export(*opened(three, party), 1, file)
+        with pytest.raises(TrefoilError, match="both peers"):
+            rebuild(*opened(three, 1), [files[0], files[0]])
+        rebuild(*opened(three, 1), files)
+        with pytest.raises(TrefoilError, match="not replaced"):
+            rebuild(*opened(three, 1), files)
+        for party in (0, 2):
+            accept_peer(*opened(three, party), 1)
+        for party in range(3):
+            await three.start(party)
+        fresh = three.seal([[0, 1]] * 36, terms(2))
+        mixed = three.batch([*fresh, *batch])
+        result = await three.ask(three.query(mixed), mixed)
+        assert result.answer.counted == 36
+        assert [sum(counts.values()) for counts in result.answer.rejections] == [4, 4, 4]
+        with pytest.raises(QueryFailed, match="4 already spent"):
+            await three.ask(three.query(batch), batch)
+
+
+async def test_a_rebuilt_ledger_that_nobody_accepted_is_refused_by_its_peers(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = three.batch(three.seal([[1, 0]] * 4, terms(2)))
+        await three.ask(three.query(batch), batch)
+        for party in range(3):
+            await three.stop(party)
+        lose(three, 1)
+        for party in (0, 2):
+            export(*opened(three, party), 1, tmp_path / f"from-{party}")
+        rebuild(*opened(three, 1), [tmp_path / "from-0", tmp_path / "from-2"])
+        for party in range(3):
+            await three.start(party)
+        fresh = three.batch(three.seal([[1, 0]] * 4, terms(2)))
+        with pytest.raises(QueryFailed, match="helper 2 has another ledger") as refused:
+            await three.ask(three.query(fresh, QueryOptions(seconds=2)), fresh)
+        assert refused.value.helpers == (1,)
+
+
+async def test_entries_are_believed_only_with_the_right_signature_for_the_right_helper(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path, start=False) as three:
+        path = tmp_path / "entries"
+        export(*opened(three, 0), 1, path)
+        _, second = opened(three, 1)
+        _, third = opened(three, 2)
+        assert Export.open(path.read_bytes(), second).helper == 0
+        with pytest.raises(ProtocolError, match="not a peer's entries for this helper"):
+            Export.open(path.read_bytes(), third)
+        changed = bytearray(path.read_bytes())
+        changed[-1] ^= 1
+        with pytest.raises(ProtocolError, match="not signed by helper-1"):
+            Export.open(bytes(changed), second)
+        with pytest.raises(TrefoilError, match="not one of the two others"):
+            export(*opened(three, 0), 0, path)

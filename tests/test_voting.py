@@ -1,0 +1,138 @@
+"""Spend: votes that wait for the others, and a ledger that fails between the vote and the release."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from typing import Any
+
+import pytest
+
+from mpc_helpers.ledger.attempt import Outcome, State
+from mpc_helpers.ledger.ledger import LedgerError, Standing
+from tests.support.three_agreements import OTHER, QUERY, Three, play
+
+
+def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(three: Three) -> None:
+    async def scenario() -> None:
+        attempts = await three.agree()
+        three.down = {2}
+        deadline = asyncio.get_running_loop().time() + 10.0
+        outcomes = await asyncio.gather(
+            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1))
+        )
+        assert outcomes == [Outcome.UNDECIDED] * 2
+        await asyncio.sleep(120)
+        assert three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key).tolist() == [Standing.BUSY] * 6
+        three.down = set()
+        assert await three.agreements[2].commit(attempts[2], b"share", asyncio.get_running_loop().time() + 20)
+        await asyncio.sleep(10)
+        states = {record.state for ledger in three.ledgers if (record := ledger.live(QUERY.name.key))}
+        assert states == {State.RELEASED}
+
+    play(three, scenario)
+
+
+class FlakyDatabase:
+    """A ledger's connection to a disk that fails whenever a test says so."""
+
+    def __init__(self, ledger: Any) -> None:
+        self.trouble = ""
+        self._db = ledger._db
+        ledger._db = self
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        if self.trouble and not (self.trouble == "readonly" and statement.startswith("SELECT")):
+            raise sqlite3.OperationalError(self.trouble)
+        return self._db.execute(statement, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+@pytest.mark.parametrize("trouble", ["disk I/O error", "readonly"])
+def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
+    three: Three, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FlakyDatabase(three.ledgers[0])
+    vote, votes = three.ledgers[0].vote, 0
+
+    def vote_and_fail(attempt_id: bytes, sealed_share: bytes) -> None:
+        nonlocal votes
+        votes += 1
+        vote(attempt_id, sealed_share)
+        disk.trouble = trouble
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        monkeypatch.setattr(three.ledgers[0], "vote", vote_and_fail)
+        deadline = asyncio.get_running_loop().time() + 1000
+        running = asyncio.gather(
+            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3))
+        )
+        await asyncio.sleep(300)
+        disk.trouble = "database is locked"
+        await asyncio.sleep(300)
+        disk.trouble = ""
+        record = three.ledgers[0].live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.VOTED
+        assert not running.done()
+        assert await running == [Outcome.RELEASED] * 3
+        assert votes == 1
+        assert asyncio.get_running_loop().time() < deadline - 300
+
+    play(three, scenario)
+    told = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.agreement.voting"]
+    assert [trouble in told[0], "database is locked" in told[1], len(told)] == [True, True, 2]
+
+
+def test_a_helper_asks_on_after_its_ledger_failed(three: Three) -> None:
+    """What the others push does not arrive, so that only asking can tell it that they have voted."""
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        deadline = asyncio.get_running_loop().time() + 5
+        assert await three.agreements[0].commit(attempts[0], b"share", deadline) is Outcome.UNDECIDED
+        disk = FlakyDatabase(three.ledgers[0])
+        disk.trouble = "database or disk is full"
+        await asyncio.sleep(100)
+        disk.trouble = ""
+        three.deaf = {0}
+        deadline = asyncio.get_running_loop().time() + 100
+        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (1, 2)]
+        assert await asyncio.gather(*voting) == [Outcome.RELEASED] * 2
+        await asyncio.sleep(10)
+        record = three.ledgers[0].live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.RELEASED
+
+    play(three, scenario)
+
+
+@pytest.mark.parametrize("move", ["vote", "release"])
+def test_a_move_that_is_on_disk_but_reported_as_failed_is_taken_up(
+    three: Three, move: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = three.ledgers[0]
+    really = getattr(ledger, move)
+
+    def moved_but_failed(*arguments: Any) -> None:
+        really(*arguments)
+        raise LedgerError("cannot use the ledger: disk I/O error")
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        monkeypatch.setattr(ledger, move, moved_but_failed)
+        three.deaf = {0}
+        deadline = asyncio.get_running_loop().time() + 1000
+        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3)]
+        first, *others = await asyncio.gather(*voting, return_exceptions=True)
+        assert others == [Outcome.RELEASED] * 2
+        assert isinstance(first, LedgerError) if move == "vote" else first is Outcome.RELEASED
+        await asyncio.sleep(10)
+        record = ledger.live(QUERY.name.key)
+        assert record is not None
+        assert record.state is State.RELEASED
+
+    play(three, scenario)
