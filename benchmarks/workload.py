@@ -12,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.seeded import generator
-from device.coins import Coins
+from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.epoch import DAY
 from device.impression import ImpressionOptions
-from device.limits import TREFOIL_SERVICE, Limits
+from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
 from device.report import HelperSetSeal, PlainSeal, Seal
 from protocol.errors import TrefoilError
@@ -82,12 +82,12 @@ class Life:
     person: Person
     epsilon: float
     buckets: int
-    limits: Limits
+    limits: DeviceLimits
     now: int = 0
 
     def on(self, store: MemoryStore, seal: Seal[R]) -> tuple[Device[R], list[R]]:
         """Everything that happens to the person, on one device: the device afterwards, and its reports."""
-        coins = Coins(epoch_start=lambda: self.person.coin, credit=lambda: 0.0)
+        coins = DeviceCoins(epoch_start=lambda: self.person.coin, credit=lambda: 0.0)
         device = Device(store, seal, clock=lambda: self.now, limits=self.limits, coins=coins)
         for viewing in self.person.viewings:
             self.now = viewing.time
@@ -103,14 +103,16 @@ class Life:
 
 
 def sealed_reports(
-    person: Person, epsilon: float, buckets: int, helper_set: HelperSet, limits: Limits | None = None
+    person: Person, epsilon: float, buckets: int, helper_set: HelperSet, limits: DeviceLimits | None = None
 ) -> tuple[Device[SealedReport], list[SealedReport]]:
     """What a person's device hands out, and the device with what is left of its budget."""
-    life = Life(person, epsilon, buckets, limits or Limits())
+    life = Life(person, epsilon, buckets, limits or DeviceLimits())
     return life.on(MemoryStore(debug=False), HelperSetSeal(helper_set))
 
 
-def plain_histograms(person: Person, epsilon: float, buckets: int, limits: Limits | None = None) -> list[list[int]]:
+def plain_histograms(
+    person: Person, epsilon: float, buckets: int, limits: DeviceLimits | None = None
+) -> list[list[int]]:
     """The clear twin: the same life on a device that seals nothing, so that the truth is known without opening."""
-    _, reports = Life(person, epsilon, buckets, limits or Limits()).on(MemoryStore(debug=True), PlainSeal())
+    _, reports = Life(person, epsilon, buckets, limits or DeviceLimits()).on(MemoryStore(debug=True), PlainSeal())
     return [list(histogram) for histogram in reports]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from device.conversion import Conversion
 from device.device import Device
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.report import DebugReport, DebugSeal, HelperSetSeal
 from device.sqlite_store import SqliteStore
 from device.tick import Tick
@@ -39,9 +39,9 @@ class NoHelpers:
         raise TrefoilError("a report needs a helper set to be sealed to", "Name the file with --helpers.")
 
 
-def create(path: Path, *, debug: bool = False, limits: Limits | None = None) -> None:
+def create(path: Path, *, debug: bool = False, limits: DeviceLimits | None = None) -> None:
     """Make a new device database. Whether it is a debug device is decided here, and for ever."""
-    SqliteStore.create(path, epoch_length=(limits or Limits()).epoch_length, debug=debug)
+    SqliteStore.create(path, epoch_length=(limits or DeviceLimits()).epoch_length, debug=debug)
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def opened(
     path: Path,
     helper_set: HelperSet | None = None,
     *,
-    limits: Limits | None = None,
+    limits: DeviceLimits | None = None,
     clock: Callable[[], int] = system_clock,
     tick: Callable[[], Callable[[], None]] | None = None,
 ) -> Iterator[Device[Report]]:
     """The device with its database at `path`; reports leave at the tick, sealed to `helper_set`."""
-    limits = limits or Limits()
+    limits = limits or DeviceLimits()
     store = SqliteStore.open(path, epoch_length=limits.epoch_length, clock=clock)
     try:
         seal = _seal(helper_set, debug=store.debug)

@@ -13,7 +13,7 @@ def fair_coin() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Coins:
+class DeviceCoins:
     """Where an epoch starts, and how the odd units of credit fall. Both in [0, 1)."""
 
     epoch_start: Callable[[], float] = fair_coin

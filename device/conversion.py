@@ -1,6 +1,6 @@
 """Conversions: what a querier asks of a device, in the standard's words or the paper's, checked before anything runs.
 
-`ConversionOptions` is the W3C call; `Request` is the paper's general attribution request (§3.3). Both become the same
+`ConversionOptions` is the W3C call; `AttributionRequest` is the paper's general request (§3.3). Both become the same
 `Conversion`, so there is one engine, one charge and one path.
 """
 
@@ -16,7 +16,7 @@ from device.attribution import AttributionFunction, LastNTouch, LastTouch
 from device.epoch import DAY, EpochCalendar
 from device.errors import RangeError
 from device.impression import U32, Impression, Selection, parse_sites
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MAX_EPSILON, MAX_SENSITIVITY, MICROS
@@ -99,7 +99,7 @@ class ConversionOptions:
     impression_callers: Sequence[str] = ()
     unit: str = "count"
 
-    def checked(self, site: str, caller: str, limits: Limits) -> Conversion:
+    def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or the standard's error, checked in the standard's order."""
         if self.aggregation_service not in limits.aggregation_services:
             raise errors.ReferenceError(f"this device knows no aggregation service {self.aggregation_service!r}")
@@ -133,14 +133,14 @@ class ConversionOptions:
             ),
         )
 
-    def _last_n_touch(self, limits: Limits) -> LastNTouch:
+    def _last_n_touch(self, limits: DeviceLimits) -> LastNTouch:
         if len(self.credit) > limits.max_credit_size:
             raise RangeError(f"credit has {len(self.credit)} entries; this device allows {limits.max_credit_size}")
         return LastNTouch(tuple(self.credit))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AttributionRequest:
     """The paper's attribution request, with the querier's own relevance test and attribution function.
 
     `value` caps the report's 1-norm; the report's sensitivity follows from it (Theorem 18), and `query_sensitivity`
@@ -158,7 +158,7 @@ class Request:
     side_query: SideQuery | None = None
     unit: str = "count"
 
-    def checked(self, site: str, caller: str, limits: Limits) -> Conversion:
+    def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or a RangeError that says what to change."""
         epsilon_micros = check_epsilon(self.epsilon)
         epochs = tuple(sorted(set(self.epochs)))

@@ -13,18 +13,18 @@ from functools import wraps
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from device.attribution import Award, attribute
-from device.coins import Coins
-from device.conversion import Conversion, ConversionOptions, Request
+from device.coins import DeviceCoins
+from device.conversion import AttributionRequest, Conversion, ConversionOptions
 from device.epoch import EpochCalendar, draw_start
 from device.errors import DatabaseUnavailable, RangeError
 from device.impression import Impression, ImpressionOptions, SavedImpression
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.overview import Overview
 from device.privacy_filter import (
     Charges,
     FilterKind,
+    FilterOwner,
     FilterState,
-    Owner,
     capacities,
     charges_of,
     check_and_consume,
@@ -90,8 +90,8 @@ class Device(Generic[R]):
         seal: Seal[R],
         *,
         clock: Callable[[], int],
-        limits: Limits | None = None,
-        coins: Coins | None = None,
+        limits: DeviceLimits | None = None,
+        coins: DeviceCoins | None = None,
         tick: Callable[[], Callable[[], None]] = no_tick,
     ) -> None:
         if seal.reveals and not store.debug:
@@ -101,16 +101,16 @@ class Device(Generic[R]):
         self._store = store
         self._seal = seal
         self._clock = clock
-        self._limits = limits or Limits()
+        self._limits = limits or DeviceLimits()
         self._capacities = capacities(self._limits)
-        self._coins = coins or Coins()
+        self._coins = coins or DeviceCoins()
         self._tick = tick
 
     @at_the_tick
     def measure_conversion(
         self,
         site: str,
-        options: ConversionOptions | Request,
+        options: ConversionOptions | AttributionRequest,
         *,
         intermediary: str | None = None,
         action: str | None = None,
@@ -140,7 +140,7 @@ class Device(Generic[R]):
         # Share, Seal: only now, when the charge is on disk.
         return seal(numbers)
 
-    def measure(self, site: str, request: Request, *, intermediary: str | None = None) -> R:
+    def measure(self, site: str, request: AttributionRequest, *, intermediary: str | None = None) -> R:
         """The paper's general attribution request, for the querier `site`: the same engine, the same page."""
         return self.measure_conversion(site, request, intermediary=intermediary)
 
@@ -187,7 +187,7 @@ class Device(Generic[R]):
                 # The standard looks the earliest epoch up first, which matters if nothing has been looked up before.
                 earliest = now - self._limits.max_lookback
                 reachable = self._calendar(earliest).window(earliest, now)
-                filters = self._store.filters_of([Owner(FilterKind.SITE, site) for site in cleared])
+                filters = self._store.filters_of([FilterOwner(FilterKind.SITE, site) for site in cleared])
                 for epoch in reachable:
                     for ledger in filters.values():
                         ledger.empty(epoch)
@@ -256,7 +256,7 @@ class Device(Generic[R]):
         output = attribute(conversion.function, found.relevant, award) if single else None
         owed = self._owed(conversion, found, None if output is None else sum(output))
         filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
-        own = Owner(FilterKind.SITE, conversion.site)
+        own = FilterOwner(FilterKind.SITE, conversion.site)
         paid = {
             epoch: charges[own]
             for epoch, charges in owed.items()

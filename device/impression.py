@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from device.epoch import DAY
 from device.errors import RangeError
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.site import parse_site
 
 U32 = range(2**32)
@@ -47,7 +47,7 @@ class ImpressionOptions:
     lifetime_days: int = 30
     priority: int = 0
 
-    def saved(self, site: str, caller: str, now: int, limits: Limits) -> SavedImpression:
+    def saved(self, site: str, caller: str, now: int, limits: DeviceLimits) -> SavedImpression:
         """The impression to store, or the standard's error, checked in the standard's order."""
         if not 0 <= self.histogram_index < limits.max_histogram_size:
             raise RangeError(f"histogram_index must be below {limits.max_histogram_size}, not {self.histogram_index}")

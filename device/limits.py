@@ -13,7 +13,7 @@ TREFOIL_SERVICE = "trefoil"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DeviceLimits:
     """Budgets are micro-epsilons per epoch; the rest are counts and days, as the standard names them."""
 
     site_budget: int = 1 * MICROS

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from device.impression import Impression, SavedImpression, Selection
-from device.privacy_filter import Owner, PrivacyFilter
+from device.privacy_filter import FilterOwner, PrivacyFilter
 from device.storage import ReportRecord
 
 
@@ -21,7 +21,7 @@ class MemoryStore:
         self.epoch_start: int | None = None
         self.barrier: int | None = None
         self._impressions: list[SavedImpression] = []
-        self._filters: dict[Owner, PrivacyFilter] = {}
+        self._filters: dict[FilterOwner, PrivacyFilter] = {}
         self._log: list[ReportRecord] = []
         self._actions: dict[str, tuple[int, set[str]]] = {}
         self._lock = threading.RLock()
@@ -69,13 +69,13 @@ class MemoryStore:
         stripped = (_without(saved, site) for saved in others)
         self._impressions = [saved for saved in stripped if saved is not None]
 
-    def filters_of(self, owners: Collection[Owner]) -> dict[Owner, PrivacyFilter]:
+    def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
         return {owner: self._filters.get(owner) or PrivacyFilter() for owner in owners}
 
-    def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
+    def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
         self._filters.update(filters)
 
-    def filters(self) -> Mapping[Owner, PrivacyFilter]:
+    def filters(self) -> Mapping[FilterOwner, PrivacyFilter]:
         return self._filters
 
     def forget(self, sites: Collection[str]) -> None:

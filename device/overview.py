@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from device.epoch import EpochCalendar
 from device.impression import SavedImpression
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_filter import FilterState
 from device.storage import ReportRecord
 
@@ -22,7 +22,7 @@ class Overview:
     now: int
     enabled: bool
     debug: bool
-    limits: Limits
+    limits: DeviceLimits
     calendar: EpochCalendar | None
     barrier: int | None
     filters: Sequence[FilterState]

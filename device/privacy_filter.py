@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_loss import EpochLoss
 
 # Written into a filter that was emptied on purpose: no later change of limits can make it pay again.
@@ -30,14 +30,14 @@ class FilterKind(IntEnum):
     CONVERSION_SITE = 4
 
 
-class Owner(NamedTuple):
+class FilterOwner(NamedTuple):
     """Whose filter it is: a site in one of its roles, or everyone together (site "")."""
 
     kind: FilterKind
     site: str
 
 
-Charges = Mapping[Owner, int]
+Charges = Mapping[FilterOwner, int]
 Capacities = Mapping[FilterKind, int]
 
 
@@ -91,7 +91,7 @@ class FilterState:
         return self.capacity - self.spent
 
 
-def capacities(limits: Limits) -> Capacities:
+def capacities(limits: DeviceLimits) -> Capacities:
     """What a fresh filter of each kind holds. An optional one that is off is never charged."""
     return {
         FilterKind.SITE: limits.site_budget,
@@ -101,24 +101,24 @@ def capacities(limits: Limits) -> Capacities:
     }
 
 
-def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss, limits: Limits) -> Charges:
+def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss, limits: DeviceLimits) -> Charges:
     """What an epoch owes to each of its filters for a report to `site`: each is charged once, however many match."""
-    charges = {Owner(FilterKind.SITE, site): loss.site, Owner(FilterKind.GLOBAL, ""): loss.everyone}
+    charges = {FilterOwner(FilterKind.SITE, site): loss.site, FilterOwner(FilterKind.GLOBAL, ""): loss.everyone}
     if limits.conversion_site_quota is not None:
-        charges[Owner(FilterKind.CONVERSION_SITE, site)] = loss.everyone
+        charges[FilterOwner(FilterKind.CONVERSION_SITE, site)] = loss.everyone
     for impression_site in impression_sites:
         charges[_quota_of(impression_site)] = loss.quota
     return charges
 
 
 @lru_cache(maxsize=1024)
-def _quota_of(impression_site: str) -> Owner:
+def _quota_of(impression_site: str) -> FilterOwner:
     """Kept, because a conversion asks for the same few once per epoch."""
-    return Owner(FilterKind.IMPRESSION_SITE, impression_site)
+    return FilterOwner(FilterKind.IMPRESSION_SITE, impression_site)
 
 
 def check_and_consume(
-    epoch: int, charges: Charges, filters: Mapping[Owner, PrivacyFilter], capacity: Capacities
+    epoch: int, charges: Charges, filters: Mapping[FilterOwner, PrivacyFilter], capacity: Capacities
 ) -> bool:
     """Whether `epoch` could pay. If one of its filters cannot, none of them does; in unbounded integers."""
     for owner, amount in charges.items():
@@ -129,7 +129,7 @@ def check_and_consume(
     return True
 
 
-def states(filters: Mapping[Owner, PrivacyFilter], limits: Limits) -> list[FilterState]:
+def states(filters: Mapping[FilterOwner, PrivacyFilter], limits: DeviceLimits) -> list[FilterState]:
     """Every filter that has paid, with its capacity; an emptied one as spent to the last micro-epsilon."""
     capacity = capacities(limits)
     return [

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 from device.errors import DatabaseUnavailable
 from device.impression import Impression, SavedImpression, Selection
 from device.instance import InstanceToken, fresh_token
-from device.privacy_filter import FilterKind, Owner, PrivacyFilter
+from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.schema import connect, create_database, inspect, refusal
 from device.storage import ReportRecord
 
@@ -204,20 +204,20 @@ class SqliteStore:
                     (sites, callers, number),
                 )
 
-    def filters_of(self, owners: Collection[Owner]) -> dict[Owner, PrivacyFilter]:
+    def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
         found = {}
         for owner in owners:
             row = self._connection.execute(_FILTER, owner).fetchone()
             found[owner] = PrivacyFilter(*row) if row else PrivacyFilter()
         return found
 
-    def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
+    def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
         rows = [(*owner, ledger.encode()) for owner, ledger in filters.items()]
         self._connection.executemany("INSERT OR REPLACE INTO filter VALUES (?, ?, ?)", rows)
 
-    def filters(self) -> Mapping[Owner, PrivacyFilter]:
+    def filters(self) -> Mapping[FilterOwner, PrivacyFilter]:
         rows = self._connection.execute("SELECT kind, site, paid FROM filter").fetchall()
-        return {Owner(FilterKind(kind), site): PrivacyFilter(paid) for kind, site, paid in rows}
+        return {FilterOwner(FilterKind(kind), site): PrivacyFilter(paid) for kind, site, paid in rows}
 
     def forget(self, sites: Collection[str]) -> None:
         self._connection.execute("DELETE FROM log")

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from device.impression import Impression, SavedImpression, Selection
-from device.privacy_filter import Owner, PrivacyFilter
+from device.privacy_filter import FilterOwner, PrivacyFilter
 
 # More epochs than a window of the standard has; of a longer one the log keeps the latest.
 LOGGED_EPOCHS = 16
@@ -129,15 +129,15 @@ class Store(Protocol):
         """Remove what `site` saved as caller; strike it from all lists, deleting whose list that empties."""
         ...
 
-    def filters_of(self, owners: Collection[Owner]) -> dict[Owner, PrivacyFilter]:
+    def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
         """The filters of these owners, new ones for those who never paid. What is changed must be handed to `keep`."""
         ...
 
-    def keep(self, filters: Mapping[Owner, PrivacyFilter]) -> None:
+    def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
         """Write these filters back."""
         ...
 
-    def filters(self) -> Mapping[Owner, PrivacyFilter]:
+    def filters(self) -> Mapping[FilterOwner, PrivacyFilter]:
         """All filters, for the person to see."""
         ...
 

@@ -22,9 +22,9 @@ from device.attribution import Award
 from device.conversion import Conversion
 from device.device import Device, Found, Settled
 from device.impression import Impression, SavedImpression
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
-from device.privacy_filter import FilterKind, Owner, PrivacyFilter, capacities, charges_of, check_and_consume
+from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter, capacities, charges_of, check_and_consume
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from device.sqlite_store import SqliteStore
 from protocol.epsilon import MICROS
@@ -33,7 +33,7 @@ from protocol.errors import TrefoilError
 OURS = Path(__file__).parent / "scenarios"
 STANDARD = Path(__file__).parents[2] / "shared" / "w3c" / "e2e-tests"
 Patch = pytest.MonkeyPatch
-Filters = Mapping[Owner, PrivacyFilter]
+Filters = Mapping[FilterOwner, PrivacyFilter]
 
 
 def scenario_files(folder: Path) -> list[Path]:
@@ -84,7 +84,7 @@ def uncharged(kind: FilterKind) -> Callable[[Patch], None]:
 def unchecked(kind: FilterKind) -> Callable[[Patch], None]:
     """Filters of this kind pay but are never asked whether they can."""
 
-    def without_end(limits: Limits) -> dict[FilterKind, float]:
+    def without_end(limits: DeviceLimits) -> dict[FilterKind, float]:
         return {**capacities(limits), kind: math.inf}
 
     return lambda patch: patch.setattr(device.device, "capacities", without_end)
@@ -93,7 +93,7 @@ def unchecked(kind: FilterKind) -> Callable[[Patch], None]:
 def undeducted(kind: FilterKind) -> Callable[[Patch], None]:
     """Filters of this kind are asked whether they can pay but never do."""
 
-    def spendthrift(epoch: int, charges: Mapping[Owner, int], filters: Filters, capacity: Any) -> bool:
+    def spendthrift(epoch: int, charges: Mapping[FilterOwner, int], filters: Filters, capacity: Any) -> bool:
         if not all(filters[owner].spent(epoch) + amount <= capacity[owner.kind] for owner, amount in charges.items()):
             return False
         for owner, amount in charges.items():
@@ -107,8 +107,8 @@ def undeducted(kind: FilterKind) -> Callable[[Patch], None]:
 def global_forgotten_after_first_deduction(patch: Patch) -> None:
     """The public simulator's defect: a missing value becomes NaN, and NaN passes every check."""
 
-    def forgetful(epoch: int, charges: Mapping[Owner, int], filters: Filters, capacity: Any) -> bool:
-        everyone = Owner(FilterKind.GLOBAL, "")
+    def forgetful(epoch: int, charges: Mapping[FilterOwner, int], filters: Filters, capacity: Any) -> bool:
+        everyone = FilterOwner(FilterKind.GLOBAL, "")
         if filters[everyone].spent(epoch) > 0:
             charges = {owner: amount for owner, amount in charges.items() if owner != everyone}
         return check_and_consume(epoch, charges, filters, capacity)
@@ -119,7 +119,7 @@ def global_forgotten_after_first_deduction(patch: Patch) -> None:
 def pays_though_it_cannot(patch: Patch) -> None:
     """Deducts before it checks, and does not give back."""
 
-    def rash(epoch: int, charges: Mapping[Owner, int], filters: Filters, capacity: Any) -> bool:
+    def rash(epoch: int, charges: Mapping[FilterOwner, int], filters: Filters, capacity: Any) -> bool:
         able = all(filters[owner].spent(epoch) + amount <= capacity[owner.kind] for owner, amount in charges.items())
         for owner, amount in charges.items():
             filters[owner].consume(epoch, min(amount, capacity[owner.kind] - filters[owner].spent(epoch)))

@@ -17,20 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device.attribution import AttributionFunction, Award, attribute, clip
-from device.conversion import Conversion, Request
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device, Found, Settled
 from device.impression import Impression
-from device.limits import Limits
+from device.limits import DeviceLimits
 from protocol.epsilon import MICROS
 from tests.support.small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, World, paid_by, query, worst_loss
 
 BUDGET = MICROS
-LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
+LIMITS = DeviceLimits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
 Relevant = Mapping[int, Sequence[Impression]]
 
 
-def ask(function: AttributionFunction, epochs: Sequence[int] = (0,), epsilon: float = 0.5) -> Request:
-    return Request(epochs=epochs, epsilon=epsilon, buckets=2, value=2, query_sensitivity=4, function=function)
+def ask(function: AttributionFunction, epochs: Sequence[int] = (0,), epsilon: float = 0.5) -> AttributionRequest:
+    return AttributionRequest(
+        epochs=epochs, epsilon=epsilon, buckets=2, value=2, query_sensitivity=4, function=function
+    )
 
 
 def loss(

@@ -31,7 +31,7 @@ from device.dashboard.server import Dashboard
 from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, used
 from device.device import Device
 from device.impression import ImpressionOptions
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
@@ -393,7 +393,7 @@ class TestCommand:
             assert process.returncode == 0 and started in out.decode() and not err
 
     async def test_a_busy_database_is_a_page_that_says_so(self, tmp_path: Path) -> None:
-        limits = Limits()
+        limits = DeviceLimits()
         path = tmp_path / "device.sqlite"
         SqliteStore.create(path, epoch_length=limits.epoch_length, debug=True)
         store = SqliteStore.open(path, epoch_length=limits.epoch_length, clock=lambda: START, wait=0.05)

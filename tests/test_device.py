@@ -10,13 +10,13 @@ import pytest
 
 from device import errors
 from device.attribution import Award, LastNSlots, LastNTouch, LastTouch
-from device.coins import Coins, fair_coin
-from device.conversion import ConversionOptions, Request
+from device.coins import DeviceCoins, fair_coin
+from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
 from device.epoch import DAY
 from device.errors import DOMException, RangeError
 from device.impression import Impression, ImpressionOptions
-from device.limits import TREFOIL_SERVICE, Limits
+from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import DebugReport, DebugSeal, HelperSetSeal, PlainSeal
@@ -40,9 +40,9 @@ class World:
         self.now = START
         self.store = MemoryStore()
         self.store.fix_epoch_start(START)
-        coins = Coins(lambda: 0.5, lambda: 0.5)
+        coins = DeviceCoins(lambda: 0.5, lambda: 0.5)
         self.device: PlainDevice = Device(
-            self.store, PlainSeal(), clock=lambda: self.now, limits=Limits(**limits), coins=coins
+            self.store, PlainSeal(), clock=lambda: self.now, limits=DeviceLimits(**limits), coins=coins
         )
 
     def at(self, epoch: float) -> World:
@@ -58,7 +58,7 @@ class World:
 
     def ask(self, epochs: Sequence[int], site: str = "shop.example", **request: Any) -> tuple[int, ...]:
         terms = {"epsilon": 1.0, "buckets": 2, "value": 1, "query_sensitivity": 2}
-        return self.device.measure(site, Request(epochs, **{**terms, **request}))
+        return self.device.measure(site, AttributionRequest(epochs, **{**terms, **request}))
 
     def spent(self, kind: FilterKind = FilterKind.SITE, site: str = "shop.example") -> dict[int, int]:
         wanted = "" if kind is FilterKind.GLOBAL else site
@@ -249,7 +249,7 @@ def test_closed_epochs_raise_the_flag() -> None:
 def test_saving_an_impression_does_not_fix_the_start_and_a_conversion_does() -> None:
     store = MemoryStore()
     now = START
-    device = Device(store, PlainSeal(), clock=lambda: now, coins=Coins(lambda: 0.5, fair_coin))
+    device = Device(store, PlainSeal(), clock=lambda: now, coins=DeviceCoins(lambda: 0.5, fair_coin))
     device.save_impression("news.example", ImpressionOptions(0))
     device.clear_impressions_for_site("other.example")
     assert store.epoch_start is None
@@ -404,7 +404,7 @@ def test_at_most_so_many_sites_act_on_one_user_action() -> None:
 
 
 def sealed_device(store: MemoryStore, seal: Any, now: int = NOW) -> Device[Any]:
-    return Device(store, seal, clock=lambda: now, coins=Coins(lambda: 0.5, lambda: 0.5))
+    return Device(store, seal, clock=lambda: now, coins=DeviceCoins(lambda: 0.5, lambda: 0.5))
 
 
 def opened(report: Any) -> list[int]:
@@ -432,7 +432,7 @@ def test_a_side_query_adds_one_bucket_at_the_end() -> None:
     device.save_impression("news.example", ImpressionOptions(1))
     epoch = device.calendar().index(NOW)
     device.clear_browsing_history(["shop.example"], forget_visits=False)
-    request = Request([epoch], 1.0, 2, 1, 2, side_query=SideQuery(4))
+    request = AttributionRequest([epoch], 1.0, 2, 1, 2, side_query=SideQuery(4))
     report = device.measure("shop.example", request)
     assert opened(report) == [0, 0, 4]
     assert report.terms().kappa == 4

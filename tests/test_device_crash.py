@@ -24,14 +24,14 @@ from device.conversion import Conversion
 from device.device import Device
 from device.impression import ImpressionOptions
 from device.instance import InstanceToken
-from device.limits import Limits
-from device.privacy_filter import FilterKind, Owner
+from device.limits import DeviceLimits
+from device.privacy_filter import FilterKind, FilterOwner
 from device.report import PlainSeal
 from device.sqlite_store import SqliteStore
 from device.storage import ReportRecord
 from tests.support.small_worlds import NOW, QUERIER, START, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
-LIMITS = Limits()
+LIMITS = DeviceLimits()
 # A charge of ten thousand micro-epsilons to each of two epochs, of a million: a hundred reports exhaust them.
 ASKED = w3c(2, epsilon=0.01)
 CHARGE = 10_000
@@ -114,7 +114,7 @@ class Account:
     @classmethod
     def of(cls, path: Path) -> Account:
         with closing(opened(path)) as store, store.transaction():
-            ledger = store.filters_of([Owner(FilterKind.SITE, QUERIER)])[Owner(FilterKind.SITE, QUERIER)]
+            ledger = store.filters_of([FilterOwner(FilterKind.SITE, QUERIER)])[FilterOwner(FilterKind.SITE, QUERIER)]
             return cls((ledger.spent(0), ledger.spent(1)), store.reports(), store.barrier)
 
     def check(self) -> None:

@@ -17,9 +17,9 @@ from functools import partial
 import pytest
 
 from device.attribution import Award, EqualCredit, FirstTouch, LastNTouch, LastTouch
-from device.conversion import Conversion, Request
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device, Found, Settled
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from protocol.epsilon import MICROS
@@ -39,7 +39,7 @@ from tests.support.small_worlds import (
 )
 
 BUDGET = MICROS
-LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
+LIMITS = DeviceLimits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
 # Both buckets, in both epochs.
 POSSIBLE = [Event(epoch, bucket, day=2 + bucket) for epoch in (0, 1) for bucket in (0, 1)]
 
@@ -52,10 +52,12 @@ def neighbours() -> Iterator[tuple[Events, Events]]:
                 yield events, fewer
 
 
-def ask(epochs: Sequence[int], **changes: object) -> Request:
+def ask(epochs: Sequence[int], **changes: object) -> AttributionRequest:
     """The paper's request for half of the budget, unless told otherwise."""
-    asked = Request(epochs=epochs, epsilon=0.5, buckets=2, value=2, query_sensitivity=4, function=LastTouch())
-    return replace(asked, **changes)  # type: ignore[arg-type]  # fields of Request, checked when it is used
+    asked = AttributionRequest(
+        epochs=epochs, epsilon=0.5, buckets=2, value=2, query_sensitivity=4, function=LastTouch()
+    )
+    return replace(asked, **changes)  # type: ignore[arg-type]  # fields of AttributionRequest, checked when it is used
 
 
 # One epoch and both, each attribution, values below the maximum, one bucket and two, a batch of two reports, and the
@@ -72,7 +74,7 @@ MENU = [
 
 def worst_of(
     menu: Sequence[Query],
-    limits: Limits = LIMITS,
+    limits: DeviceLimits = LIMITS,
     make: Callable[..., PlainDevice] = Device,
     watched: Sequence[FilterKind] = (FilterKind.SITE,),
 ) -> Fraction:

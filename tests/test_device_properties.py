@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device.attribution import AttributionFunction, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
-from device.conversion import Conversion, Request
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device
 from device.impression import Impression, ImpressionOptions, Selection
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
-from device.privacy_filter import EMPTIED, FilterKind, Owner, capacities
+from device.privacy_filter import EMPTIED, FilterKind, FilterOwner, capacities
 from device.report import HelperSetSeal, PlainSeal
 from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
@@ -54,7 +54,7 @@ from tests.support.small_worlds import (
 )
 
 # Tight, so that a few calls run into each of the four kinds of filter.
-LIMITS = Limits(
+LIMITS = DeviceLimits(
     site_budget=MICROS * 9 // 10,
     global_budget=MICROS * 6 // 5,
     impression_site_quota=MICROS,
@@ -63,7 +63,7 @@ LIMITS = Limits(
 SITES = ("shop.example", "store.example", "market.example")
 PUBLISHERS = (PUBLISHER, "blog.example")
 EPOCHS = (0, 1, 2)
-Spent = Counter[tuple[Owner, int]]
+Spent = Counter[tuple[FilterOwner, int]]
 
 events = st.builds(
     Event,
@@ -97,7 +97,7 @@ def paper_requests(draw: st.DrawFn) -> Options:
     value, function = draw(st.integers(1, 5)), draw(functions)
     forms = list(SideQueryForm) if isinstance(function, LastTouch) else [SideQueryForm.GENERAL]
     side_query = draw(st.none() | st.builds(SideQuery, st.integers(1, 4), st.sampled_from(forms)))
-    return Request(
+    return AttributionRequest(
         epochs=draw(st.lists(st.sampled_from(EPOCHS), min_size=1, max_size=3, unique=True)),
         epsilon=draw(epsilons),
         buckets=draw(st.integers(1, 3)),
@@ -123,7 +123,7 @@ def checked(options: Options) -> Conversion:
     return options.checked(QUERIER, QUERIER, LIMITS)
 
 
-def device_on(store: Store, clock: Callable[[], int], limits: Limits = LIMITS) -> PlainDevice:
+def device_on(store: Store, clock: Callable[[], int], limits: DeviceLimits = LIMITS) -> PlainDevice:
     return Device(store, PlainSeal(), clock=clock, limits=limits, coins=fixed_coins())
 
 
@@ -235,15 +235,15 @@ def test_threads_cannot_overdraw(durable: bool) -> None:
         spent = spent_in(store)
     real = sum(any(report) for report in reports)
     assert len(reports) == 80
-    assert spent[Owner(FilterKind.SITE, QUERIER), 2] == real * 25_000 <= LIMITS.site_budget
+    assert spent[FilterOwner(FilterKind.SITE, QUERIER), 2] == real * 25_000 <= LIMITS.site_budget
     # The conversion-site quota pays the full ε and is the first to run out.
-    assert spent[Owner(FilterKind.CONVERSION_SITE, QUERIER), 2] == real * 50_000 == LIMITS.conversion_site_quota
+    assert spent[FilterOwner(FilterKind.CONVERSION_SITE, QUERIER), 2] == real * 50_000 == LIMITS.conversion_site_quota
 
 
 def race(path: Path, count: int) -> bytes:
     """One process's share: `count` conversions, a 1 for each real report."""
     with closing(SqliteStore.open(path, epoch_length=WEEK, clock=Clock(), wait=30.0)) as store:
-        device = device_on(store, Clock(), Limits())
+        device = device_on(store, Clock(), DeviceLimits())
         asked = w3c(2, epsilon=0.05)
         return b"".join(b"1" if any(device.measure_conversion(QUERIER, asked)) else b"0" for _ in range(count))
 
@@ -262,7 +262,7 @@ def test_two_processes_cannot_overdraw() -> None:
         with closing(SqliteStore.open(path, epoch_length=WEEK, clock=clock)) as store:
             spent = spent_in(store)
     assert len(said) == 60 and said.count(b"1") == 20
-    assert spent[Owner(FilterKind.SITE, QUERIER), 0] == spent[Owner(FilterKind.SITE, QUERIER), 1] == MICROS
+    assert spent[FilterOwner(FilterKind.SITE, QUERIER), 0] == spent[FilterOwner(FilterKind.SITE, QUERIER), 1] == MICROS
 
 
 def start_child(work: Callable[[], bytes]) -> tuple[int, int]:
@@ -286,7 +286,7 @@ def finish_child(child: int, read: int) -> bytes:
     return said
 
 
-def exhausted(world: World, owner: Owner, epochs: Iterable[int]) -> None:
+def exhausted(world: World, owner: FilterOwner, epochs: Iterable[int]) -> None:
     """Make these epochs unable to pay this filter."""
     filters = world.store.filters_of([owner])
     for epoch in epochs:
@@ -300,13 +300,17 @@ def world_of(seen: Iterable[Event]) -> World:
     return world
 
 
-REFUSING = [Owner(FilterKind.SITE, QUERIER), Owner(FilterKind.GLOBAL, ""), Owner(FilterKind.IMPRESSION_SITE, PUBLISHER)]
+REFUSING = [
+    FilterOwner(FilterKind.SITE, QUERIER),
+    FilterOwner(FilterKind.GLOBAL, ""),
+    FilterOwner(FilterKind.IMPRESSION_SITE, PUBLISHER),
+]
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events, max_size=6), conversions, st.sets(st.sampled_from(EPOCHS)), st.sampled_from(REFUSING))
 def test_a_dropped_epoch_gives_the_report_of_an_absent_one(
-    seen: list[Event], options: Options, dropped: set[int], owner: Owner
+    seen: list[Event], options: Options, dropped: set[int], owner: FilterOwner
 ) -> None:
     """Whichever filter refuses. Only the flag may say that something could not pay; it is charged for."""
     seen = [replace_site(event) for event in seen]
@@ -321,7 +325,7 @@ def replace_site(event: Event) -> Event:
     return event._replace(site=PUBLISHER)
 
 
-def paid_now(world: World, options: Options, epoch: int) -> dict[Owner, int]:
+def paid_now(world: World, options: Options, epoch: int) -> dict[FilterOwner, int]:
     """What one epoch pays for one request, to every filter."""
     before = spent_in(world.store)
     world.ask(query(options))
@@ -332,7 +336,9 @@ def paid_now(world: World, options: Options, epoch: int) -> dict[Owner, int]:
     }
 
 
-several_epochs = paper_requests().filter(lambda options: isinstance(options, Request) and len(options.epochs) > 1)
+several_epochs = paper_requests().filter(
+    lambda options: isinstance(options, AttributionRequest) and len(options.epochs) > 1
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -355,9 +361,9 @@ def test_whether_an_epoch_is_dropped_depends_on_its_own_filters_alone(
     for changed, refusing in ((seen, set[int]()), (others, emptied)):
         world = World([*own, *(event for event in changed if event.epoch != epoch)], limits)
         world.clock.now = START + 3 * WEEK - 3600
-        exhausted(world, Owner(FilterKind.SITE, QUERIER), refusing - {epoch})
-        filters = world.store.filters_of([Owner(FilterKind.GLOBAL, "")])
-        filters[Owner(FilterKind.GLOBAL, "")].consume(epoch, spent)
+        exhausted(world, FilterOwner(FilterKind.SITE, QUERIER), refusing - {epoch})
+        filters = world.store.filters_of([FilterOwner(FilterKind.GLOBAL, "")])
+        filters[FilterOwner(FilterKind.GLOBAL, "")].consume(epoch, spent)
         world.store.keep(filters)
         worlds.append(world)
     assert paid_now(worlds[0], options, epoch) == paid_now(worlds[1], options, epoch)
@@ -456,6 +462,6 @@ def test_by_the_tick_all_that_was_found_is_freed() -> None:
 
 def test_an_emptied_filter_stays_empty_under_any_limit() -> None:
     """Zeroing a budget is for ever, also if the limits are raised."""
-    assert 1000 * Limits().site_budget < EMPTIED
+    assert 1000 * DeviceLimits().site_budget < EMPTIED
     with pytest.raises(Exception, match="site_budget"):
-        Limits(site_budget=EMPTIED)
+        DeviceLimits(site_budget=EMPTIED)

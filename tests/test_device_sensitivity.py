@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from device.attribution import AttributionFunction, Award, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
-from device.conversion import Conversion, Request
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device, Found, Settled
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from tests.support.small_worlds import (
@@ -34,7 +34,7 @@ from tests.support.small_worlds import (
 )
 
 # So much that everything is paid for: this is about what is charged.
-LIMITS = Limits(site_budget=2**50, global_budget=2**50, impression_site_quota=2**50)
+LIMITS = DeviceLimits(site_budget=2**50, global_budget=2**50, impression_site_quota=2**50)
 # Bucket 2 lies outside a histogram of two; the later impression of each epoch has the higher priority.
 POSSIBLE = [Event(0, bucket, day, priority=day) for bucket in (0, 1, 2) for day in (2, 4)]
 SETS = list(subsets(POSSIBLE))
@@ -98,7 +98,9 @@ def shortfall(options: Options, outcomes: Outcomes) -> int:
 def requests() -> list[Options]:
     """Each built-in function over one and two epochs, one and two buckets, and the standard's own call."""
     asked: list[Options] = [
-        Request(epochs=epochs, epsilon=0.3, buckets=buckets, value=VALUE, query_sensitivity=7, function=function)
+        AttributionRequest(
+            epochs=epochs, epsilon=0.3, buckets=buckets, value=VALUE, query_sensitivity=7, function=function
+        )
         for function in FUNCTIONS
         for epochs in ((0,), (0, 1))
         for buckets in (1, 2)
@@ -108,7 +110,7 @@ def requests() -> list[Options]:
 
 
 def named(options: Options) -> str:
-    if isinstance(options, Request):
+    if isinstance(options, AttributionRequest):
         return f"{type(options.function).__name__}-{len(options.epochs)}-epochs-{options.buckets}-buckets"
     return f"standard-{options.lookback_days}-days-{options.histogram_size}-buckets-{len(options.credit)}"
 
@@ -148,7 +150,9 @@ def test_every_set_over_two_epochs_and_three_buckets_is_covered() -> None:
 
 def test_the_bound_is_tight() -> None:
     """Some world needs every bit of its charge: a check that nothing could fail would prove nothing."""
-    multi = Request(epochs=(0, 1), epsilon=0.7, buckets=2, value=VALUE, query_sensitivity=7, function=LastTouch())
+    multi = AttributionRequest(
+        epochs=(0, 1), epsilon=0.7, buckets=2, value=VALUE, query_sensitivity=7, function=LastTouch()
+    )
     single = replace(multi, epochs=(0,))
     assert shortfall(multi, all_outcomes(multi, FEW)) == 0
     assert shortfall(single, all_outcomes(single, FEW)) == 0
@@ -198,5 +202,5 @@ def test_a_charge_rounded_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
         return terms.epsilon_micros * individual_sensitivity // terms.query_sensitivity
 
     monkeypatch.setattr(LossTerms, "loss", floor)
-    options = Request(epochs=(0,), epsilon=0.5, buckets=2, value=VALUE, query_sensitivity=7)
+    options = AttributionRequest(epochs=(0,), epsilon=0.5, buckets=2, value=VALUE, query_sensitivity=7)
     assert shortfall(options, all_outcomes(options, FEW)) > 0

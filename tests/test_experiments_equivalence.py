@@ -13,11 +13,11 @@ from benchmarks.experiments.columns import DAY, Ints
 from benchmarks.experiments.matching import match
 from benchmarks.experiments.policies import Accounting, CookieMonster, Outcome
 from benchmarks.experiments.world import ANCHOR, Conversions, Epochs, Impressions, Queries, World
-from device.conversion import Request
+from device.conversion import AttributionRequest
 from device.device import Device
 from device.epoch import EpochCalendar
 from device.impression import Impression, ImpressionOptions
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
@@ -178,7 +178,7 @@ def on_devices(small: SmallWorld) -> Observed:
 def _device(small: SmallWorld, clock: list[int]) -> Device[tuple[int, ...]]:
     store = MemoryStore()
     store.fix_epoch_start(ANCHOR)
-    limits = Limits(
+    limits = DeviceLimits(
         site_budget=small.capacity,
         global_budget=UNBOUNDED,
         impression_site_quota=UNBOUNDED,
@@ -189,13 +189,13 @@ def _device(small: SmallWorld, clock: list[int]) -> Device[tuple[int, ...]]:
     return Device(store, PlainSeal(), clock=lambda: clock[0], limits=limits)
 
 
-def _request(small: SmallWorld, event: Event, calendar: EpochCalendar) -> Request:
+def _request(small: SmallWorld, event: Event, calendar: EpochCalendar) -> AttributionRequest:
     earliest = event.time - small.window
 
     def relevant(impression: Impression) -> bool:
         return earliest <= impression.time <= event.time
 
-    return Request(
+    return AttributionRequest(
         epochs=calendar.window(earliest, event.time),
         epsilon=small.epsilon[event.query or 0] / MICROS,
         buckets=small.buckets,

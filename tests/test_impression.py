@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from device.epoch import DAY
 from device.errors import DOMException, RangeError
 from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.sqlite_store import SqliteStore
 
-LIMITS = Limits(max_histogram_size=5, max_conversion_sites=3, max_conversion_callers=3)
+LIMITS = DeviceLimits(max_histogram_size=5, max_conversion_sites=3, max_conversion_callers=3)
 SITES = ["a.example", "b.example", "aa.example"]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_filter import (
     EMPTIED,
     FilterKind,
-    Owner,
+    FilterOwner,
     PrivacyFilter,
     capacities,
     charges_of,
@@ -18,9 +18,9 @@ from device.privacy_filter import (
 )
 from device.privacy_loss import EpochLoss
 
-LIMITS = Limits(site_budget=10, global_budget=25, impression_site_quota=15, conversion_site_quota=12)
-SITE = Owner(FilterKind.SITE, "shop.example")
-EVERYONE = Owner(FilterKind.GLOBAL, "")
+LIMITS = DeviceLimits(site_budget=10, global_budget=25, impression_site_quota=15, conversion_site_quota=12)
+SITE = FilterOwner(FilterKind.SITE, "shop.example")
+EVERYONE = FilterOwner(FilterKind.GLOBAL, "")
 
 
 def test_each_filter_is_charged_once() -> None:
@@ -28,12 +28,12 @@ def test_each_filter_is_charged_once() -> None:
     assert charges == {
         SITE: 1,
         EVERYONE: 2,
-        Owner(FilterKind.CONVERSION_SITE, "shop.example"): 2,
-        Owner(FilterKind.IMPRESSION_SITE, "news.example"): 3,
-        Owner(FilterKind.IMPRESSION_SITE, "blog.example"): 3,
+        FilterOwner(FilterKind.CONVERSION_SITE, "shop.example"): 2,
+        FilterOwner(FilterKind.IMPRESSION_SITE, "news.example"): 3,
+        FilterOwner(FilterKind.IMPRESSION_SITE, "blog.example"): 3,
     }
-    assert Owner(FilterKind.CONVERSION_SITE, "shop.example") not in charges_of(
-        "shop.example", (), EpochLoss(1, 2, 3), Limits()
+    assert FilterOwner(FilterKind.CONVERSION_SITE, "shop.example") not in charges_of(
+        "shop.example", (), EpochLoss(1, 2, 3), DeviceLimits()
     )
 
 
@@ -65,7 +65,7 @@ def test_an_emptied_filter_stays_empty_under_any_limits() -> None:
     ledger = PrivacyFilter()
     ledger.empty(2)
     assert ledger.spent(2) == EMPTIED
-    generous = Limits(site_budget=2**52)
+    generous = DeviceLimits(site_budget=2**52)
     assert not check_and_consume(2, {SITE: 1}, {SITE: ledger}, capacities(generous))
     assert check_and_consume(3, {SITE: 1}, {SITE: ledger}, capacities(generous))
     shown = states({SITE: ledger}, generous)
@@ -92,7 +92,7 @@ amounts = st.integers(0, 30)
 
 @given(st.lists(st.tuples(st.integers(0, 2), amounts, amounts, amounts), max_size=40))
 def test_no_sequence_of_charges_overdraws(requests: list[tuple[int, int, int, int]]) -> None:
-    quota = Owner(FilterKind.IMPRESSION_SITE, "news.example")
+    quota = FilterOwner(FilterKind.IMPRESSION_SITE, "news.example")
     filters = {SITE: PrivacyFilter(), EVERYONE: PrivacyFilter(), quota: PrivacyFilter()}
     capacity = capacities(LIMITS)
     for epoch, *owed in requests:

@@ -20,13 +20,13 @@ from device.device import Device
 from device.epoch import DAY
 from device.impression import ImpressionOptions
 from device.instance import token_path
-from device.limits import Limits
-from device.privacy_filter import EMPTIED, FilterKind, Owner, PrivacyFilter, capacities
+from device.limits import DeviceLimits
+from device.privacy_filter import EMPTIED, FilterKind, FilterOwner, PrivacyFilter, capacities
 from device.report import PlainSeal
 from device.sqlite_store import SqliteStore
 from tests.support.small_worlds import NOW, QUERIER, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
-LIMITS = Limits(max_impressions_per_epoch=3)
+LIMITS = DeviceLimits(max_impressions_per_epoch=3)
 ALL_OF_IT = w3c(2, lookback_days=30)
 NULL = (0, 0)
 
@@ -37,7 +37,7 @@ class Person:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.clock = Clock(NOW)
-        self.ever_paid: Counter[tuple[Owner, int]] = Counter()
+        self.ever_paid: Counter[tuple[FilterOwner, int]] = Counter()
         SqliteStore.create(path, epoch_length=LIMITS.epoch_length, debug=True)
         self.start()
 
@@ -56,7 +56,7 @@ class Person:
         self.ever_paid += self.paid() - before
         return report
 
-    def paid(self) -> Counter[tuple[Owner, int]]:
+    def paid(self) -> Counter[tuple[FilterOwner, int]]:
         """What the filters say, by owner and the second that an epoch begins in. Emptied ones paid nothing."""
         with self.store.transaction():
             start = self.store.epoch_start or 0
@@ -64,7 +64,7 @@ class Person:
         entries = ((owner, *entry) for owner, ledger in ledgers.items() for entry in ledger.entries())
         return Counter({(owner, start + e * WEEK): amount for owner, e, amount in entries if amount < EMPTIED})
 
-    def overspent(self) -> list[tuple[Owner, int]]:
+    def overspent(self) -> list[tuple[FilterOwner, int]]:
         """Filters that have paid more than they hold, over the whole life of the device."""
         capacity = capacities(LIMITS)
         return [key for key, amount in self.ever_paid.items() if amount > capacity[key[0].kind]]
@@ -285,7 +285,7 @@ def test_pruning_gives_nothing_back(person: Person) -> None:
     for _ in range(12):
         person.clock.now += WEEK
         person.convert("store.example")
-    assert Owner(FilterKind.SITE, QUERIER) not in {owner for owner, _ in person.paid()}
+    assert FilterOwner(FilterKind.SITE, QUERIER) not in {owner for owner, _ in person.paid()}
     person.clock.now = NOW
     person.show()
     assert person.convert() == NULL

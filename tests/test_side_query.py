@@ -14,10 +14,10 @@ from fractions import Fraction
 import pytest
 
 from device.attribution import Award, EqualCredit, LastTouch
-from device.conversion import Conversion, Request
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device, Found, Settled
 from device.errors import RangeError
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from device.side_query import SideQuery, SideQueryForm
@@ -38,7 +38,7 @@ from tests.support.small_worlds import (
 )
 
 BUDGET = MICROS
-LIMITS = Limits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
+LIMITS = DeviceLimits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
 WORLDS: list[Events] = [
     (Event(0, 0),),
     (Event(1, 0),),
@@ -49,9 +49,9 @@ FORMS = [SideQueryForm.GENERAL, SideQueryForm.LAST_TOUCH]
 HUNDREDS = 300
 
 
-def ask(epochs: Sequence[int], form: SideQueryForm, *, epsilon: float = 0.25, value: int = 2) -> Request:
+def ask(epochs: Sequence[int], form: SideQueryForm, *, epsilon: float = 0.25, value: int = 2) -> AttributionRequest:
     """A report of sensitivity up to 4, and κ = 2 beside it."""
-    return Request(
+    return AttributionRequest(
         epochs=epochs,
         epsilon=epsilon,
         buckets=2,
@@ -73,7 +73,7 @@ def menu(form: SideQueryForm) -> list[Query]:
     ]
 
 
-def pairs(make: Callable[..., PlainDevice] = Device, limits: Limits = LIMITS) -> list[tuple[World, World]]:
+def pairs(make: Callable[..., PlainDevice] = Device, limits: DeviceLimits = LIMITS) -> list[tuple[World, World]]:
     """Every world beside itself without one of its epochs."""
     neighbours = [
         (world, without_epoch(world, epoch)) for world in WORLDS for epoch in {event.epoch for event in world}

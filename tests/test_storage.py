@@ -18,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from device.coins import Coins
+from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.epoch import DAY
 from device.errors import DatabaseError, DatabaseUnavailable
 from device.impression import ImpressionOptions
 from device.instance import token_path
-from device.limits import TREFOIL_SERVICE, Limits
+from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
@@ -36,8 +36,8 @@ from protocol.errors import TrefoilError
 
 WEEK = 7 * DAY
 NOW = 1_900_000_800
-LIMITS = Limits()
-HALF = Coins(lambda: 0.5, lambda: 0.5)
+LIMITS = DeviceLimits()
+HALF = DeviceCoins(lambda: 0.5, lambda: 0.5)
 PlainDevice = Device[tuple[int, ...]]
 
 
@@ -46,7 +46,7 @@ def make(path: Path) -> Path:
     return path
 
 
-def device_on(store: Store, clock: Callable[[], int] = lambda: NOW, limits: Limits = LIMITS) -> PlainDevice:
+def device_on(store: Store, clock: Callable[[], int] = lambda: NOW, limits: DeviceLimits = LIMITS) -> PlainDevice:
     return Device(store, PlainSeal(), clock=clock, limits=limits, coins=HALF)
 
 
@@ -393,7 +393,7 @@ def test_old_epochs_and_impressions_are_pruned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_storage_limit_evicts_within_one_epoch_only(database: Path, durable: bool) -> None:
     now = NOW
-    limits = Limits(max_impressions_per_epoch=3)
+    limits = DeviceLimits(max_impressions_per_epoch=3)
     store: Store = SqliteStore.open(database, epoch_length=WEEK, clock=lambda: now) if durable else MemoryStore()
     device = device_on(store, lambda: now, limits)
     device.clear_browsing_history(forget_visits=True)

@@ -25,12 +25,12 @@ from rich.table import Table
 
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers
 from benchmarks.seeded import generator
-from device.coins import Coins
+from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.epoch import DAY, HOUR
 from device.impression import ImpressionOptions
-from device.limits import TREFOIL_SERVICE, Limits
+from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import HelperSetSeal
 from device.sqlite_store import SqliteStore
 from device.tick import DEFAULT_PERIOD, Tick, no_tick
@@ -45,7 +45,7 @@ BUCKETS = 128
 PUBLISHERS = 5
 SITE = "shop.example"
 LOOKBACK_DAYS = 7 * (EPOCHS - 1)
-LIMITS = Limits(max_lookback_days=LOOKBACK_DAYS)
+LIMITS = DeviceLimits(max_lookback_days=LOOKBACK_DAYS)
 WEEK = LIMITS.epoch_length
 NOW = BENCH_TIME + 3 * DAY
 # So little that thousands of calls leave the budget standing.
@@ -93,7 +93,7 @@ def device_for(
     """A device in the state of `case`, on a database of its own."""
     path, clock = folder / f"{case.name}.db", Clock(BENCH_TIME)
     SqliteStore.create(path, epoch_length=WEEK)
-    coins = Coins(epoch_start=lambda: 0.0)
+    coins = DeviceCoins(epoch_start=lambda: 0.0)
     with closing(SqliteStore.open(path, epoch_length=WEEK, clock=clock)) as store:
         quick = Device(store, HelperSetSeal(helper_set), clock=clock, limits=LIMITS, coins=coins)
         # Epoch 0 begins at BENCH_TIME, so that the window holds exactly EPOCHS epochs.

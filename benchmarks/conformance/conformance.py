@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from device.coins import Coins
+from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import StandardError
 from device.impression import ImpressionOptions
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.report import PlainSeal
 from device.storage import Store
@@ -27,7 +27,7 @@ from protocol.errors import TrefoilError
 CONFIG = "CONFIG.json"
 Outcome = list[int] | str | dict[str, str] | None
 PlainDevice = Device[tuple[int, ...]]
-MakeDevice = Callable[[Store, Limits, Coins, Callable[[], int]], PlainDevice]
+MakeDevice = Callable[[Store, DeviceLimits, DeviceCoins, Callable[[], int]], PlainDevice]
 
 # The standard's names of limits, and ours.
 _LIMITS = {
@@ -76,8 +76,8 @@ class Result:
 class Config:
     """The limits and fixed coins of a folder of scenarios."""
 
-    limits: Limits
-    coins: Coins
+    limits: DeviceLimits
+    coins: DeviceCoins
 
     @classmethod
     def load(cls, path: Path) -> Config:
@@ -90,7 +90,7 @@ class Config:
         if "aggregationServices" in given:
             values["aggregation_services"] = frozenset(given["aggregationServices"])
         fixed = {ours: float(given.get(theirs, _DEFAULT_COIN)) for theirs, ours in _COINS.items()}
-        return cls(Limits(**values), Coins(*(_constant(fixed[ours]) for ours in ("epoch_start", "credit"))))
+        return cls(DeviceLimits(**values), DeviceCoins(*(_constant(fixed[ours]) for ours in ("epoch_start", "credit"))))
 
 
 def run_folder(folder: Path, make_device: MakeDevice | None = None) -> list[Result]:
@@ -156,7 +156,7 @@ def run_scenario(scenario: Mapping[str, Any], config: Config, make_device: MakeD
             yield Mismatch(number, kind, now, expected, actual)
 
 
-def plain_device(store: Store, limits: Limits, coins: Coins, clock: Callable[[], int]) -> PlainDevice:
+def plain_device(store: Store, limits: DeviceLimits, coins: DeviceCoins, clock: Callable[[], int]) -> PlainDevice:
     """The engine under test, without sealing."""
     return Device(store, PlainSeal(), clock=clock, limits=limits, coins=coins)
 

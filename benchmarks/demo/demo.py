@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.demo import view
 from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
 from device.device import Device
-from device.limits import Limits
+from device.limits import DeviceLimits
 from mpc_helpers.local.launcher import Launched, launched, prepare
 from mpc_helpers.mpc import noise
 from protocol.batch import BatchReader, BatchWriter
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 # ε stands behind the time in a header (SPEC.md §3); four bytes.
 _EPSILON_AT = 87
-MAX_BUCKETS = Limits().max_histogram_size
+MAX_BUCKETS = DeviceLimits().max_histogram_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from enum import Enum
 from rich.table import Table
 
 from benchmarks.experiments.tables import plain_table
-from device.conversion import Request
+from device.conversion import AttributionRequest
 from device.device import Device
 from device.impression import ImpressionOptions
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
@@ -104,8 +104,8 @@ def _device(defence: Defence) -> Device[tuple[int, ...]]:
     return Device(store, PlainSeal(), clock=lambda: NOW + 1, limits=_limits(defence))
 
 
-def _limits(defence: Defence) -> Limits:
-    standard = Limits()
+def _limits(defence: Defence) -> DeviceLimits:
+    standard = DeviceLimits()
     levels = list(Defence).index(defence)
     return replace(
         standard,
@@ -115,9 +115,9 @@ def _limits(defence: Defence) -> Limits:
     )
 
 
-def _everything(epsilon: float) -> Request:
+def _everything(epsilon: float) -> AttributionRequest:
     """A request for the current epoch at full price: one bucket, value 1, sensitivity 1."""
-    return Request(epochs=[0], epsilon=epsilon, buckets=1, value=1, query_sensitivity=1)
+    return AttributionRequest(epochs=[0], epsilon=epsilon, buckets=1, value=1, query_sensitivity=1)
 
 
 def _paid_by_colluders(device: Device[tuple[int, ...]]) -> int:

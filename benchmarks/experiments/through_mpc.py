@@ -23,11 +23,11 @@ from benchmarks.experiments.policies import Accounting, CookieMonster
 from benchmarks.experiments.simulation import Run, simulate
 from benchmarks.experiments.tables import plain_table
 from benchmarks.experiments.world import Conversions, Epochs, World
-from device.conversion import Conversion, Request
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device
 from device.epoch import EpochCalendar
 from device.impression import Impression, ImpressionOptions
-from device.limits import Limits
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.report import HelperSetSeal
 from mpc_helpers.local.launcher import Launched, launched, prepare
@@ -209,7 +209,7 @@ def _live(world: World, owner: int, epochs: Epochs, seal: SealedToday) -> list[S
 def _device(epochs: Epochs, seal: SealedToday, clock: list[int]) -> tuple[Device[SealedReport], EpochCalendar]:
     store = MemoryStore(debug=False)
     store.fix_epoch_start(epochs.anchor)
-    limits = Limits(
+    limits = DeviceLimits(
         global_budget=UNBOUNDED,
         impression_site_quota=UNBOUNDED,
         epoch_days=epochs.seconds // DAY,
@@ -219,14 +219,14 @@ def _device(epochs: Epochs, seal: SealedToday, clock: list[int]) -> tuple[Device
     return device, EpochCalendar(epochs.anchor, epochs.seconds)
 
 
-def _request(world: World, row: int, calendar: EpochCalendar) -> Request:
+def _request(world: World, row: int, calendar: EpochCalendar) -> AttributionRequest:
     moment = int(world.conversions.time[row])
     earliest = moment - world.window
 
     def relevant(impression: Impression) -> bool:
         return impression.time >= earliest
 
-    return Request(
+    return AttributionRequest(
         epochs=calendar.window(earliest, moment),
         epsilon=int(world.queries.epsilon[world.conversions.query[row]]) / MICROS,
         buckets=1,

@@ -17,14 +17,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from device.coins import Coins
-from device.conversion import ConversionOptions, Request
+from device.coins import DeviceCoins
+from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
 from device.epoch import DAY, HOUR
 from device.impression import ImpressionOptions
-from device.limits import TREFOIL_SERVICE, Limits
+from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
-from device.privacy_filter import FilterKind, Owner, PrivacyFilter
+from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.report import PlainSeal
 
 WEEK = 7 * DAY
@@ -37,7 +37,7 @@ PUBLISHER = "news.example"
 UNBOUNDED = Fraction(10**30)
 
 PlainDevice = Device[tuple[int, ...]]
-Options = ConversionOptions | Request
+Options = ConversionOptions | AttributionRequest
 
 
 class Event(NamedTuple):
@@ -55,7 +55,7 @@ class Event(NamedTuple):
 
 
 Events = tuple[Event, ...]
-Voting = tuple[tuple[Owner, int, int], ...]
+Voting = tuple[tuple[FilterOwner, int, int], ...]
 
 
 class Clock:
@@ -115,7 +115,7 @@ def query(*options: Options, site: str = QUERIER) -> Query:
 
 def noise_rate(options: Options) -> Fraction:
     """γ in micro-epsilons per unit: what the helpers add noise for, at the least, when they admit this report."""
-    conversion = options.checked(QUERIER, QUERIER, Limits())
+    conversion = options.checked(QUERIER, QUERIER, DeviceLimits())
     return Fraction(conversion.loss_terms.epsilon_micros, conversion.loss_terms.query_sensitivity)
 
 
@@ -125,7 +125,7 @@ class World:
     def __init__(
         self,
         events: Iterable[Event],
-        limits: Limits,
+        limits: DeviceLimits,
         make: Callable[..., PlainDevice] = Device,
         watched: Collection[FilterKind] = (FilterKind.SITE,),
     ) -> None:
@@ -148,9 +148,9 @@ class World:
         return self._steps[spending, asked]
 
 
-def fixed_coins(credit: float = 0.5) -> Coins:
+def fixed_coins(credit: float = 0.5) -> DeviceCoins:
     """Coins that always fall the same way: sensitivity is for fixed coins."""
-    return Coins(epoch_start=lambda: 0.0, credit=lambda: credit)
+    return DeviceCoins(epoch_start=lambda: 0.0, credit=lambda: credit)
 
 
 def populate(device: PlainDevice, store: MemoryStore, clock: Clock, events: Iterable[Event]) -> None:
@@ -217,7 +217,7 @@ def repeated_loss(world: World, neighbour: World, queries: Iterable[Query]) -> F
 
 def paid_by(store: MemoryStore, epoch: int, kind: FilterKind = FilterKind.SITE, site: str = QUERIER) -> int:
     """What `epoch` has paid to one of its filters, as it stands in the ledger (a budget shown to people is capped)."""
-    ledger = store.filters().get(Owner(kind, site))
+    ledger = store.filters().get(FilterOwner(kind, site))
     return ledger.spent(epoch) if ledger else 0
 
 
