@@ -16,9 +16,10 @@ from device.privacy_filter import FilterKind, FilterState
 from device.report import DebugReport
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
-from protocol.console import out, write_atomically
+from protocol.console import out
 from protocol.epsilon import show
 from protocol.errors import TrefoilError
+from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protocol.files import write_atomically
 
 # Tables need room; where there is no terminal to ask, a page that a person can still read.
 PAGE_WIDTH = 120
@@ -61,19 +61,3 @@ def write_json(path: Path | None, result: object) -> None:
         sys.stdout.write(json.dumps(result, indent=2) + "\n")
         return
     write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
-
-
-def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file in one step, durable before it shows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -1,4 +1,4 @@
-"""Private keys as files that only their owner can read, and the Ed25519 identities that sign.
+"""Ed25519 identities that sign, and private keys as files that only their owner can read.
 
 An identity signs what a party says in public: a helper its configuration and votes, a querier her queries.
 """
@@ -6,8 +6,6 @@ An identity signs what a party says in public: a helper its configuration and vo
 from __future__ import annotations
 
 import json
-import os
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import read_private_file, write_private_file
 from protocol.hpke import PrivateKey, Suite
 from protocol.wire import Writer
 
@@ -66,32 +65,6 @@ def verify_signature(public: bytes, label: str, message: bytes, signature: bytes
 
 def _signed_bytes(label: str, message: bytes) -> bytes:
     return Writer().text(f"trefoil/1 signature: {label}").done() + message
-
-
-def write_private_file(path: Path, data: bytes) -> None:
-    """Create a file only its owner can read. Refuses to replace one: a lost key cannot be had back."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise TrefoilError(f"{path} exists already", "Move it away first; keys are never overwritten.") from None
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def read_private_file(path: Path) -> bytes:
-    """Read a private file, unless others could have read or changed it."""
-    try:
-        with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise TrefoilError(f"{path} can be read by others (mode {mode:04o})", f"Run: chmod 600 {path}")
-            return file.read()
-    except FileNotFoundError:
-        raise TrefoilError(f"there is no key file {path}", "Make one with: trefoil keygen") from None
-    except OSError as error:
-        raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
 
 
 def save_identity(path: Path, key: IdentityKey) -> None:

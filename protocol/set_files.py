@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import write_atomically
 from protocol.helper_set import HelperEntry, HelperSet, entry_from_json
 from protocol.keys import load_identity
 from protocol.shares import PARTIES

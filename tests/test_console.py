@@ -1,4 +1,4 @@
-"""What commands show: results written whole or not at all, progress that a log can hold."""
+"""What commands show: results as JSON, progress that a log can hold."""
 
 from __future__ import annotations
 
@@ -36,25 +36,6 @@ def test_what_cannot_be_json_leaves_the_old_file(tmp_path: Path) -> None:
         console.write_json(path, {"answer": object()})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_failed_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "result"
-    path.write_bytes(b"old")
-
-    def fail(_: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        console.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_private_file_is_written_private(tmp_path: Path) -> None:
-    console.write_atomically(tmp_path / "secret", b"x", mode=0o600)
-    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_progress_in_a_log_is_a_line_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import write_private_file
 from protocol.hpke import OVERHEAD, PrivateKey, PublicKey, Suite
 from protocol.keys import (
     IdentityKey,
     load_hpke_key,
     load_identity,
-    read_private_file,
     save_hpke_key,
     save_identity,
     verify_signature,
-    write_private_file,
 )
 from tests.support import protocol_samples as samples
 
@@ -63,13 +62,6 @@ def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(TrefoilError, match="exists already"):
         save_hpke_key(path, PrivateKey.generate())
     assert load_identity(path).public == first.public
-
-
-def test_missing_and_unreadable_files_say_so(tmp_path: Path) -> None:
-    with pytest.raises(TrefoilError, match="there is no key file"):
-        read_private_file(tmp_path / "absent")
-    with pytest.raises(TrefoilError, match="cannot read"):
-        read_private_file(tmp_path)
 
 
 @pytest.mark.parametrize(

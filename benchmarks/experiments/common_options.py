@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from protocol.console import out, write_atomically, write_json
+from protocol.console import out, write_json
 from protocol.errors import TrefoilError
+from protocol.files import write_atomically
 
 if TYPE_CHECKING:
     from rich.table import Table

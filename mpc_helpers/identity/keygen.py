@@ -14,8 +14,8 @@ from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import DAY, FORMAT, HelperConfig, Membership
 from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from mpc_helpers.service.transport import endpoint
-from protocol.console import write_atomically
 from protocol.errors import TrefoilError
+from protocol.files import write_atomically
 from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
 from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey, save_hpke_key, save_identity

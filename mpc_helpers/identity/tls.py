@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.keys import read_private_file, write_private_file
+from protocol.files import read_private_file, write_private_file
 
 PIN_SIZE = 32
 VALID_DAYS = 825

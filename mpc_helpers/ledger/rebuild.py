@@ -15,8 +15,8 @@ from mpc_helpers.identity.config import HelperConfig, Membership
 from mpc_helpers.identity.keygen import owners
 from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.ledger.ledger import Entries, ReportLedger
-from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import write_atomically
 from protocol.keys import SIGNATURE_SIZE, verify_signature
 from protocol.vote import realm
 from protocol.wire import Reader, Writer

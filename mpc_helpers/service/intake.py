@@ -23,9 +23,9 @@ from mpc_helpers.mpc.session import MpcError
 from mpc_helpers.service.jobs import AWAITING, Job, Status
 from mpc_helpers.service.metrics import Labels, Metrics
 from protocol.batch import Layout, column_layout
-from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE
+from protocol.files import write_atomically
 from protocol.query import Query, SignedQuery
 from protocol.report import FIXED
 

@@ -18,8 +18,8 @@ import aiohttp
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import Membership
-from protocol.console import write_atomically
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import write_atomically
 
 _LOG = logging.getLogger("trefoil.transport")
 PEER_PATH = "/v1/peer/"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import read_private_file, write_private_file
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, Suite
-from protocol.keys import IdentityKey, read_private_file, write_private_file
+from protocol.keys import IdentityKey
 from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
 from protocol.report import ReportTerms
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from mpc_helpers.agreement.agreement import Pace
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.service.daemon import Parts, run
-from protocol.console import write_atomically
 from protocol.errors import TrefoilError
+from protocol.files import write_atomically
 
 PACE = Pace(first=0.02, longest_agree=0.2, longest_ask=0.3, patience=1.5)
 PLAN = "chaos.json"
