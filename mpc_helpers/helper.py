@@ -29,7 +29,7 @@ from mpc_helpers.ledger.attempt import AgreementError, QueryName, State, Step
 from mpc_helpers.ledger.ledger import ReportLedger, Standing
 from mpc_helpers.ledger.queries import QueryState
 from mpc_helpers.mpc import noise
-from mpc_helpers.mpc.noisy_sum import SumKind, sum_parameters
+from mpc_helpers.mpc.noisy_sum import SumKind, attempt_parameters
 from mpc_helpers.mpc.session import MpcError
 from protocol.answer import AnswerShare
 from protocol.batch import ColumnReader
@@ -37,7 +37,6 @@ from protocol.errors import Rejection, TrefoilError
 from protocol.field import Vector
 from protocol.query import Query
 from protocol.report import TIME_STEP
-from protocol.wire import tagged_hash
 
 _LOG = logging.getLogger("trefoil.helper")
 T = TypeVar("T")
@@ -81,7 +80,7 @@ class Watch(Protocol):
 class NoisySum(Protocol):
     """One MPC session to be, for one attempt: its noise is drawn already, or being drawn."""
 
-    async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
+    async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
         """This helper's share of sum + noise, computed with both peers."""
         ...
 
@@ -127,7 +126,7 @@ class Helper:
         one that fails before its vote leaves nothing behind.
         """
         agreement, kind = self._agreements[query.debug], _kind(query)
-        parameters = tagged_hash("attempt parameters", sum_parameters(kind, query.gamma), bytes([query.debug]))
+        parameters = attempt_parameters(kind, query.gamma)
         ingested: Ingested | None = None
         failures: list[AttemptFailed] = []
         while not await self._released(query):
@@ -145,7 +144,7 @@ class Helper:
                     # Sum: m numbers out of n reports, without any other helper.
                     share = await asyncio.to_thread(ingested.shamir_share, attempt.accepted)
                     # Noise: the only part that is computed together.
-                    noisy = await self._add_noise(query, attempt, session, parameters, share)
+                    noisy = await self._add_noise(query, attempt, session, share)
                     # Open: to the querier only, and only with YES from both peers.
                     await watch.enter(QueryState.VOTING)
                     sealed = self._seal(query, attempt, noisy)
@@ -279,12 +278,10 @@ class Helper:
         # Without effect once it has been voted for.
         await self._agreements[query.debug].give_up(attempt, reason)
 
-    async def _add_noise(
-        self, query: Query, attempt: Attempt, session: NoisySum, parameters: bytes, share: Vector
-    ) -> Vector:
+    async def _add_noise(self, query: Query, attempt: Attempt, session: NoisySum, share: Vector) -> Vector:
         drawing = float(noise.allowance(query.length, query.gamma))
         seconds = max(1.0, min(self._limits.mpc_seconds + 2 * drawing, query.deadline - self._clock()))
-        computing = asyncio.ensure_future(session.add(attempt, parameters, share, seconds))
+        computing = asyncio.ensure_future(session.add(attempt, share, seconds))
         await asyncio.sleep(0)
         self._step(Step.COMPUTE)
         return await _unless_ended(attempt, computing)

@@ -18,7 +18,7 @@ from mpc_helpers.mpc.session import MpcError
 
 
 @pytest_asyncio.fixture
-async def nursery() -> AsyncIterator[ForkServer]:
+async def fork_server() -> AsyncIterator[ForkServer]:
     async with ForkServer() as started:
         yield started
 
@@ -37,9 +37,9 @@ async def until(happens: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def process_of(nursery: ForkServer) -> int:
-    assert nursery._process is not None
-    return nursery._process.pid
+def process_of(fork_server: ForkServer) -> int:
+    assert fork_server._process is not None
+    return fork_server._process.pid
 
 
 def sockets_of(child: Child) -> set[str]:
@@ -47,101 +47,101 @@ def sockets_of(child: Child) -> set[str]:
     return {link for link in links if link.startswith("socket:")}
 
 
-async def end(nursery: ForkServer, *children: Child) -> None:
+async def end(fork_server: ForkServer, *children: Child) -> None:
     for child in children:
-        await nursery.end(child)
+        await fork_server.end(child)
         child.hang_up()
 
 
-async def test_workers_are_processes_of_their_own_and_end_when_told(nursery: ForkServer) -> None:
-    first, second = await nursery.fork(), await nursery.fork()
+async def test_workers_are_processes_of_their_own_and_end_when_told(fork_server: ForkServer) -> None:
+    first, second = await fork_server.fork(), await fork_server.fork()
     assert first.process_id != second.process_id
     assert os.getsid(first.process_id) == first.process_id  # Ctrl-C at the daemon's terminal does not reach it
-    await end(nursery, first)
+    await end(fork_server, first)
     assert not Path(f"/proc/{first.process_id}").exists()
     assert alive(second.process_id)
-    await end(nursery, second)
+    await end(fork_server, second)
 
 
-async def test_a_stopped_worker_is_ended_too(nursery: ForkServer) -> None:
-    child = await nursery.fork()
+async def test_a_stopped_worker_is_ended_too(fork_server: ForkServer) -> None:
+    child = await fork_server.fork()
     os.kill(child.process_id, signal.SIGSTOP)
-    await end(nursery, child)
+    await end(fork_server, child)
     assert not Path(f"/proc/{child.process_id}").exists()
 
 
-async def test_no_thread_runs_in_the_process_that_forks(nursery: ForkServer) -> None:
+async def test_no_thread_runs_in_the_process_that_forks(fork_server: ForkServer) -> None:
     """A thread that holds a lock at the moment of the fork would leave it locked in the worker for ever."""
-    forking = asyncio.create_task(nursery.fork())
-    await until(lambda: nursery._process is not None)
-    tasks = Path(f"/proc/{process_of(nursery)}/task")
+    forking = asyncio.create_task(fork_server.fork())
+    await until(lambda: fork_server._process is not None)
+    tasks = Path(f"/proc/{process_of(fork_server)}/task")
     seen = set()
     while not forking.done():
         seen.add(len(list(tasks.iterdir())))
         await asyncio.sleep(0.002)
     assert seen == {1}
-    await end(nursery, await forking)
+    await end(fork_server, await forking)
 
 
-async def test_a_worker_has_its_own_three_streams_and_no_other_worker_s(nursery: ForkServer) -> None:
-    first, second = await nursery.fork(), await nursery.fork()
+async def test_a_worker_has_its_own_three_streams_and_no_other_worker_s(fork_server: ForkServer) -> None:
+    first, second = await fork_server.fork(), await fork_server.fork()
     await until(lambda: not sockets_of(first) & sockets_of(second))
-    await end(nursery, first, second)
+    await end(fork_server, first, second)
 
 
-async def test_a_nursery_that_was_killed_is_replaced(nursery: ForkServer) -> None:
-    child = await nursery.fork()
-    killed = process_of(nursery)
+async def test_a_fork_server_that_was_killed_is_replaced(fork_server: ForkServer) -> None:
+    child = await fork_server.fork()
+    killed = process_of(fork_server)
     os.kill(killed, signal.SIGKILL)
-    another = await nursery.fork()
-    assert process_of(nursery) != killed
-    await end(nursery, child, another)
+    another = await fork_server.fork()
+    assert process_of(fork_server) != killed
+    await end(fork_server, child, another)
     await until(lambda: not alive(child.process_id))  # its input has ended
 
 
-async def test_a_nursery_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fork_server_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     async with ForkServer() as broken:
         with pytest.raises(MpcError, match="no worker can be started"):
             await broken.fork()
 
 
-async def test_a_fork_nobody_waits_for_leaves_no_worker(nursery: ForkServer) -> None:
-    await end(nursery, await nursery.fork())
-    forking = asyncio.create_task(nursery.fork())
+async def test_a_fork_nobody_waits_for_leaves_no_worker(fork_server: ForkServer) -> None:
+    await end(fork_server, await fork_server.fork())
+    forking = asyncio.create_task(fork_server.fork())
     await asyncio.sleep(0)
     forking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await forking
-    children = Path(f"/proc/{process_of(nursery)}/task/{process_of(nursery)}/children")
-    await end(nursery, await nursery.fork())  # by now the forgotten one is ended as well
+    children = Path(f"/proc/{process_of(fork_server)}/task/{process_of(fork_server)}/children")
+    await end(fork_server, await fork_server.fork())  # by now the forgotten one is ended as well
     await until(lambda: not children.read_text().split())
 
 
-async def test_all_workers_end_with_the_nursery_s_daemon() -> None:
-    nursery = ForkServer()
-    async with nursery:
-        child = await nursery.fork()
+async def test_all_workers_end_with_the_fork_server_s_daemon() -> None:
+    fork_server = ForkServer()
+    async with fork_server:
+        child = await fork_server.fork()
         os.kill(child.process_id, signal.SIGSTOP)  # one that would not notice that its input ended
-        process = process_of(nursery)
-        assert nursery._line is not None
-        nursery._line.close()  # as the kernel does when a daemon is killed
+        process = process_of(fork_server)
+        assert fork_server._line is not None
+        fork_server._line.close()  # as the kernel does when a daemon is killed
         await until(lambda: not alive(process))
         assert not alive(child.process_id)
         child.hang_up()
 
 
 def test_a_worker_that_is_not_its_own_is_never_killed() -> None:
-    """A daemon can only have its own nursery's workers ended, however confused it is about their numbers."""
+    """A daemon can only have its own fork server's workers ended, however confused it is about their numbers."""
     bystander = subprocess.Popen(("sleep", "60"))
     try:
 
         async def confused() -> None:
-            async with ForkServer() as nursery:
-                child = await nursery.fork()
+            async with ForkServer() as fork_server:
+                child = await fork_server.fork()
                 wrong = Child(bystander.pid, child.orders, child.reports, child.complaints)
-                await nursery.end(wrong)
-                await end(nursery, child)
+                await fork_server.end(wrong)
+                await end(fork_server, child)
 
         asyncio.run(confused())
         assert bystander.poll() is None

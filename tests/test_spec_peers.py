@@ -23,12 +23,11 @@ from mpc_helpers.ledger import file as ledger_file
 from mpc_helpers.ledger.attempt import QueryName, Reservation, Word
 from mpc_helpers.ledger.file import LedgerHead
 from mpc_helpers.mpc import channel
-from mpc_helpers.mpc.noisy_sum import SumKind, joint_nonce, pair_noise_key, sum_parameters
+from mpc_helpers.mpc.noisy_sum import SumKind, attempt_parameters, joint_nonce, pair_noise_key, sum_parameters
 from mpc_helpers.mpc.session import MpcSession
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
 from protocol.vote import SignedVote, Vote
-from protocol.wire import tagged_hash
 from tests.support import protocol_samples as samples
 
 SET = hashlib.sha256(b"a helper set").digest()
@@ -140,17 +139,16 @@ def test_the_chain_of_a_ledger() -> None:
 
 def test_the_greeting_of_a_session() -> None:
     scale = text("pairwise") + blob32(text("1/4"))
-    parameters = h("attempt parameters", scale + blob32(b""), bytes([0]))
-    session = MpcSession(0, ATTEMPT, sum_parameters(SumKind.PAIRWISE, Fraction(1, 4), parameters), 10, 60.0)
+    session = MpcSession(0, ATTEMPT, sum_parameters(SumKind.PAIRWISE, Fraction(1, 4)), 10, 60.0)
     ours = text("trefoil-mpc/1") + struct.pack(">QI", 2**61 - 1, 10)
     ours += text(metadata.version("mpyc")) + struct.pack(">H", sys.hash_info.width)
-    digest = h("mpc parameters", ours, scale + blob32(parameters))
+    digest = h("mpc parameters", ours, scale)
     assert channel._hello(session, 2) == text("trefoil-mpc/1") + bytes([0, 2]) + ATTEMPT + digest
 
 
 def test_the_parameters_of_an_attempt_and_the_order_of_rejections() -> None:
-    computed = tagged_hash("attempt parameters", sum_parameters(SumKind.LOCAL, Fraction(1, 2)), bytes([False]))
-    assert computed == h("attempt parameters", text("local") + blob32(text("1/2")) + blob32(b""), bytes([0]))
+    computed = attempt_parameters(SumKind.LOCAL, Fraction(1, 2))
+    assert computed == h("attempt parameters", text("local") + blob32(text("1/2")))
     assert len(Rejection) == 19
     first, *_, last = Rejection
     assert (first, last) == (Rejection.MALFORMED, Rejection.SEEN)

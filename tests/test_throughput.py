@@ -58,7 +58,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
         assert set(point["cpu_seconds"]) >= {"total", "open", "expand", "sum"}
         assert all(50 < value < 2000 for value in point["peak_rss_mb"].values())
         for helper, processes in point["peak_rss_mb_by_process"].items():
-            assert set(processes) >= {"daemon", "nursery", "opening reports"}
+            assert set(processes) >= {"daemon", "fork server", "opening reports"}
             assert sum(processes.values()) == pytest.approx(point["peak_rss_mb"][helper])
         # Helpers 2 and 3 get the body of 8 bytes per bucket, all three a payload of 112; headers are alike.
         assert point["bytes_per_report"]["uploaded"] > 2 * 8 * 4 + 3 * 112

@@ -36,7 +36,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> list[TlsIdentity]:
 
 
 @pytest_asyncio.fixture
-async def nursery() -> AsyncIterator[ForkServer]:
+async def fork_server() -> AsyncIterator[ForkServer]:
     async with ForkServer() as started:
         yield started
 
@@ -56,20 +56,20 @@ def peers_at(identities: list[TlsIdentity], ports: Sequence[int]) -> tuple[Peer,
 
 
 async def answer(
-    nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction
+    fork_server: ForkServer, identities: list[TlsIdentity], kind: SumKind, values: list[int], rate: Fraction
 ) -> list[int]:
-    workers = [Worker(setup, nursery) for setup in setups(identities, kind, len(values), rate)]
+    workers = [Worker(setup, fork_server) for setup in setups(identities, kind, len(values), rate)]
     try:
         ports = await asyncio.gather(*(worker.start() for worker in workers))
         peers = peers_at(identities, ports)
-        runs = [WorkerRun(DIGEST, b"terms", 20.0, peers, piece) for piece in shamir_shares(values)]
+        runs = [WorkerRun(DIGEST, 20.0, peers, piece) for piece in shamir_shares(values)]
         shares = await asyncio.gather(*(worker.run(run) for worker, run in zip(workers, runs, strict=True)))
     finally:
         await asyncio.gather(*(worker.stop() for worker in workers))
     return open_shamir([from_integers(piece) for piece in shares])
 
 
-class BadNursery(ForkServer):
+class BadForkServer(ForkServer):
     """Starts another program in a worker's place."""
 
     def __init__(self, *command: str) -> None:
@@ -77,7 +77,7 @@ class BadNursery(ForkServer):
         self._command = command
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
-    async def __aenter__(self) -> BadNursery:
+    async def __aenter__(self) -> BadForkServer:
         return self
 
     async def fork(self) -> Child:
@@ -94,34 +94,34 @@ class BadNursery(ForkServer):
         self._started[child.process_id].wait()
 
 
-async def test_debug_sum_is_exact(nursery: ForkServer, identities: list[TlsIdentity]) -> None:
+async def test_debug_sum_is_exact(fork_server: ForkServer, identities: list[TlsIdentity]) -> None:
     values = [0, -5, 12, 2**40]
-    assert await answer(nursery, identities, SumKind.DEBUG, values, Fraction(1)) == values
+    assert await answer(fork_server, identities, SumKind.DEBUG, values, Fraction(1)) == values
 
 
 @pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
-async def test_noisy_sum_over_tls(nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind) -> None:
+async def test_noisy_sum_over_tls(fork_server: ForkServer, identities: list[TlsIdentity], kind: SumKind) -> None:
     """With rate 40 (q = e^−40) noise is zero but for a probability below 300·6·e^−40 < 10^−14: exact all the same."""
     values = list(range(-150, 150))
-    assert await answer(nursery, identities, kind, values, Fraction(40)) == values
+    assert await answer(fork_server, identities, kind, values, Fraction(40)) == values
 
 
 @pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
-async def test_workers_forked_from_one_nursery_share_no_randomness(
-    nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind
+async def test_workers_forked_from_one_fork_server_share_no_randomness(
+    fork_server: ForkServer, identities: list[TlsIdentity], kind: SumKind
 ) -> None:
     """Noise of standard deviation above 1000 in 64 buckets comes out the same twice with probability below 10^−100."""
     rate = Fraction(1, 1000)
-    assert await answer(nursery, identities, kind, [0] * 64, rate) != await answer(
-        nursery, identities, kind, [0] * 64, rate
+    assert await answer(fork_server, identities, kind, [0] * 64, rate) != await answer(
+        fork_server, identities, kind, [0] * 64, rate
     )
 
 
 async def test_the_workers_of_one_session_draw_different_noise(
-    nursery: ForkServer, identities: list[TlsIdentity]
+    fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:
     """Pólya halves of three forks that drew alike would differ by nothing, and their sum be three times one draw."""
-    found = await answer(nursery, identities, SumKind.LOCAL, [0] * 64, Fraction(1, 1000))
+    found = await answer(fork_server, identities, SumKind.LOCAL, [0] * 64, Fraction(1, 1000))
     assert any(value % 3 for value in found)
 
 
@@ -129,10 +129,16 @@ class Trio:
     """Three started workers, ready to run, all stopped at the end."""
 
     def __init__(
-        self, nursery: ForkServer, identities: list[TlsIdentity], kind: SumKind = SumKind.LOCAL, buckets: int = 4
+        self,
+        fork_server: ForkServer,
+        identities: list[TlsIdentity],
+        kind: SumKind = SumKind.LOCAL,
+        buckets: int = 4,
+        rates: tuple[Fraction, Fraction, Fraction] = (Fraction(1), Fraction(1), Fraction(1)),
     ) -> None:
         self.identities = identities
-        self.workers = [Worker(setup, nursery) for setup in setups(identities, kind, buckets, Fraction(1))]
+        places = [setups(identities, kind, buckets, rate)[party] for party, rate in enumerate(rates)]
+        self.workers = [Worker(setup, fork_server) for setup in places]
         self.pieces = shamir_shares([7] * buckets)
         self.peers = peers_at(identities, (1, 1, 1))
 
@@ -143,13 +149,13 @@ class Trio:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(worker.stop() for worker in self.workers))
 
-    async def run(self, party: int, seconds: float = 20.0, digest: bytes = DIGEST, more: bytes = b"") -> list[int]:
-        return await self.workers[party].run(WorkerRun(digest, more, seconds, self.peers, self.pieces[party]))
+    async def run(self, party: int, seconds: float = 20.0, digest: bytes = DIGEST) -> list[int]:
+        return await self.workers[party].run(WorkerRun(digest, seconds, self.peers, self.pieces[party]))
 
     def process(self, party: int) -> int:
-        found = self.workers[party].process_id
-        assert found is not None
-        return found
+        child = self.workers[party]._child
+        assert child is not None
+        return child.process_id
 
 
 def failure(outcome: object) -> MpcError:
@@ -159,10 +165,10 @@ def failure(outcome: object) -> MpcError:
 
 @pytest.mark.parametrize("dead", [0, 2])
 async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
-    nursery: ForkServer, identities: list[TlsIdentity], dead: int
+    fork_server: ForkServer, identities: list[TlsIdentity], dead: int
 ) -> None:
     """One that is dialled (2) is missed because its port refuses, one that dials (0) at the deadline."""
-    async with Trio(nursery, identities) as trio:
+    async with Trio(fork_server, identities) as trio:
         await trio.workers[dead].stop()
         seconds = 600.0 if dead == 2 else 1.5
         others = [trio.run(party, seconds) for party in range(3) if party != dead]
@@ -171,12 +177,12 @@ async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
 
 
 async def test_a_worker_killed_while_computing_fails_the_others_at_once(
-    nursery: ForkServer, identities: list[TlsIdentity]
+    fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:
     """Pairwise noise for 2^14 buckets takes three seconds by allowance; the kill comes in between, the deadline would
     come after ten minutes.
     """
-    async with Trio(nursery, identities, SumKind.PAIRWISE, 2**14) as trio:
+    async with Trio(fork_server, identities, SumKind.PAIRWISE, 2**14) as trio:
         runs = [asyncio.create_task(trio.run(party, 600.0)) for party in range(3)]
         await asyncio.sleep(2)
         os.kill(trio.process(1), signal.SIGKILL)
@@ -187,9 +193,9 @@ async def test_a_worker_killed_while_computing_fails_the_others_at_once(
 
 
 async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(
-    nursery: ForkServer, identities: list[TlsIdentity]
+    fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:
-    async with Trio(nursery, identities) as trio:
+    async with Trio(fork_server, identities) as trio:
         os.kill(trio.process(1), signal.SIGSTOP)
         outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(2, 1.5), return_exceptions=True)
     assert [failure(outcome).peer for outcome in outcomes] == [1, 1]
@@ -197,28 +203,30 @@ async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(
 
 async def test_the_daemon_kills_a_worker_that_does_not_answer(identities: list[TlsIdentity]) -> None:
     setup = setups(identities, SumKind.LOCAL, 1, Fraction(1))[0]
-    async with Worker(setup, BadNursery("sleep", "60")) as worker:
+    async with Worker(setup, BadForkServer("sleep", "60")) as worker:
         with pytest.raises(MpcError, match=r"did not answer within 0\.2 s and was killed") as caught:
             await worker.start(0.2)
         assert caught.value.stage is Stage.START
-        assert worker.process_id is None
+        assert worker._child is None
 
 
 async def test_a_worker_that_dies_leaves_its_last_words(identities: list[TlsIdentity]) -> None:
     setup = setups(identities, SumKind.LOCAL, 1, Fraction(1))[0]
-    async with Worker(setup, BadNursery("sh", "-c", "head -c1 >/dev/null; echo no such luck >&2")) as worker:
+    async with Worker(setup, BadForkServer("sh", "-c", "head -c1 >/dev/null; echo no such luck >&2")) as worker:
         with pytest.raises(MpcError, match="the worker died: no such luck"):
             await worker.start()
 
 
-async def test_different_sessions_and_parameters_are_named(nursery: ForkServer, identities: list[TlsIdentity]) -> None:
-    async with Trio(nursery, identities) as trio:
+async def test_different_sessions_and_parameters_are_named(
+    fork_server: ForkServer, identities: list[TlsIdentity]
+) -> None:
+    async with Trio(fork_server, identities) as trio:
         runs = (trio.run(0), trio.run(1), trio.run(2, digest=bytes(32)))
         outcomes = await asyncio.gather(*runs, return_exceptions=True)
     assert "another session" in str(failure(outcomes[2]))
     assert failure(outcomes[2]).stage is Stage.HELLO
-    async with Trio(nursery, identities) as trio:
-        outcomes = await asyncio.gather(trio.run(0), trio.run(1, more=b"x"), trio.run(2), return_exceptions=True)
+    async with Trio(fork_server, identities, rates=(Fraction(1), Fraction(2), Fraction(1))) as trio:
+        outcomes = await asyncio.gather(trio.run(0), trio.run(1), trio.run(2), return_exceptions=True)
     assert "other parameters" in str(failure(outcomes[1]))
 
 
@@ -232,14 +240,14 @@ def is_zombie(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-async def test_a_worker_ends_with_its_daemon(nursery: ForkServer, identities: list[TlsIdentity]) -> None:
+async def test_a_worker_ends_with_its_daemon(fork_server: ForkServer, identities: list[TlsIdentity]) -> None:
     """A daemon killed outright leaves no worker behind: the worker's input ends, and it sees that while it waits."""
-    async with Trio(nursery, identities) as trio:
+    async with Trio(fork_server, identities) as trio:
         hang_up(trio.workers[0])
         async with asyncio.timeout(10):
             while Path(f"/proc/{trio.process(0)}").exists() and not is_zombie(trio.process(0)):
                 await asyncio.sleep(0.05)
-    async with Trio(nursery, identities) as trio:
+    async with Trio(fork_server, identities) as trio:
         running = asyncio.create_task(trio.run(0, 60.0))
         await asyncio.sleep(0.5)
         hang_up(trio.workers[0])
@@ -248,11 +256,11 @@ async def test_a_worker_ends_with_its_daemon(nursery: ForkServer, identities: li
 
 
 async def test_nothing_secret_in_arguments_environment_or_repr(
-    nursery: ForkServer, identities: list[TlsIdentity]
+    fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:
-    run = WorkerRun(DIGEST, b"", 1.0, peers_at(identities, (1, 2, 3)), [123456789])
+    run = WorkerRun(DIGEST, 1.0, peers_at(identities, (1, 2, 3)), [123456789])
     assert "123456789" not in repr(run)
-    async with Trio(nursery, identities) as trio:
+    async with Trio(fork_server, identities) as trio:
         process = Path(f"/proc/{trio.process(0)}")
         arguments = (process / "cmdline").read_bytes().split(b"\0")
         assert arguments[1:] == [b"-m", b"mpc_helpers.mpc.fork_server_main", b""]
@@ -262,7 +270,7 @@ async def test_nothing_secret_in_arguments_environment_or_repr(
 def test_messages_have_one_encoding(identities: list[TlsIdentity]) -> None:
     setup = WorkerSetup(2, identities[2], SumKind.PAIRWISE, Fraction(3, 70), 9, "0.0.0.0", (5000, 5001))
     assert WorkerSetup.decode(setup.encode()) == setup
-    run = WorkerRun(DIGEST, b"more", 12.5, peers_at(identities, (1, 2, 3)), [1, 2, 3])
+    run = WorkerRun(DIGEST, 12.5, peers_at(identities, (1, 2, 3)), [1, 2, 3])
     assert WorkerRun.decode(run.encode()) == run
     for message, kind in ((setup.encode(), WorkerSetup), (run.encode(), WorkerRun)):
         with pytest.raises(ProtocolError):
@@ -283,7 +291,7 @@ def test_too_much_noise_is_refused_before_anything_starts(identities: list[TlsId
 def test_an_unusable_port_is_an_error_for_a_person(identities: list[TlsIdentity], tmp_path: Path) -> None:
     async def start() -> None:
         setup = WorkerSetup(0, identities[0], SumKind.LOCAL, Fraction(1), 1, "203.0.113.1", (9,))
-        async with ForkServer() as nursery, Worker(setup, nursery) as worker:
+        async with ForkServer() as fork_server, Worker(setup, fork_server) as worker:
             await worker.start()
 
     with pytest.raises(MpcError, match=r"cannot listen on 203\.0\.113\.1"):

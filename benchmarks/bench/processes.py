@@ -10,7 +10,7 @@ from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ROLES = {
-    "mpc_helpers.mpc.fork_server_main": "nursery",
+    "mpc_helpers.mpc.fork_server_main": "fork server",
     "multiprocessing-fork": "opening reports",
     "resource_tracker": "resource tracker",
 }

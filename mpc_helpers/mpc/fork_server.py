@@ -1,8 +1,8 @@
 """Where workers come from: one process per daemon that has everything imported and forks a worker when asked.
 
 Starting Python and importing MPyC takes half a second of processor time, as long as opening thousands of reports; a
-fork takes milliseconds. The nursery itself computes nothing, holds no key and hears nothing but these two requests, so
-workers inherit no secret and no randomness: what they draw comes from the operating system after the fork.
+fork takes milliseconds. The fork server itself computes nothing, holds no key and hears nothing but these two requests.
+So workers inherit no secret and no randomness: what they draw comes from the operating system after the fork.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Self
 from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.wire import Reader, Writer
 
-# The first fork waits until the nursery has imported everything, on a machine that may be busy.
+# The first fork waits until the fork server has imported everything, on a machine that may be busy.
 ANSWER_SECONDS = 30.0
 MESSAGE_SIZE = 5
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class Request(Enum):
-    """What a daemon asks of its nursery: u8 request · u32 process id (0 in FORK), answered with a u32 process id."""
+    """What a daemon asks of its fork server: u8 request · u32 process id (0 in FORK). The answer: u32 process id."""
 
     FORK = 1
     END = 2
@@ -66,7 +66,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         # One thread, so that requests and answers cannot cross.
-        self._thread = ThreadPoolExecutor(1, "nursery")
+        self._thread = ThreadPoolExecutor(1, "fork server")
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
 
@@ -119,7 +119,7 @@ class ForkServer:
             self._thread.submit(self._end, forking.result())
 
     def _asked(self, send: Callable[[socket.socket], object]) -> int:
-        """The answer to a request; from a second nursery if the first does not answer."""
+        """The answer to a request; from a second fork server if the first does not answer."""
         try:
             return self._ask(send)
         except MpcError:

@@ -1,7 +1,7 @@
-"""The nursery, seen from inside: a process without threads or secrets that forks workers for its daemon.
+"""The fork server, seen from inside: a process without threads or secrets that forks workers for its daemon.
 
 Started by `mpc_helpers.mpc.fork_server.ForkServer`, which describes the exchange. Standard input is a socket to the
-daemon; when it ends, every worker is killed and the nursery ends too.
+daemon; when it ends, every worker is killed and the fork server ends too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _next(line: socket.socket) -> tuple[Request, int, list[int]] | None:
 def _fork(line: socket.socket, descriptors: Sequence[int]) -> int:
     process_id = os.fork()
     if process_id == 0:
-        # Nothing of the nursery may run after this, neither its loop nor its farewell.
+        # Nothing of the fork server may run after this, neither its loop nor its farewell.
         status = 1
         try:
             os.setsid()

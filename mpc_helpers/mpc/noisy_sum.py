@@ -73,10 +73,18 @@ class ExactNoise:
         return noise.draw_laplace(rate, buckets, noise.keyed_coins(key))
 
 
-def sum_parameters(kind: SumKind, rate: Fraction, more: bytes = b"") -> bytes:
-    """What the three must agree on beside the session: kind and scale of the noise, and `more` the helper has."""
+def sum_parameters(kind: SumKind, rate: Fraction) -> bytes:
+    """What the three must agree on beside query and reports: kind and scale of the noise.
+
+    The same bytes are in the attempt's proposal and in the session's greeting.
+    """
     scale = Writer().text(f"{rate.numerator}/{rate.denominator}").done()
-    return Writer().text(kind.value).blob(scale).blob(more).done()
+    return Writer().text(kind.value).blob(scale).done()
+
+
+def attempt_parameters(kind: SumKind, rate: Fraction) -> bytes:
+    """Their digest, as helpers compare it when they propose an attempt: before anything is reserved."""
+    return tagged_hash("attempt parameters", sum_parameters(kind, rate))
 
 
 def local_sum(share: Sequence[int], drawn: Sequence[int]) -> Program[list[int]]:

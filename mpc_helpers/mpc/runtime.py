@@ -203,6 +203,7 @@ class _Exchanger:
 
     def _deliver(self, frame: bytes) -> None:
         if frame == bytes([_DONE]):
+            # Nothing more will come, so what is awaited never will: fail now instead of at the deadline.
             if self._wanted:
                 raise ConnectionError("finished without sending its part")
             self.done.set_result(None)
@@ -214,6 +215,7 @@ class _Exchanger:
             raise ProtocolError("a frame of no known kind")
         label = int.from_bytes(frame[1 : 1 + _LABEL_SIZE], "big", signed=True)
         payload = frame[1 + _LABEL_SIZE :]
+        # Here, while it is known who sent it; MPyC decodes it later, where an error would blame nobody.
         codec.check(payload, self._session.buckets)
         if label in self._wanted:
             self._wanted.pop(label).set_result(payload)
@@ -281,11 +283,14 @@ class _Party:
 
     async def run(self, program: Program[T]) -> T:
         """Greet, exchange pair keys, run the program, say goodbye."""
+        # Set in the task that runs this party; the tasks MPyC starts from it inherit it.
         _current.set(self._runtime)
         self._progress.enter(Stage.HELLO, self._session.peers)
+        # Both greetings before either key: a party that only one of us would refuse must not get a key from the other.
         await together([greet(self._session, channel, self._progress) for channel in self._channels])
         self._progress.enter(Stage.KEYS, [peer for peer in self._session.peers if peer < self._session.party])
         await together([self._exchange_key(channel) for channel in self._channels])
+        # Not before the keys have arrived: a pump would take a key for a frame of the program.
         pumps = [asyncio.create_task(exchanger.pump()) for exchanger in self._connect_runtime()]
         try:
             return await self._compute(program)
@@ -294,6 +299,7 @@ class _Party:
                 exchanger.give_up(str(error))
             raise
         finally:
+            # MPyC's own tasks too: one that waits for a peer would outlive the session and its channels.
             await _stop([*pumps, *self._runtime.tasks])
             self._failure.cancel()
 
@@ -319,6 +325,7 @@ class _Party:
         self._progress.enter(Stage.COMPUTE, ())
         result = await self._unless_failed(program(Engine(self._session, self._runtime)))
         self._progress.enter(Stage.FINISH, ())
+        # The result is returned only when both peers are done too: nobody votes for a sum that another lacks.
         for exchanger in self._exchangers:
             exchanger.finish()
         await self._unless_failed(asyncio.gather(*(exchanger.done for exchanger in self._exchangers)))
@@ -329,12 +336,14 @@ class _Party:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            # Looked at first: when both are done, the result may rest on what the failure is about.
             if self._failure.done():
                 self._failure.result()
             return await task
         except ProtocolError as error:
             raise MpcError(self._progress.stage, f"while {self._progress.stage.value}: {error}") from error
         finally:
+            # Before the task is stopped, which would make it wait for nobody: a deadline names who is missing.
             self._progress.waiting = {item.peer for item in self._exchangers if item.awaited or not item.done.done()}
             await _stop([task])
 

@@ -1,6 +1,6 @@
 """A worker, seen from the daemon: one process per query and helper, in which the MPC runs and dies.
 
-    worker = Worker(setup, nursery)         setup: who we are, what noise, how many buckets
+    worker = Worker(setup, fork_server)     setup: who we are, what noise, how many buckets
     port = await worker.start()             the worker listens, reports its port, and draws its noise meanwhile
     ...                                     the daemons tell each other their ports (RESERVED)
     share = await worker.run(WorkerRun(...))
@@ -37,7 +37,7 @@ MAX_MESSAGE = 2**24
 _STDERR_KEPT = 4096
 
 
-class Report(Enum):
+class WorkerMessage(Enum):
     """The kinds of message from a worker."""
 
     LISTENING = 1
@@ -91,12 +91,10 @@ class WorkerSetup:
 class WorkerRun:
     """What a worker is told when all three have reserved: the session, the way to the peers, and our share.
 
-    `peers` lists all three parties by number, ourselves included. `parameters` is whatever the helpers compare beside
-    kind and scale of the noise. `seconds` bounds the session.
+    `peers` lists all three parties by number, ourselves included. `seconds` bounds the session.
     """
 
     session_digest: bytes
-    parameters: bytes
     seconds: float
     peers: tuple[Peer, Peer, Peer]
     share: Sequence[int] = field(repr=False)
@@ -109,13 +107,12 @@ class WorkerRun:
 
     def session(self, setup: WorkerSetup) -> MpcSession:
         """The session this run of that worker is."""
-        parameters = sum_parameters(setup.kind, setup.rate, self.parameters)
+        parameters = sum_parameters(setup.kind, setup.rate)
         return MpcSession(setup.party, self.session_digest, parameters, setup.buckets, self.seconds)
 
     def encode(self) -> bytes:
         """The message."""
-        writer = Writer().fixed(self.session_digest, DIGEST_SIZE).blob(self.parameters)
-        writer.uint(max(1, int(self.seconds * 1000)), 4)
+        writer = Writer().fixed(self.session_digest, DIGEST_SIZE).uint(max(1, int(self.seconds * 1000)), 4)
         for peer in self.peers:
             writer.text(peer.host).uint(peer.port, 2).blob(peer.certificate)
         return writer.blob(prime_field.encode(prime_field.from_integers(self.share))).done()
@@ -124,11 +121,11 @@ class WorkerRun:
     def decode(cls, data: bytes) -> WorkerRun:
         """The reverse of `encode`."""
         reader = Reader(data)
-        digest, parameters, seconds = reader.fixed(DIGEST_SIZE), reader.blob(), reader.uint(4) / 1000
+        digest, seconds = reader.fixed(DIGEST_SIZE), reader.uint(4) / 1000
         first, second, third = (Peer(reader.text(), reader.uint(2), reader.blob()) for _ in range(PARTIES))
         share = decode_share(reader.blob())
         reader.finish()
-        return cls(digest, parameters, seconds, (first, second, third), share)
+        return cls(digest, seconds, (first, second, third), share)
 
 
 def decode_share(data: bytes) -> list[int]:
@@ -152,9 +149,9 @@ def frame_message(body: bytes) -> bytes:
 class Worker:
     """Run by a daemon. Use as `async with`: leaving it kills the process, whatever state it is in."""
 
-    def __init__(self, setup: WorkerSetup, nursery: ForkServer) -> None:
+    def __init__(self, setup: WorkerSetup, fork_server: ForkServer) -> None:
         self._setup = setup
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._child: Child | None = None
         self._orders: asyncio.StreamWriter | None = None
         self._reports: asyncio.StreamReader | None = None
@@ -168,22 +165,18 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    @property
-    def process_id(self) -> int | None:
-        """Of the worker, once started; for tests and for the status page."""
-        return self._child.process_id if self._child else None
-
     async def start(self, seconds: float = START_SECONDS) -> int:
         """Start the process; returns the port on which it listens."""
-        self._child = await self._nursery.fork()
+        self._child = await self._fork_server.fork()
         self._orders = (await self._streams(self._child.orders))[1]
         self._reports = (await self._streams(self._child.reports))[0]
         self._listener = asyncio.create_task(self._keep_complaints((await self._streams(self._child.complaints))[0]))
-        return Reader(await self._ask(self._setup.encode(), Report.LISTENING, seconds)).uint(2)
+        return Reader(await self._ask(self._setup.encode(), WorkerMessage.LISTENING, seconds)).uint(2)
 
     async def run(self, run: WorkerRun) -> list[int]:
         """Let the session take place; returns this helper's share of sum + noise. Call once, after `start`."""
-        share = decode_share(await self._ask(run.encode(), Report.SHARE, run.seconds + GRACE_SECONDS))
+        share = decode_share(await self._ask(run.encode(), WorkerMessage.SHARE, run.seconds + GRACE_SECONDS))
+        # Before anything is done with the share: a process that holds keys and noise has no reason to live on.
         await self.stop()
         if len(share) != self._setup.buckets:
             raise MpcError(Stage.COMPUTE, "the worker returned a share of the wrong length")
@@ -191,15 +184,19 @@ class Worker:
 
     async def stop(self) -> None:
         """Kill and reap the process. Harmless when there is none."""
+        # Taken before the first await: two that stop it at the same time must not both end the same process id.
         child, self._child = self._child, None
         if child is None:
             return
+        # Closed first: should the fork server be dead, a worker whose input has ended still ends by itself.
         if self._orders is not None:
             self._orders.close()
-        await self._nursery.end(child)
+        await self._fork_server.end(child)
+        # Only now is the error stream complete. A grandchild could hold it open, so the wait has an end.
         if self._listener is not None:
             await asyncio.wait({self._listener}, timeout=GRACE_SECONDS)
             self._listener.cancel()
+        # Aborted, not closed: nobody is left to read what may still be queued.
         for writer in self._writers:
             writer.transport.abort()
         child.hang_up()
@@ -209,9 +206,9 @@ class Worker:
         self._writers.append(writer)
         return reader, writer
 
-    async def _ask(self, message: bytes, wanted: Report, seconds: float) -> bytes:
+    async def _ask(self, message: bytes, wanted: WorkerMessage, seconds: float) -> bytes:
         """Send one message and take one report, before the deadline."""
-        stage = Stage.START if wanted is Report.LISTENING else Stage.COMPUTE
+        stage = Stage.START if wanted is WorkerMessage.LISTENING else Stage.COMPUTE
         if self._child is None or self._orders is None or self._reports is None:
             raise MpcError(stage, "the worker is not running")
         self._orders.write(frame_message(message))
@@ -222,12 +219,13 @@ class Worker:
             await self.stop()
             raise MpcError(stage, f"the worker did not answer within {seconds:g} s and was killed") from None
         except (asyncio.IncompleteReadError, OSError):
+            # Stopped before its last words are read: they are complete only when the process has ended.
             await self.stop()
             raise MpcError(stage, f"the worker died{self._last_words()}") from None
         return self._unwrap(report, wanted)
 
-    def _unwrap(self, report: bytes, wanted: Report) -> bytes:
-        if report[:1] == bytes([Report.FAILED.value]):
+    def _unwrap(self, report: bytes, wanted: WorkerMessage) -> bytes:
+        if report[:1] == bytes([WorkerMessage.FAILED.value]):
             raise MpcError.decode(report[1:])
         if report[:1] != bytes([wanted.value]):
             raise ProtocolError("the worker reports something else than what it was asked")
@@ -238,5 +236,6 @@ class Worker:
         return f": {lines[-1]}" if lines else ""
 
     async def _keep_complaints(self, stream: asyncio.StreamReader) -> None:
+        # Read all the time, though only the end is kept: a worker whose error stream is full would stand still.
         while piece := await stream.read(_STDERR_KEPT):
             self._complaints = (self._complaints + piece)[-_STDERR_KEPT:]

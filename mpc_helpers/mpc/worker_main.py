@@ -19,7 +19,7 @@ from mpc_helpers.mpc.links import listen
 from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, paced, pairwise_sum
 from mpc_helpers.mpc.runtime import Program, run_party
 from mpc_helpers.mpc.session import MpcError, Stage
-from mpc_helpers.mpc.worker import MAX_MESSAGE, Report, WorkerRun, WorkerSetup, frame_message, read_message
+from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, frame_message, read_message
 from protocol.errors import TrefoilError
 from protocol.field import encode, from_integers
 from protocol.wire import Writer
@@ -36,12 +36,12 @@ def main() -> int:
         sys.stderr.write("the daemon is gone\n")
         return 1
     except MpcError as error:
-        _report(reports, Report.FAILED, error.encode())
+        _report(reports, WorkerMessage.FAILED, error.encode())
     except TrefoilError as error:
-        _report(reports, Report.FAILED, MpcError(Stage.START, str(error), hint=error.hint).encode())
+        _report(reports, WorkerMessage.FAILED, MpcError(Stage.START, str(error), hint=error.hint).encode())
     except Exception as error:
         traceback.print_exc()
-        _report(reports, Report.FAILED, MpcError(Stage.COMPUTE, f"the worker failed: {error!r}").encode())
+        _report(reports, WorkerMessage.FAILED, MpcError(Stage.COMPUTE, f"the worker failed: {error!r}").encode())
     return 0
 
 
@@ -50,11 +50,11 @@ async def _work(reports: BinaryIO) -> None:
     orders = await _standard_input()
     setup = WorkerSetup.decode(await read_message(orders))
     listener = listen(setup.host, setup.ports)
-    _report(reports, Report.LISTENING, Writer().uint(listener.getsockname()[1], 2).done())
+    _report(reports, WorkerMessage.LISTENING, Writer().uint(listener.getsockname()[1], 2).done())
     drawn = await _draw_ahead(setup)
     run = WorkerRun.decode(await read_message(orders))
     share = await _until_orphaned(orders, _session(setup, run, listener, drawn))
-    _report(reports, Report.SHARE, encode(from_integers(share)))
+    _report(reports, WorkerMessage.SHARE, encode(from_integers(share)))
 
 
 async def _session(setup: WorkerSetup, run: WorkerRun, listener: socket.socket, drawn: list[int]) -> list[int]:
@@ -105,7 +105,7 @@ async def _standard_input() -> asyncio.StreamReader:
     return reader
 
 
-def _report(reports: BinaryIO, kind: Report, body: bytes) -> None:
+def _report(reports: BinaryIO, kind: WorkerMessage, body: bytes) -> None:
     """Write one report, whole: an unbuffered pipe may take it in pieces."""
     rest = memoryview(frame_message(bytes([kind.value]) + body))
     while rest:

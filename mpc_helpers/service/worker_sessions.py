@@ -44,12 +44,11 @@ class WorkerSession:
             self._port.cancel()
             await asyncio.gather(self._port, return_exceptions=True)
 
-    async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
+    async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
         """Let the worker compute with the two others, in a session that is bound to this attempt."""
         peers = await self._find_peers(attempt.attempt_id, seconds)
         run = WorkerRun(
             session_digest=attempt.attempt_id,
-            parameters=parameters,
             seconds=seconds,
             peers=(peers[0], peers[1], peers[2]),
             share=[int(value) for value in share.tolist()],
@@ -87,15 +86,15 @@ class WorkerSessions:
         self._membership = membership
         self._certificates = certificates
         self._meetings = meetings
-        self._nursery = ForkServer()
+        self._fork_server = ForkServer()
         self._ahead = 0
 
     async def __aenter__(self) -> Self:
-        await self._nursery.__aenter__()
+        await self._fork_server.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._nursery.__aexit__()
+        await self._fork_server.__aexit__()
 
     @asynccontextmanager
     async def __call__(self, query: Query, kind: SumKind) -> AsyncIterator[WorkerSession]:
@@ -109,7 +108,7 @@ class WorkerSessions:
             host=self._config.mpc_host or self._config.host,
             ports=self._config.mpc_ports,
         )
-        async with Worker(setup, self._nursery) as worker:
+        async with Worker(setup, self._fork_server) as worker:
             session = WorkerSession(worker, self._membership, self._certificates, self._meetings)
             ahead = self._ahead < self._config.limits.running
             if ahead:

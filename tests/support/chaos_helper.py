@@ -71,9 +71,9 @@ class Chaos:
 
 
 def workers_of(daemon: int) -> list[int]:
-    """The worker processes that a daemon's nursery has forked and that are still there."""
-    nurseries = [child for child in _children(daemon) if b"mpc_helpers.mpc.fork_server_main" in _command(child)]
-    return [worker for nursery in nurseries for worker in _children(nursery)]
+    """The worker processes that a daemon's fork server has forked and that are still there."""
+    fork_servers = [child for child in _children(daemon) if b"mpc_helpers.mpc.fork_server_main" in _command(child)]
+    return [worker for fork_server in fork_servers for worker in _children(fork_server)]
 
 
 def _children(parent: int) -> list[int]:

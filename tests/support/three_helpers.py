@@ -149,10 +149,10 @@ class _MemorySession:
     query: Query
     kind: SumKind
 
-    async def add(self, attempt: Attempt, parameters: bytes, share: Vector, seconds: float) -> Vector:
+    async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
         self.mpc.before_add(self.party, attempt)
         query, mine = self.query, [int(value) for value in share.tolist()]
-        scale = sum_parameters(self.kind, query.gamma, parameters)
+        scale = sum_parameters(self.kind, query.gamma)
         session = MpcSession(self.party, attempt.attempt_id, scale, query.length, seconds)
         match self.kind:
             case SumKind.LOCAL:
