@@ -112,8 +112,9 @@ def ledger_create(config: ConfigFile) -> None:
 
     Example: trefoil ledger create --config /etc/trefoil/config.json
     """
-    from mpc_helpers.identity.config import load_config, load_membership
-    from mpc_helpers.identity.keygen import create_ledgers
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.identity.membership import load_membership
+    from mpc_helpers.ledger.owners import create_ledgers
     from protocol.console import out
 
     loaded = load_config(config)
@@ -131,7 +132,8 @@ def ledger_export(
 
     Example: trefoil ledger export --config config.json --lost-by 2 --out for-helper-2
     """
-    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import export
 
     loaded = load_config(config)
@@ -147,7 +149,8 @@ def ledger_rebuild(
 
     Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
     """
-    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import rebuild
 
     loaded = load_config(config)
@@ -164,7 +167,8 @@ def ledger_accept_peer(
 
     Example: trefoil ledger accept-peer --config config.json --helper 2
     """
-    from mpc_helpers.identity.config import load_config, load_membership
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import accept_peer
 
     loaded = load_config(config)

@@ -24,7 +24,8 @@ from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.admission.rules import AdmissionRules
 from mpc_helpers.agreement.agreement import Agreement
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt
-from mpc_helpers.identity.config import Limits, Membership
+from mpc_helpers.identity.config import Limits
+from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AgreementError, QueryName, State, Step
 from mpc_helpers.ledger.ledger import ReportLedger, Standing
 from mpc_helpers.ledger.queries import QueryState

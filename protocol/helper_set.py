@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.hpke import PublicKey, Suite
@@ -22,6 +23,7 @@ from protocol.wire import Writer, tagged_hash
 
 FORMAT = 1
 PIN_SIZE = 32
+HTTPS_PORT = 443
 _SIGNATURE_LABEL = "helper set"
 
 
@@ -72,6 +74,12 @@ class HelperEntry:
             raise ProtocolError(f"helper {self.name} has no HPKE key")
         if not self.address.startswith("https://") or not self.address.isascii() or not self.address.isprintable():
             raise ProtocolError(f"helper {self.name}: the address must be an ASCII https:// URL, not {self.address!r}")
+        _host_and_port(self.address)
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port that the helper listens on."""
+        return _host_and_port(self.address)
 
     def active_key(self, now: int) -> HpkeKeyConfig:
         """The key to seal to now; with several, the one that lasts longest."""
@@ -220,6 +228,17 @@ def entry_from_json(stored: dict[str, Any]) -> HelperEntry:
         address=_text(stored, "address"),
         tls_pin=bytes.fromhex(stored["tls_pin"]),
     )
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ProtocolError(f"{address!r} is not an address: {error}") from None
+    if not host:
+        raise ProtocolError(f"{address!r} is not an address: it names no host")
+    return host, HTTPS_PORT if port is None else port
 
 
 def _check_distinct(helpers: tuple[HelperEntry, ...]) -> None:

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import load_config, load_membership
-from mpc_helpers.identity.keygen import owners
+from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.owners import owners
 from mpc_helpers.local.launcher import _free_ports, prepare
 from protocol.errors import Rejection
 from protocol.helper_set import HelperEntry, HelperSet

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpc_helpers.identity.config import DAY, ConfigError, load_config, load_membership
+from mpc_helpers.identity.config import DAY, ConfigError, load_config
 from mpc_helpers.identity.keygen import add_hpke_key
+from mpc_helpers.identity.membership import destroy_expired_keys, load_membership
 from mpc_helpers.local.launcher import Trio, prepare
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
@@ -124,12 +126,15 @@ def test_a_set_that_not_all_have_signed_is_refused(trio: Trio) -> None:
 
 
 def rotate(trio: Trio, now: int) -> None:
-    """A new set with one more HPKE key for helper 1; the old set is kept as previous."""
+    """A new set with one more HPKE key for helper 1."""
+    first = trio.helper_set.helpers[0]
+    renew(trio, replace(first, hpke_keys=(*first.hpke_keys, add_hpke_key(trio.helper_folder(0), now, 90))))
+
+
+def renew(trio: Trio, renewed: HelperEntry) -> None:
+    """A new set in which helper 1 has another entry; the old set is kept as previous."""
     old = trio.helper_set
     write_set(trio.folder / "old.json", old)
-    first = old.helpers[0]
-    keys = (*first.hpke_keys, add_hpke_key(trio.helper_folder(0), now, 90))
-    renewed = HelperEntry(first.name, first.identity_key, keys, first.address, first.tls_pin)
     new = HelperSet(2, (renewed, old.helpers[1], old.helpers[2]))
     for party in range(3):
         new = new.signed_by(load_identity(trio.helper_folder(party) / "identity.key"))
@@ -146,9 +151,36 @@ def test_previous_sets_are_known_and_expired_keys_destroyed(trio: Trio) -> None:
     assert len(membership.known_sets) == 2
     assert len(membership.hpke) == 2
     # Expired for devices, but reports sealed to it are still young enough to count.
+    destroy_expired_keys(config, membership, NOW + 100 * DAY)
     assert len(load_membership(config, NOW + 100 * DAY).hpke) == 2
+    # Loading leaves an expired key out and does not touch it; destroying is an act of its own.
     assert len(load_membership(config, NOW + 121 * DAY).hpke) == 1
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 2
+    destroy_expired_keys(config, membership, NOW + 121 * DAY)
+    assert len(list(folder.iterdir())) == len(membership.hpke) == 1
+
+
+def test_a_key_that_the_new_set_prolongs_is_kept_for_as_long_as_that(trio: Trio) -> None:
+    """The old set's earlier date must not end a key to which devices with the new set seal."""
+    first = trio.helper_set.helpers[0]
+    longer = replace(first.hpke_keys[0], not_after=NOW + 200 * DAY)
+    renew(trio, replace(first, hpke_keys=(longer,)))
+    config = load_config(trio.config_path(0))
+    membership = load_membership(config, NOW)
+    destroy_expired_keys(config, membership, NOW + 199 * DAY)
+    assert len(load_membership(config, NOW + 199 * DAY).hpke) == len(membership.hpke) == 1
+    destroy_expired_keys(config, membership, NOW + 231 * DAY)
+    assert membership.hpke == {}
+
+
+def test_a_key_of_no_set_yet_is_left_alone(trio: Trio) -> None:
+    add_hpke_key(trio.helper_folder(0), NOW, 90)
+    config = load_config(trio.config_path(0))
+    membership = load_membership(config, NOW)
+    assert len(membership.hpke) == 1
+    destroy_expired_keys(config, membership, NOW + 1000 * DAY)
+    assert membership.hpke == {}
+    assert len(list((trio.helper_folder(0) / "hpke").iterdir())) == 1
 
 
 def test_a_helper_that_changed_places_is_refused(trio: Trio) -> None:

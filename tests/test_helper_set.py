@@ -195,6 +195,9 @@ PLACES: list[tuple[tuple[str | int, ...], object]] = [
     (("helpers", 0, "address"), 5),
     (("helpers", 0, "address"), "http://alder.example"),
     (("helpers", 0, "address"), "https://\ud800"),
+    (("helpers", 0, "address"), "https://"),
+    (("helpers", 0, "address"), "https://alder.example:70000"),
+    (("helpers", 0, "address"), "https://[::1"),
     (("helpers", 0, "hpke_keys"), []),
     (("helpers", 0, "hpke_keys", 0, "suite"), 2),
     (("helpers", 0, "hpke_keys", 0, "suite"), [1]),
@@ -246,3 +249,9 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
         HelperSet.load(tmp_path / "absent.json")
     with pytest.raises(TrefoilError, match="cannot read"):
         HelperSet.load(tmp_path)
+
+
+def test_an_address_has_a_host_and_a_port() -> None:
+    one = samples.HELPER_SET.helpers[0]
+    assert replace(one, address="https://north.example:8443/").endpoint == ("north.example", 8443)
+    assert replace(one, address="https://north.example").endpoint == ("north.example", 443)

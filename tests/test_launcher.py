@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from mpc_helpers.local.launcher import Launched, Trio, health, launched, launched_helpers, prepare
-from mpc_helpers.service.transport import endpoint
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.keys import load_identity
@@ -153,7 +152,7 @@ def test_ctrl_c_stops_launch_and_its_helpers(tmp_path: Path) -> None:
 
 
 def _ports(folder: Path) -> list[int]:
-    return [endpoint(helper.address)[1] for helper in Trio(folder).helper_set.helpers]
+    return [helper.endpoint[1] for helper in Trio(folder).helper_set.helpers]
 
 
 def test_a_killed_launcher_leaves_no_helper_behind(tmp_path: Path) -> None:

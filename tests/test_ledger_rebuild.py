@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mpc_helpers.identity.config import HelperConfig, Membership, load_config, load_membership
-from mpc_helpers.identity.keygen import owners
+from mpc_helpers.identity.config import HelperConfig, load_config
+from mpc_helpers.identity.membership import Membership, load_membership
+from mpc_helpers.ledger.owners import owners
 from mpc_helpers.ledger.rebuild import Export, accept_peer, export, rebuild
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.querier.querier import QueryFailed

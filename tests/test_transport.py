@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpc_helpers.identity.config import load_config, load_membership
+from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.service.rendezvous import MAX_REMEMBERED, Rendezvous
-from mpc_helpers.service.transport import Certificates, PeerError, Transport, endpoint
+from mpc_helpers.service.transport import Certificates, PeerError, Transport
 from protocol.errors import ProtocolError, TrefoilError
 from tests.support.three_helpers import Three, real_now, terms, three_helpers
 
@@ -77,13 +78,6 @@ async def test_a_peer_that_was_never_there_is_a_timeout(tmp_path: Path) -> None:
         async with Transport(membership, certificates, 0.3, 4096) as transport:
             with pytest.raises(PeerError, match=r"helper-3 did not answer within 0\.3 s"):
                 await transport.send(2, "real", b"")
-
-
-def test_an_address_has_a_host_and_a_port() -> None:
-    assert endpoint("https://north.example:8443/") == ("north.example", 8443)
-    assert endpoint("https://north.example") == ("north.example", 443)
-    with pytest.raises(ProtocolError, match="not an address"):
-        endpoint("https://")
 
 
 async def test_workers_meet_through_losses_and_in_any_order() -> None:

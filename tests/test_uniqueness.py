@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpc_helpers.identity.config import HelperConfig, Membership, load_config, load_membership
-from mpc_helpers.identity.keygen import owners
+from mpc_helpers.identity.config import HelperConfig, load_config
+from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.owners import owners
 from mpc_helpers.ledger.rebuild import accept_peer, export, rebuild
 from protocol.batch import BatchReader
 from protocol.errors import Rejection

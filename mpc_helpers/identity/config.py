@@ -14,9 +14,7 @@ from typing import Any, TypeVar
 
 from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import TrefoilError
-from protocol.helper_set import HelperSet, KeyState
-from protocol.hpke import PrivateKey
-from protocol.keys import IDENTITY_KEY_SIZE, IdentityKey, load_hpke_key, load_identity
+from protocol.keys import IDENTITY_KEY_SIZE
 from protocol.report import check_site
 
 FORMAT = 1
@@ -179,88 +177,3 @@ def _limits(entry: object) -> Limits:
     if not isinstance(entry, dict) or set(entry) - known:
         raise ConfigError("unknown limit", f"Known limits are: {', '.join(sorted(known))}.")
     return Limits(**entry)
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """Who this helper is: its place in the helper set, and the keys that prove it."""
-
-    party: int
-    helper_set: HelperSet
-    known_sets: tuple[HelperSet, ...]
-    identity: IdentityKey
-    hpke: dict[bytes, PrivateKey] = field(repr=False)
-
-    @property
-    def peers(self) -> tuple[int, ...]:
-        """The two other parties."""
-        return tuple(party for party in range(len(self.helper_set.helpers)) if party != self.party)
-
-    def name(self, party: int) -> str:
-        """What people call a helper."""
-        return self.helper_set.helpers[party].name
-
-
-def load_membership(config: HelperConfig, now: int) -> Membership:
-    """Load sets and keys, and check them against each other and the clock. Destroys keys past their use."""
-    identity = load_identity(config.identity_key)
-    current = HelperSet.load(config.helper_set)
-    party = _party_of(identity, current, config)
-    previous = tuple(HelperSet.load(path) for path in config.previous_helper_sets)
-    for older in previous:
-        # A report's payloads are numbered by place; a helper that changed places could not open older reports.
-        if older.helpers[party].identity_key != identity.public:
-            raise ConfigError(f"helper set {older.number} has {config.name} in another place, or not at all")
-    if config.tls.pin != current.helpers[party].tls_pin:
-        raise ConfigError(
-            f"{config.tls_certificate} is not the certificate that the helper set pins for {config.name}",
-            "Renew the set with trefoil helper-set new after renewing a certificate.",
-        )
-    hpke = _hpke_keys(config, (current, *previous), party, now)
-    return Membership(party, current, (current, *previous), identity, hpke)
-
-
-def _party_of(identity: IdentityKey, helper_set: HelperSet, config: HelperConfig) -> int:
-    for party, helper in enumerate(helper_set.helpers):
-        if helper.identity_key == identity.public:
-            if helper.name != config.name:
-                raise ConfigError(f"the helper set calls this helper {helper.name}, its configuration {config.name}")
-            return party
-    raise ConfigError(
-        f"the identity key {config.identity_key} belongs to none of the three helpers in {config.helper_set}",
-        "Use the key that the set was made from, or have all three operators sign a new set.",
-    )
-
-
-def _hpke_keys(config: HelperConfig, sets: tuple[HelperSet, ...], party: int, now: int) -> dict[bytes, PrivateKey]:
-    """Every private key in the folder that reports may still be sealed to; the current set's must all be there."""
-    usable: dict[bytes, PrivateKey] = {}
-    until = {entry.key.key_id: entry.not_after for known in sets for entry in known.helpers[party].hpke_keys}
-    for path in sorted(config.hpke_keys.glob("*.key")):
-        key = load_hpke_key(path)
-        not_after = until.get(key.public.key_id)
-        if not_after is not None and not_after + config.report_lifetime < now:
-            destroy(path)
-        elif not_after is not None:
-            usable[key.public.key_id] = key
-    entries = sets[0].helpers[party].hpke_keys
-    for entry in entries:
-        if entry.state(now) is not KeyState.EXPIRED and entry.key.key_id not in usable:
-            raise ConfigError(
-                f"{config.hpke_keys} lacks the private key {entry.key.key_id.hex()} that the helper set names",
-                "Restore the key file from its backup; keys are backed up, ledgers never.",
-            )
-    if not any(entry.state(now) is KeyState.ACTIVE for entry in entries):
-        raise ConfigError(
-            f"no HPKE key of {config.name} is valid now", "Check this machine's clock, then make a new helper set."
-        )
-    return usable
-
-
-def destroy(path: Path) -> None:
-    """An expired private key is overwritten and removed, so that old reports stay closed for good."""
-    with path.open("r+b") as file:
-        file.write(os.urandom(path.stat().st_size))
-        file.flush()
-        os.fsync(file.fileno())
-    path.unlink()

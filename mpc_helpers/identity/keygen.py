@@ -1,19 +1,17 @@
-"""Making a helper: its keys, its entry for the helper set, its configuration and its ledgers.
+"""Making a helper: its keys, its entry for the helper set and its configuration.
 
-Run once per helper, by its operator (`trefoil keygen helper`, `trefoil ledger create`) or by the launcher for three
-at once. Nothing here overwrites anything: a key that is replaced is lost.
+Run once per helper, by its operator (`trefoil keygen helper`) or by the launcher for three at once. Nothing here
+overwrites anything: a key that is replaced is lost.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import DAY, FORMAT, HelperConfig, Membership
-from mpc_helpers.ledger.ledger import Owner, ReportLedger
-from mpc_helpers.service.transport import endpoint
+from mpc_helpers.identity.config import DAY, FORMAT
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
@@ -77,33 +75,12 @@ def write_config(
     return path
 
 
-def debug_ledger(config: HelperConfig) -> Path:
-    """Debug reports are counted in a ledger of their own."""
-    return config.ledger.with_name(f"{config.ledger.stem}-debug{config.ledger.suffix}")
-
-
-def owners(config: HelperConfig, membership: Membership) -> Sequence[tuple[Path, Owner]]:
-    """The helper's ledgers, the real one first, and whose they are."""
-    public = membership.identity.public
-    return (
-        (config.ledger, Owner(membership.party, public)),
-        (debug_ledger(config), Owner(membership.party, public, debug=True)),
-    )
-
-
-def create_ledgers(config: HelperConfig, membership: Membership) -> None:
-    """Run once, before a helper's first start. A daemon never does it: a ledger that is not there may be lost."""
-    for path, owner in owners(config, membership):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ReportLedger.create(path, owner)
-
-
 def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> Path:
     """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
     entry = make_keys(folder, name, address, now, days=days)
     path = folder / ENTRY_NAME
     write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
-    write_config(folder, name, "0.0.0.0", endpoint(address)[1], "helpers.json", {}, {})  # noqa: S104 - others must reach it
+    write_config(folder, name, "0.0.0.0", entry.endpoint[1], "helpers.json", {}, {})  # noqa: S104 - others must reach it
     return path
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mpc_helpers.identity.config import HelperConfig, Membership
-from mpc_helpers.identity.keygen import owners
+from mpc_helpers.identity.config import HelperConfig
+from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.ledger.ledger import Entries, ReportLedger
+from mpc_helpers.ledger.owners import owners
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.keys import SIGNATURE_SIZE, verify_signature

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpc_helpers.identity import keygen as setup
-from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import load_config, load_membership
-from mpc_helpers.service.transport import endpoint
+from mpc_helpers.identity import keygen, tls
+from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.membership import load_membership
+from mpc_helpers.ledger.owners import create_ledgers
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity
@@ -61,7 +61,7 @@ class Trio:
 
     def config_path(self, party: int) -> Path:
         """One helper's configuration."""
-        return self.helper_folder(party) / setup.CONFIG_NAME
+        return self.helper_folder(party) / keygen.CONFIG_NAME
 
     def log_path(self, party: int) -> Path:
         """What one helper has to say."""
@@ -102,7 +102,7 @@ def prepare(
 
 def _make_helpers(trio: Trio, now: int, ports: list[int]) -> None:
     entries = [
-        setup.make_keys(trio.helper_folder(party), f"helper-{party + 1}", f"https://{HOST}:{port}", now)
+        keygen.make_keys(trio.helper_folder(party), f"helper-{party + 1}", f"https://{HOST}:{port}", now)
         for party, port in enumerate(ports)
     ]
     _write_set(trio, HelperSet(1, (entries[0], entries[1], entries[2])))
@@ -117,7 +117,7 @@ def _write_set(trio: Trio, helper_set: HelperSet) -> None:
 def _move_if_taken(trio: Trio, ports: Sequence[int] | None) -> None:
     """A port of the last run that someone else has by now is replaced; addresses are not in the set's digest."""
     helper_set = trio.helper_set
-    old = [endpoint(helper.address)[1] for helper in helper_set.helpers]
+    old = [helper.endpoint[1] for helper in helper_set.helpers]
     new = list(ports) if ports else [port if _is_free(port) else _free_ports(1)[0] for port in old]
     if new == old:
         return
@@ -150,11 +150,11 @@ def _configure(
     earlier = json.loads(path.read_bytes())["sites"] if path.exists() else {}
     # Three helpers share this machine's cores.
     more = {"processes": max(1, (os.cpu_count() or 1) // PARTIES), **options}
-    port = endpoint(helper.address)[1]
-    setup.write_config(path.parent, helper.name, HOST, port, "../helpers.json", {**earlier, **sites}, more)
+    port = helper.endpoint[1]
+    keygen.write_config(path.parent, helper.name, HOST, port, "../helpers.json", {**earlier, **sites}, more)
     config = load_config(path)
     if not config.ledger.exists() and not config.data.exists():
-        setup.create_ledgers(config, load_membership(config, now))
+        create_ledgers(config, load_membership(config, now))
 
 
 def _free_ports(count: int) -> list[int]:
@@ -255,7 +255,7 @@ def fetch(helper: HelperEntry, page: str, seconds: float = 2.0) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the pin below says more
-    host, port = endpoint(helper.address)
+    host, port = helper.endpoint
     connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
     try:
         connection.connect()

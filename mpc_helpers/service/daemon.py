@@ -23,10 +23,11 @@ from mpc_helpers.admission.pool import Pool
 from mpc_helpers.agreement.agreement import Agreement, Pace
 from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.helper import Helper, Sessions
-from mpc_helpers.identity.config import ConfigError, HelperConfig, Membership, load_config, load_membership
-from mpc_helpers.identity.keygen import owners
+from mpc_helpers.identity.config import ConfigError, HelperConfig, load_config
+from mpc_helpers.identity.membership import Membership, destroy_expired_keys, load_membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.owners import owners
 from mpc_helpers.mpc import noise
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
@@ -231,9 +232,7 @@ async def _keep_house(
             now = clock()
             for ledger in ledgers.values():
                 await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
-            usable = (await asyncio.to_thread(load_membership, config, now)).hpke
-            for key_id in set(membership.hpke) - set(usable):
-                del membership.hpke[key_id]
+            await asyncio.to_thread(destroy_expired_keys, config, membership, now)
             await intake.tidy()
         except TrefoilError as error:
             _LOG.error("housekeeping failed: %s", error)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from mpc_helpers.admission.column import ColumnDraft, remove_column
-from mpc_helpers.identity.config import Limits, Membership, Site
+from mpc_helpers.identity.config import Limits, Site
+from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.queries import QueryBook, QueryChanged, QueryRecord, QueryState
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.session import MpcError

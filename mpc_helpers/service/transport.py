@@ -12,12 +12,11 @@ import logging
 import ssl
 from pathlib import Path
 from typing import Self
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import Membership
+from mpc_helpers.identity.membership import Membership
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 
@@ -38,14 +37,6 @@ class PeerError(TrefoilError):
 
 class TooLong(ProtocolError):
     """A body is longer than anything that can be meant, and was not read to its end."""
-
-
-def endpoint(address: str) -> tuple[str, int]:
-    """Host and port of a helper's address."""
-    parts = urlsplit(address)
-    if not parts.hostname:
-        raise ProtocolError(f"{address!r} is not an address of a helper")
-    return parts.hostname, parts.port or 443
 
 
 class Certificates:
@@ -87,7 +78,7 @@ class Certificates:
             if tls.same_pin(stored, helper.tls_pin):
                 self._learn(party, stored)
                 return
-        host, port = endpoint(helper.address)
+        host, port = helper.endpoint
         said = ""
         while party not in self._known:
             try:

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from mpc_helpers.agreement.negotiation import Attempt
-from mpc_helpers.identity.config import HelperConfig, Membership
+from mpc_helpers.identity.config import HelperConfig
+from mpc_helpers.identity.membership import Membership
 from mpc_helpers.mpc.fork_server import ForkServer
 from mpc_helpers.mpc.noisy_sum import SumKind
 from mpc_helpers.mpc.session import MpcError, Peer, Stage
 from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
 from mpc_helpers.service.rendezvous import Rendezvous
-from mpc_helpers.service.transport import Certificates, endpoint
+from mpc_helpers.service.transport import Certificates
 from protocol.field import Vector, from_integers
 from protocol.query import Query
 from protocol.shares import PARTIES
@@ -68,7 +69,7 @@ class WorkerSession:
             raise MpcError(Stage.CONNECT, message, peer=missing[0] if len(missing) == 1 else None) from None
 
     async def _peer(self, party: int, port: int) -> Peer:
-        host, _ = endpoint(self._membership.helper_set.helpers[party].address)
+        host, _ = self._membership.helper_set.helpers[party].endpoint
         return Peer(host, port, await self._certificates.of(party))
 
 

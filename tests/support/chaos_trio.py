@@ -19,10 +19,11 @@ from pathlib import Path
 
 import aiohttp
 
-from mpc_helpers.identity.config import load_config, load_membership
-from mpc_helpers.identity.keygen import owners
+from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.attempt import QueryName, State, Step
 from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.owners import owners
 from mpc_helpers.local.launcher import HelperProcess, Launched, launched, prepare
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader

@@ -24,7 +24,8 @@ import numpy as np
 from mpc_helpers.agreement.agreement import Pace
 from mpc_helpers.agreement.negotiation import Attempt
 from mpc_helpers.helper import Sessions
-from mpc_helpers.identity.config import HelperConfig, Membership, load_config
+from mpc_helpers.identity.config import HelperConfig, load_config
+from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.local.launcher import Trio, prepare
 from mpc_helpers.mpc.channel import Channel, Intercept, memory_mesh
