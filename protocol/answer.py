@@ -21,7 +21,7 @@ from protocol.shares import PARTIES, open_shamir
 from protocol.wire import Reader, Writer
 
 _SIGNATURE_LABEL = "answer share"
-_REASONS = tuple(Rejection)
+_REASONS = Rejection.ascending()
 
 RejectionCounts = Mapping[Rejection, int]
 

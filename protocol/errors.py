@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from protocol.numbered import Numbered
 
 
 class TrefoilError(Exception):
@@ -17,28 +17,28 @@ class ProtocolError(TrefoilError):
     """Bytes or values from outside that are not what the specification says."""
 
 
-class Rejection(Enum):
+class Rejection(Numbered):
     """Why a helper dropped a report. Counted per helper and shown in the answer, so that none can censor silently."""
 
-    MALFORMED = "malformed"
-    UNKNOWN_VERSION = "unknown version"
-    UNKNOWN_SUITE = "unknown cipher suite"
-    UNKNOWN_SCHEMA = "unknown schema"
-    WRONG_HELPER_SET = "made for another helper set"
-    UNKNOWN_KEY = "sealed to an unknown key"
-    EXPIRED_KEY = "sealed to a key outside its validity"
-    EXPIRED = "older than the helpers remember"
-    FROM_THE_FUTURE = "dated in the future"
-    WRONG_SITE = "made for another site"
-    WRONG_CALLER = "made for another caller"
-    WRONG_SHAPE = "other buckets, unit or side query"
-    WRONG_MODE = "debug report in a real query, or the reverse"
-    NOISE_TOO_SMALL = "paid for more noise than the query adds"
-    UNOPENABLE = "payload does not open under this header"
-    WRONG_COMMITMENT = "seeds differ from the commitments"
-    WRONG_BODY = "body differs from its hash or leaves the field"
-    DUPLICATE = "twice in the batch"
-    SEEN = "already spent"
+    MALFORMED = 0, "malformed"
+    UNKNOWN_VERSION = 1, "unknown version"
+    UNKNOWN_SUITE = 2, "unknown cipher suite"
+    UNKNOWN_SCHEMA = 3, "unknown schema"
+    WRONG_HELPER_SET = 4, "made for another helper set"
+    UNKNOWN_KEY = 5, "sealed to an unknown key"
+    EXPIRED_KEY = 6, "sealed to a key outside its validity"
+    EXPIRED = 7, "older than the helpers remember"
+    FROM_THE_FUTURE = 8, "dated in the future"
+    WRONG_SITE = 9, "made for another site"
+    WRONG_CALLER = 10, "made for another caller"
+    WRONG_SHAPE = 11, "other buckets, unit or side query"
+    WRONG_MODE = 12, "debug report in a real query, or the reverse"
+    NOISE_TOO_SMALL = 13, "paid for more noise than the query adds"
+    UNOPENABLE = 14, "payload does not open under this header"
+    WRONG_COMMITMENT = 15, "seeds differ from the commitments"
+    WRONG_BODY = 16, "body differs from its hash or leaves the field"
+    DUPLICATE = 17, "twice in the batch"
+    SEEN = 18, "already spent"
 
 
 class Rejected(ProtocolError):

@@ -8,34 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Self
 
 from protocol.errors import ProtocolError
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.numbered import Numbered
 from protocol.report import HASH_SIZE
 from protocol.shares import PARTIES
 from protocol.wire import Reader, Writer, tagged_hash
 
 
-class Vote(Enum):
+class Vote(Numbered):
     """A signed word that can be passed on. The two NOs differ in whether the helper can ever have said YES before.
 
     ABORTED: given up before voting, so a YES by the same helper on the same attempt proves a lie.
     RENOUNCED: voted, then heard a NO; it is only believed together with the ABORTED it goes back to.
     """
 
-    YES = "yes"
-    ABORTED = "aborted"
-    RENOUNCED = "renounced"
+    YES = 0, "yes"
+    ABORTED = 1, "aborted"
+    RENOUNCED = 2, "renounced"
 
     @property
     def is_no(self) -> bool:
         """Whether the helper promises never to release the attempt."""
         return self is not Vote.YES
-
-
-_VOTES = tuple(Vote)
 
 
 def realm(helper_set_digest: bytes, *, debug: bool) -> bytes:
@@ -70,14 +67,14 @@ class SignedVote:
     def encode(self) -> bytes:
         """The canonical bytes, as ledgers keep them for a dispute."""
         writer = Writer().uint(self.helper, 1).fixed(self.attempt_id, HASH_SIZE)
-        return writer.uint(_VOTES.index(self.vote), 1).fixed(self.signature, SIGNATURE_SIZE).done()
+        return writer.uint(self.vote.number, 1).fixed(self.signature, SIGNATURE_SIZE).done()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """The vote in `data`."""
         reader = Reader(data)
         helper, attempt_id = reader.choice(range(PARTIES)), reader.fixed(HASH_SIZE)
-        vote = cls(helper, attempt_id, reader.choice(_VOTES), reader.fixed(SIGNATURE_SIZE))
+        vote = cls(helper, attempt_id, reader.numbered(Vote), reader.fixed(SIGNATURE_SIZE))
         reader.finish()
         return vote
 
@@ -102,4 +99,4 @@ def check_release(
 
 def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote, realm_: bytes) -> bytes:
     writer = Writer().fixed(realm_, HASH_SIZE).uint(helper, 1).fixed(attempt_id, HASH_SIZE)
-    return writer.uint(_VOTES.index(vote), 1).done()
+    return writer.uint(vote.number, 1).done()

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Self, TypeVar
 
 from protocol.errors import ProtocolError
+from protocol.numbered import Numbered
 
 MAX_BYTES = 2**32 - 1
 
 T = TypeVar("T")
+N = TypeVar("N", bound=Numbered)
 
 
 class Writer:
@@ -95,6 +97,14 @@ class Reader:
         if code >= len(choices):
             raise ProtocolError(f"{code} is none of {len(choices)} choices")
         return choices[code]
+
+    def numbered(self, kind: type[N]) -> N:
+        """A member of a closed vocabulary, by its number, in one byte."""
+        number = self.uint(1)
+        for member in kind:
+            if member.number == number:
+                return member
+        raise ProtocolError(f"{number} is the number of no {kind.__name__}")
 
     def finish(self) -> None:
         """Call last: bytes left over are an error, or one message would have many encodings."""

@@ -34,8 +34,7 @@ MAX_MESSAGE = MAX_BITMAP + MAX_REST
 Mask = npt.NDArray[np.bool_]
 
 _HEAD_SIZE = LEDGER_ID_SIZE + 8 + DIGEST_SIZE
-_REASONS = tuple(Rejection)
-_WORDS = tuple(Word)
+_REASONS = Rejection.ascending()
 
 
 class Kind(Enum):
@@ -170,7 +169,7 @@ class State:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
-        writer = Writer().fixed(self.attempt_id, DIGEST_SIZE).uint(_WORDS.index(self.word), 1)
+        writer = Writer().fixed(self.attempt_id, DIGEST_SIZE).uint(self.word.number, 1)
         writer.uint(len(self.votes), 1)
         for vote in self.votes:
             writer.blob(vote.encode(), 2)
@@ -179,7 +178,7 @@ class State:
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        attempt_id, word = reader.fixed(DIGEST_SIZE), reader.choice(_WORDS)
+        attempt_id, word = reader.fixed(DIGEST_SIZE), reader.numbered(Word)
         votes = tuple(SignedVote.decode(reader.blob(2, limit=256)) for _ in range(reader.uint(1)))
         return cls(attempt_id, word, votes)
 

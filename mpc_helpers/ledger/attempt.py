@@ -15,6 +15,7 @@ import numpy as np
 
 from protocol.batch import DIGEST_SPAN, DigestRows
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.numbered import Numbered
 from protocol.query import Query
 from protocol.vote import Vote
 from protocol.wire import TaggedHash, Writer, tagged_hash
@@ -34,13 +35,13 @@ class State(Enum):
     ABORTED = "aborted"
 
 
-class Word(Enum):
+class Word(Numbered):
     """What a helper answers about an attempt. WORKING and UNKNOWN have no effect; a NO is final."""
 
-    YES = "yes"
-    NO = "no"
-    WORKING = "working"
-    UNKNOWN = "unknown"
+    YES = 0, "yes"
+    NO = 1, "no"
+    WORKING = 2, "working"
+    UNKNOWN = 3, "unknown"
 
 
 class Outcome(Enum):

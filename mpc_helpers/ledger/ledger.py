@@ -414,7 +414,7 @@ class ReportLedger:
     def _as_record(self, row: tuple[int, bytes, bytes, bytes, int, str, bytes | None, str]) -> AttemptRecord:
         attempt, attempt_id, key, digest, number, state, share, reason = row
         votes = self._db.execute("SELECT helper, vote, message FROM votes WHERE attempt = ?", (attempt,))
-        heard = tuple(HeardVote(helper, Vote(vote), message) for helper, vote, message in votes)
+        heard = tuple(HeardVote(helper, Vote.of_text(vote), message) for helper, vote, message in votes)
         return AttemptRecord(attempt_id, QueryName(key, digest), number, State(state), share, reason, heard)
 
     def _value(self, query: str, *values: bytes) -> Any:
