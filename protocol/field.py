@@ -29,6 +29,14 @@ _TOP_MASK = np.uint64(2 ** (61 - 32) - 1)
 _TAG_WORDS = 2
 _EXACT_ROWS = 8
 _BLOCK_WORDS = 2**15
+# Halves of a factor: with 31 bits each, every partial product and their sum fit into one word.
+_HALF_BITS = np.uint64(31)
+_HALF_MASK = np.uint64(2**31 - 1)
+_OTHER_BITS = np.uint64(61 - 31)
+_OTHER_MASK = np.uint64(2 ** (61 - 31) - 1)
+_ONE = np.uint64(1)
+# Products go through seven arrays of this many words, which a processor's second cache holds.
+_PRODUCT_WORDS = 2**13
 
 
 def from_integers(values: Sequence[int]) -> Vector:
@@ -194,6 +202,75 @@ def decode(data: bytes, count: int) -> Vector:
     return vector
 
 
+def multiply(left: Vector, right: Vector) -> Vector:
+    """Products of reduced elements, of any shapes that broadcast."""
+    left, right = np.broadcast_arrays(left, right)
+    product = np.empty(left.shape, dtype=np.uint64)
+    first, second, out = left.reshape(-1), right.reshape(-1), product.reshape(-1)
+    for start in range(0, out.size, _PRODUCT_WORDS):
+        block = slice(start, start + _PRODUCT_WORDS)
+        _multiply_block(first[block], second[block], out[block])
+    return product
+
+
+def _multiply_block(left: Vector, right: Vector, out: Vector) -> None:
+    """With a = 2^31·a₁ + a₀: ab = 2^62·a₁b₁ + 2^31·(a₁b₀ + a₀b₁) + a₀b₀, where 2^62 ≡ 2 and 2^61 ≡ 1."""
+    left_high, left_low = left >> _HALF_BITS, left & _HALF_MASK
+    right_high, right_low = right >> _HALF_BITS, right & _HALF_MASK
+    middle = left_high * right_low
+    other = left_low * right_high
+    middle += other  # below 2^62
+    np.multiply(left_high, right_high, out=out)
+    out <<= _ONE  # below 2^61
+    np.multiply(left_low, right_low, out=other)
+    out += other  # below 2^61 + 2^62
+    # 2^31·middle = 2^61·⌊middle/2^30⌋ + 2^31·(middle mod 2^30)
+    np.right_shift(middle, _OTHER_BITS, out=other)
+    out += other
+    middle &= _OTHER_MASK
+    middle <<= _HALF_BITS
+    out += middle  # below 2^63
+    np.right_shift(out, _SHIFT, out=other)
+    out &= _P
+    out += other
+    np.subtract(out, _P, out=other)
+    np.minimum(out, other, out=out)
+
+
+def power(base: Vector, exponent: int) -> Vector:
+    """Every element to one exponent, which is not negative."""
+    result, square = np.ones_like(base), base
+    while exponent:
+        if exponent & 1:
+            result = multiply(result, square)
+        exponent >>= 1
+        if exponent:
+            square = multiply(square, square)
+    return result
+
+
+def inverse(vector: Vector) -> Vector:
+    """1/v of every element, none of which may be zero: three products each, and one power in all.
+
+    Elements are multiplied in pairs, the products in pairs, and so on to one; on the way back each pair's inverse,
+    times either of the two, is the inverse of the other.
+    """
+    levels = [vector.reshape(-1)]
+    while levels[-1].size > 1:
+        if levels[-1].size % 2:
+            levels[-1] = np.append(levels[-1], _ONE)
+        half = levels[-1].size // 2
+        levels.append(multiply(levels[-1][:half], levels[-1][half:]))
+    if not levels[-1].all():
+        raise ProtocolError("zero has no inverse")
+    inverted = power(levels[-1], P - 2)
+    for level in reversed(levels[:-1]):
+        half = level.size // 2
+        inverted = np.concatenate([multiply(inverted[:half], level[half:]), multiply(inverted[:half], level[:half])])
+    result: Vector = inverted[: vector.size].reshape(vector.shape)
+    return result
+
+
 def multiply_constant(vector: Vector, constant: int) -> Vector:
-    """A reduced vector times a public constant. Python integers: used on m numbers, once per query."""
-    return np.array([value * constant % P for value in vector.tolist()], dtype=np.uint64)
+    """A reduced vector times a public constant."""
+    return multiply(vector, np.array(constant % P, dtype=np.uint64))

@@ -179,3 +179,42 @@ def test_expansion_is_uniform() -> None:
         counts = np.bincount(cells.astype(np.int64), minlength=256)
         expected = elements.size / 256
         assert float(((counts - expected) ** 2 / expected).sum()) < 390
+
+
+@given(st.lists(st.tuples(ELEMENTS, ELEMENTS), min_size=1, max_size=20))
+def test_products_agree_with_integers(pairs: list[tuple[int, int]]) -> None:
+    left, right = vector([a for a, _ in pairs]), vector([b for _, b in pairs])
+    assert field.multiply(left, right).tolist() == [a * b % P for a, b in pairs]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**13 - 1, 2**13, 2**13 + 1, 20_000])
+def test_products_of_the_largest_elements_in_every_block(size: int) -> None:
+    largest = np.full(size, P - 1, dtype=np.uint64)
+    assert field.multiply(largest, largest).tolist() == [1] * size
+
+
+def test_products_broadcast() -> None:
+    rows = np.random.default_rng(7).integers(0, P, size=(3, 5, 4), dtype=np.uint64)
+    factors = np.random.default_rng(8).integers(0, P, size=(5, 1), dtype=np.uint64)
+    product = field.multiply(rows, factors)
+    assert product.shape == rows.shape
+    assert product[2, 4, 3] == int(rows[2, 4, 3]) * int(factors[4, 0]) % P
+    assert field.multiply(rows[:, ::2], rows[:, ::2]).tolist() == field.multiply(rows, rows)[:, ::2].tolist()
+
+
+@given(st.lists(ELEMENTS, min_size=1, max_size=5), st.integers(0, P))
+def test_powers_agree_with_integers(values: list[int], exponent: int) -> None:
+    assert field.power(vector(values), exponent).tolist() == [pow(value, exponent, P) for value in values]
+
+
+@given(st.lists(st.integers(1, P - 1), max_size=40))
+def test_inverses_agree_with_integers(values: list[int]) -> None:
+    assert field.inverse(vector(values)).tolist() == [pow(value, -1, P) for value in values]
+
+
+def test_inverses_keep_the_shape_and_zero_has_none() -> None:
+    values = np.arange(1, 31, dtype=np.uint64).reshape(2, 3, 5)
+    assert (field.multiply(values, field.inverse(values)) == 1).all()
+    values[1, 2, 3] = 0
+    with pytest.raises(ProtocolError, match="zero has no inverse"):
+        field.inverse(values)
