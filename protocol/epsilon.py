@@ -33,7 +33,7 @@ def entitlement(epsilon: float | Fraction) -> int:
 def charge(epsilon_micros: int, individual_sensitivity: int, query_sensitivity: int) -> int:
     """⌈ε·Δ_x/Δ⌉ in micros: what an epoch pays when its data can change the report by Δ_x, under noise of scale Δ/ε.
 
-    May exceed ε where a side query makes the individual sensitivity larger than Δ (DESIGN: bias side query).
+    May exceed ε where a side query makes the individual sensitivity larger than Δ (DESIGN.md, "The side query").
     """
     validate_terms(epsilon_micros, query_sensitivity)
     if not (0 <= individual_sensitivity <= 2 * MAX_SENSITIVITY):

@@ -28,7 +28,7 @@ _SIGNATURE_LABEL = "query"
 
 
 class NoiseMode(Enum):
-    """How the three helpers make the noise together (DESIGN, "Noise"). There is no mode without noise."""
+    """How the three helpers make the noise together (DESIGN.md, "Noise"). There is no mode without noise."""
 
     LOCAL = "local"
     PAIRWISE = "pairwise"

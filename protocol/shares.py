@@ -1,7 +1,7 @@
 """Secret shares: replicated among three helpers in a report, degree-1 Shamir inside the MPC and in the answer.
 
 A histogram h is x₁ + x₂ + x₃ mod p. x₁ and x₂ are expanded from seeds s₁ and s₂; x₃ is explicit, masked by the
-expansion of s₃ and sent once as the report's body. Helper i holds two seeds (DESIGN, "Shares"):
+expansion of s₃ and sent once as the report's body. Helper i holds two seeds (DESIGN.md, "Shares"):
 
     helper 1: s₁ s₂      helper 2: s₂ s₃      helper 3: s₃ s₁
 

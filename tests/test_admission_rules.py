@@ -32,7 +32,7 @@ RULES = [samples.rules(party, QUERY) for party in range(PARTIES)]
 
 
 def admits(rules: AdmissionRules, query: Query, encoded: bytes) -> bool:
-    """The rules of DESIGN as one reads them: the clear twin of the columns."""
+    """The rules of SPEC.md §3 as one reads them: the clear twin of the columns."""
     try:
         header = Header.decode(encoded)
     except Rejected:

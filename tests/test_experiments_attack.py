@@ -54,7 +54,7 @@ def test_one_bad_helper_learns_nothing_and_is_caught_or_only_shifts() -> None:
     assert abs(local.measured - 1) < 0.25
     assert abs(pairwise.measured - 1) < 0.25
     assert changed.measured == private.measured == 1.0
-    # The price of `local`, as DESIGN says: privacy holds, the answer can be shifted.
+    # The price of `local`, as DESIGN.md, "Noise", says: privacy holds, the answer can be shifted.
     assert shifted.measured == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN, "Folders"), enforced over the source itself."""
+"""Who may import whom (DESIGN.md, "Folders"), enforced over the source itself."""
 
 from __future__ import annotations
 

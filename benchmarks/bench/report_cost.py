@@ -33,7 +33,7 @@ from protocol.query import NoiseMode, Query
 from protocol.report import HASH_SIZE, TIME_STEP, ReportTerms, SealedReport, header_digest, payload_info, seal_report
 from protocol.shares import PARTIES
 
-# Two-party Prio3 as the VDAF draft's formulas give it: figures from shared/DESIGN.md, "The report"; not measured here.
+# Two-party Prio3 as the VDAF draft's formulas give it: not measured here.
 PRIO3_HISTOGRAM_BYTES = {16: 720, 128: 2_992, 1024: 18_640}
 PRIO3_L1_BOUND_SUM_KB_AT_128 = {"values to 7": 7.7, "values to 100": 16.6, "values of 16 bits": 36.3}
 

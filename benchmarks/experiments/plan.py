@@ -13,7 +13,7 @@ from protocol.epsilon import MAX_EPSILON, MAX_MICROS, MICROS, charge, show
 from protocol.errors import TrefoilError
 
 MONTH_DAYS = 30
-# Variance of each noise mode in units of one discrete Laplace of scale Δ/ε (DESIGN, "Noise").
+# Variance of each noise mode in units of one discrete Laplace of scale Δ/ε (DESIGN.md, "Noise").
 NOISE_VARIANCE = {"one draw (the paper)": 1.0, "local": 1.5, "pairwise": 3.0}
 
 

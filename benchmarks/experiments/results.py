@@ -60,7 +60,7 @@ class Point:
     extra_impressions: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        """The point in the form the issue fixes; further fields beside."""
+        """The point as every result file has it."""
         run = self.run
         return {
             "participation": self.participation,

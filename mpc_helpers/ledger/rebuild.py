@@ -1,7 +1,7 @@
 """What a helper hands a peer that has lost its ledger: every report that is not free, signed, in one file.
 
-A lost ledger is rebuilt as the union of both peers' entries, all counted as spent (DESIGN, Spend). It is never
-restored from a backup, which would let reports that were spent since be counted again.
+A lost ledger is rebuilt as the union of both peers' entries, all counted as spent (COMMIT.md, "A lost ledger"). It is
+never restored from a backup, which would let reports that were spent since be counted again.
 """
 
 from __future__ import annotations

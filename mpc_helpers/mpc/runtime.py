@@ -1,8 +1,9 @@
 """The arithmetic engine: MPyC inside a shell of our own. The only module that imports mpyc.
 
 As shipped, MPyC 0.11 rewrites `sys.argv` and configures logging on import, unpickles what peers send, never ties a
-certificate to a party, waits for ever for a dead peer and stops the event loop on any error (DESIGN has the table).
-Here it gets a fresh `Runtime` per session, our codec, our channels, our deadline, and a session that fails as one.
+certificate to a party, waits for ever for a dead peer and stops the event loop on any error. The table is in
+protocol/DESIGN.md, "MPyC". Here it gets a fresh `Runtime` per session, our codec, our channels, our deadline, and a
+session that fails as one.
 """
 
 from __future__ import annotations
