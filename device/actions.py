@@ -14,6 +14,7 @@ from device.device import Device
 from device.impression import ImpressionOptions
 from device.privacy_filter import FilterKind, FilterState
 from device.report import DebugReport
+from device.shortfall import shortfall
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
 from protocol.console import out
@@ -91,11 +92,16 @@ def convert(
     destination.check(site, intermediary, options)
     with agent.opened(_present(db), helper_set) as device:
         report = device.measure_conversion(site, options, intermediary=intermediary)
+        overview = device.overview()
     sealed = report.sealed if isinstance(report, DebugReport) else report
     destination.write(sealed)
     size = len(sealed.encode())
     _say(f"wrote a sealed report of {size} bytes to {destination.path}")
+    told = shortfall(options.checked(parse_site(site), parse_site(intermediary or site), overview.limits), overview)
+    if told is not None:
+        _say(told)
     result: dict[str, object] = {"report": sealed.digest.hex(), "bytes": size, "file": str(destination.path)}
+    result["shortfall"] = told
     if isinstance(report, DebugReport):
         _say(f"debug: the histogram is {list(report.histogram)}")
         result["histogram"] = list(report.histogram)

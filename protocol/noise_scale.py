@@ -69,6 +69,14 @@ def half_width(mode: NoiseMode, rate: Fraction, confidence: float) -> int:
     return high
 
 
+def coverage(mode: NoiseMode, rate: Fraction, width: int) -> float:
+    """How surely the noise lies in [−width, width]: a number that the probability is not below."""
+    if width < 0:
+        raise ProtocolError(f"a width is 0 or more, not {width}")
+    noise = _Coverage(float(shape(mode)), _checked(rate))
+    return noise.at_least(min(width, noise.span))
+
+
 class _Coverage:
     """Lower bounds on P(|X| ≤ t), by summing the characteristic function over the M-th roots of unity.
 

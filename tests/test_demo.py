@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.demo.demo import DemoOptions, raise_epsilon
+from benchmarks.demo import view
+from benchmarks.demo.demo import DemoOptions, _make_batch, raise_epsilon
 from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
 from device.privacy_filter import FilterKind
 from mpc_helpers.local.launcher import prepare
+from protocol.console import out
 from protocol.errors import TrefoilError
 from protocol.report import SealedReport, seal_report
 from tests.support.three_helpers import real_now, terms
@@ -22,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOW = 1_800_000_000
 FIELDS = {
     "truth", "answer", "noise_sd", "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
-    "seconds", "replay_refused", "tamper_refused",
+    "seconds", "replay_refused", "tamper_refused", "reports_without_budget",
 }  # fmt: skip
 
 
@@ -46,6 +48,21 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert {"make reports", "total", "replay"} <= set(stored["seconds"])
     for words in ("three helpers", "one trusted server", "already spent", "does not open", "this site"):
         assert words in done.stdout
+
+
+def test_the_demo_says_when_no_week_can_pay(tmp_path: Path) -> None:
+    """ε = 2 on a budget of 1: every report is null, which a table of zeros alone would not say."""
+    trio = prepare(tmp_path / "trio", now=real_now())
+    for epsilon, words in ((2.0, True), (0.5, False)):
+        options = DemoOptions(reports=60, buckets=4, epsilon=epsilon)
+        made = _make_batch(tmp_path / f"{epsilon}.batch", options, trio.helper_set, real_now())
+        with out.capture() as captured:
+            view.show_without_budget(made.without_budget, 60, epsilon, any(made.truth))
+        assert (not any(made.truth)) == words == ("noise alone" in captured.get())
+        assert f"{made.without_budget} of 60 reports are null" in captured.get()
+        found = sum(bool(person.viewings) * len(person.conversions) for person in people(1, 60, 4, real_now()))
+        assert 0 < made.without_budget <= found
+        assert (made.without_budget == found) == words
 
 
 def truth(seed: int, reports: int, buckets: int, epsilon: float, stored: dict[str, object]) -> list[int]:

@@ -113,6 +113,29 @@ def test_a_debug_device_shows_the_histogram(db: Path, helpers: Path, tmp_path: P
     assert SealedReport.decode((tmp_path / "r").read_bytes()).terms().debug
 
 
+def test_a_report_that_no_week_could_pay_for_says_so(db: Path, helpers: Path, tmp_path: Path) -> None:
+    """To the person on their own machine, by words and in the JSON; the report itself looks like any other."""
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "1")
+
+    def convert(epsilon: str, site: str = "shop.example") -> tuple[str, Any]:
+        result = tmp_path / "result.json"
+        where = ("--db", db, "--helpers", helpers, "--buckets", "2", "--report", tmp_path / "r", "--json", result)
+        shown = " ".join(succeed("device", "convert", site, *where, "--epsilon", epsilon).split())
+        return shown, json.loads(result.read_text())["shortfall"]
+
+    shown, told = convert("2")
+    assert told in shown and "asks for ε = 2 of every week" in told and "more than 1 left for shop.example" in told
+    shown, told = convert("0.7")
+    assert told is None and "null" not in shown
+    # Weeks without an impression are still whole; the one that matters has 0.3.
+    assert "asks for ε = 0.4" in convert("0.4")[1] and "none of these weeks" in convert("0.4")[1]
+    assert convert("0.3")[1] is None
+    for site in ("a.example", "b.example", "c.example"):
+        assert convert("1", site)[1] is None
+    # The publisher's quota of 4 is spent; this site's own budget is whole.
+    assert "none of these weeks" in convert("1", "d.example")[1]
+
+
 def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None:
     succeed("device", "create", "--db", db, "--debug")
 

@@ -62,6 +62,19 @@ def test_half_width_covers_and_is_the_least_that_does(mode: NoiseMode, rate: Fra
         assert found[middle - width + 1 : middle + width].sum() < confidence + 1e-8
 
 
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("mode", list(NoiseMode))
+def test_coverage_is_the_probability_and_never_above_it(mode: NoiseMode, rate: Fraction) -> None:
+    found = probabilities(mode, rate)
+    middle = found.size // 2
+    for width in (0, 1, 5, middle // 4):
+        exact = float(found[middle - width : middle + width + 1].sum())
+        assert exact - 1e-6 < noise_scale.coverage(mode, rate, width) <= exact
+    assert noise_scale.coverage(mode, rate, 10**30) > 1 - 1e-6
+    with pytest.raises(ProtocolError):
+        noise_scale.coverage(mode, rate, -1)
+
+
 def test_half_width_for_large_scales_tends_to_a_multiple_of_the_scale() -> None:
     """Far beyond what could be summed term by term: the width in units of b settles."""
     widths = [noise_scale.half_width(NoiseMode.LOCAL, Fraction(1, 10**k), 0.95) / 10**k for k in (5, 9, 12)]

@@ -18,6 +18,7 @@ from benchmarks.demo import view
 from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
 from device.device import Device
 from device.limits import DeviceLimits
+from device.shortfall import lacked_budget
 from mpc_helpers.local.launcher import Launched, launched, prepare
 from mpc_helpers.mpc import noise
 from protocol.batch import BatchReader, BatchWriter
@@ -66,6 +67,7 @@ class Made:
     truth: list[int]
     device: Device[SealedReport]
     conversions: int
+    without_budget: int
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class Shown:
     replay_reason: str
     tamper_refused: bool
     bytes_per_report: int
+    without_budget: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
@@ -92,6 +95,7 @@ class Shown:
             "reports_counted": answer.counted,
             "rejections": [{reason.value: count for reason, count in each.items()} for each in answer.rejections],
             "bytes_per_report": self.bytes_per_report,
+            "reports_without_budget": self.without_budget,
             "seconds": self.seconds,
             "replay_refused": self.replay_refused,
             "tamper_refused": self.tamper_refused,
@@ -110,6 +114,7 @@ def run_demo(options: DemoOptions, now: int) -> Shown:
             view.title(f"{options.reports} conversions on people's devices, each sealed to the three helpers")
             with _timed(seconds, "make reports"):
                 made = _make_batch(folder / "batch", options, trio.helper_set, now)
+            view.show_without_budget(made.without_budget, options.reports, options.epsilon, any(made.truth))
             with _timed(seconds, "start helpers (rest)"):
                 running.wait_ready()
             shown = _query(running, made, options, seconds, now)
@@ -125,6 +130,7 @@ def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: in
     """Live every person's life on a real device, and once more on its clear twin for the truth."""
     truth = np.zeros(options.buckets, dtype=np.int64)
     busiest: tuple[int, Device[SealedReport]] | None = None
+    without_budget = 0
     spoilt: SealedReport | None = None
     with BatchWriter(path) as writer, progress("reports", options.reports) as advance:
         for person in people(options.seed, options.reports, options.buckets, now):
@@ -132,6 +138,7 @@ def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: in
             truth += np.sum(plain_histograms(person, options.epsilon, options.buckets), axis=0, dtype=np.int64)
             for report in reports:
                 writer.add(report)
+            without_budget += sum(lacked_budget(record) for record in device.reports())
             spoilt = spoilt or raise_epsilon(reports[0])
             if person.viewings and (busiest is None or len(reports) > busiest[0]):
                 busiest = (len(reports), device)
@@ -140,7 +147,7 @@ def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: in
             raise TrefoilError("the workload made no report")
         writer.add(spoilt)
     conversions, shown = busiest if busiest is not None else (len(reports), device)
-    return Made(BatchReader(path), truth.tolist(), shown, conversions)
+    return Made(BatchReader(path), truth.tolist(), shown, conversions, without_budget)
 
 
 def raise_epsilon(report: SealedReport) -> SealedReport:
@@ -175,7 +182,7 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     with _timed(seconds, "replay"):
         refused, reason = _refused(ask)
     view.show_replay(refused, reason)
-    return Shown(result, made.truth, central, refused, reason, tampered, size)
+    return Shown(result, made.truth, central, refused, reason, tampered, size, made.without_budget)
 
 
 def _refused(ask: Callable[[], Result]) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind, FilterState
 from protocol import epsilon
 from protocol.answer import RejectionCounts
@@ -53,6 +54,16 @@ def show_histograms(truth: Sequence[int], central: Sequence[int], result: Result
         say(f"{len(truth) - MAX_ROWS} more campaigns; --json has them all")
     say(f"{answer.counted} of {answer.submitted} reports counted; noise {answer.noise.value}, ε = {_epsilon(result)}")
     say(f"a report has {size:,} bytes; cut into three columns, all of them took {result.uploaded_bytes:,} to upload")
+
+
+def show_without_budget(null: int, reports: int, asked: float, anything: bool) -> None:
+    """Reports that are null because no week could pay. The sites and helpers cannot tell; the demo may."""
+    if not null:
+        return
+    week = epsilon.show(DeviceLimits().site_budget)
+    say(f"{null} of {reports} reports are null: their week had less than ε = {asked:g} left for this site, of {week}")
+    if not anything:
+        say("All that found an advertisement are among them: the answer below is noise alone. Try --epsilon 0.5.")
 
 
 def show_tampering(rejections: Sequence[RejectionCounts], refused: bool) -> None:

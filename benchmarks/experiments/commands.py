@@ -190,6 +190,7 @@ def plan(
     value_cap: Annotated[int, typer.Option(help="Largest value of one conversion, in your unit.")],
     error: Annotated[float, typer.Option(help="Relative error you can live with, such as 0.05.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="How often the answer is to be within it, such as 0.99.")] = 0.99,
+    noise: Annotated[str, typer.Option(help="How the helpers make the noise, as in `trefoil query`.")] = "local",
     expected_mean: Annotated[float | None, typer.Option(help="Mean value per report.", show_default="the cap")] = None,
     window_days: Annotated[int, typer.Option(help="How far back a conversion looks.")] = 30,
     epoch_days: Annotated[int, typer.Option(help="Length of an epoch.")] = 7,
@@ -201,7 +202,8 @@ def plan(
     json: Json = None,
 ) -> None:
     """Which ε a query needs, what it costs a device under each policy, and how many a month the budget allows."""
-    from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables
+    from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
+    from protocol.querier.view import noise_mode
 
     mean = float(value_cap) if expected_mean is None else expected_mean
     wanted = Plan(
@@ -210,6 +212,7 @@ def plan(
         expected_mean=mean,
         error=error,
         confidence=confidence,
+        noise=noise_mode(noise),
         window_days=window_days,
         epoch_days=epoch_days,
         capacity=budget,
@@ -221,4 +224,6 @@ def plan(
     prices = costs(wanted)
     for table in plan_tables(wanted, prices):
         show(table, json)
+    if (told := warning(wanted, prices)) is not None:
+        show(told, json)
     write_json(json, plan_json(wanted, prices))

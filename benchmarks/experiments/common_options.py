@@ -90,10 +90,10 @@ class Common:
             write_json(self.json, {"experiment": "all", "experiments": whole, "points": points})
 
 
-def show(table: Table, json: Path | None) -> None:
-    """Print a table, unless standard output is wanted for the JSON alone."""
+def show(table: Table | str, json: Path | None) -> None:
+    """Print a table or a sentence, unless standard output is wanted for the JSON alone."""
     if str(json) != "-":
-        out.print(table)
+        out.print(table, highlight=False)
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 
 from rich.table import Table
 
@@ -11,10 +13,10 @@ from benchmarks.experiments.policies import System
 from benchmarks.experiments.tables import plain_table
 from protocol.epsilon import MAX_EPSILON, MAX_MICROS, MICROS, charge, show
 from protocol.errors import TrefoilError
+from protocol.noise_scale import MAX_CONFIDENCE, coverage, standard_deviation
+from protocol.query import NoiseMode
 
 MONTH_DAYS = 30
-# Variance of each noise mode in units of one discrete Laplace of scale Δ/ε (DESIGN.md, "Noise").
-NOISE_VARIANCE = {"one draw (the paper)": 1.0, "local": 1.5, "pairwise": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Plan:
     expected_mean: float
     error: float
     confidence: float
+    noise: NoiseMode = NoiseMode.LOCAL
     window_days: int = 30
     epoch_days: int = 7
     capacity: float = 1.0
@@ -43,16 +46,16 @@ class Plan:
                 f"the expected mean must be above 0 and at most the value cap, {self.value_cap}",
                 "It is the mean over all reports, those that find no impression counted as 0.",
             )
-        if not (self.error > 0 and 0 < self.confidence < 1):
-            raise TrefoilError("the error must be above 0, and the confidence between 0 and 1")
+        if not (0 < self.error < math.inf and 0 < self.confidence <= MAX_CONFIDENCE):
+            raise TrefoilError(f"the error must be above 0, and the confidence between 0 and {MAX_CONFIDENCE}")
         if self.window_days < 0 or self.epoch_days < 1 or self.kappa < 0:
             raise TrefoilError("window and κ cannot be negative, and an epoch lasts at least a day")
         if not (0 < self.participation <= 1 and self.impressions_per_day >= 0):
             raise TrefoilError("participation is above 0 and at most 1, and impressions per day cannot be negative")
         if not (0 < self.capacity <= MAX_EPSILON):
             raise TrefoilError(f"the budget of an epoch must be above 0 and at most {MAX_EPSILON}, not {self.capacity}")
-        if self.epsilon > MAX_MICROS:
-            raise TrefoilError("no ε is large enough for this target", "Ask for more reports, or allow a larger error.")
+        # Looked for now, so that a plan that cannot be met is refused before it is shown.
+        self.epsilon_under(self.noise)
 
     @property
     def sensitivity(self) -> int:
@@ -70,10 +73,43 @@ class Plan:
         return 1 - math.exp(-self.impressions_per_day * self.epoch_days)
 
     @property
+    def allowed(self) -> int:
+        """How far an answer may be off, in whole units. Decimals count as they were written, not as doubles."""
+        return math.floor(Fraction(str(self.error)) * self.reports * Fraction(str(self.expected_mean)))
+
+    @property
     def epsilon(self) -> int:
-        """ε = Δ·ln(1/β)/(α·B·c̃) in micros, rounded up: a hair more noise would miss the target."""
+        """The least ε in micros at which the answer meets the target under the chosen noise."""
+        return self.epsilon_under(self.noise)
+
+    @property
+    def epsilon_of_one_draw(self) -> int:
+        """The paper's ε = Δ·ln(1/β)/(α·B·c̃): for a single Laplace draw, which helpers of ours need not make."""
         noise = self.error * self.reports * self.expected_mean / math.log(1 / (1 - self.confidence))
         return math.ceil(self.sensitivity / noise * MICROS)
+
+    def epsilon_under(self, noise: NoiseMode) -> int:
+        """The same target under another noise."""
+        return _least_epsilon(noise, self.sensitivity, self.allowed, self.confidence)
+
+    def within(self, noise: NoiseMode) -> float:
+        """How often an answer at the planned ε is within the error, under `noise`."""
+        return coverage(noise, Fraction(self.epsilon, MICROS * self.sensitivity), self.allowed)
+
+
+@cache
+def _least_epsilon(noise: NoiseMode, sensitivity: int, allowed: int, confidence: float) -> int:
+    """By halving: the less noise, the more of it lies within what is allowed."""
+    low, high = 0, MAX_MICROS
+    if coverage(noise, Fraction(high, MICROS * sensitivity), allowed) < confidence:
+        raise TrefoilError("no ε is large enough for this target", "Ask for more reports, or allow a larger error.")
+    while high - low > 1:
+        middle = (low + high) // 2
+        if coverage(noise, Fraction(middle, MICROS * sensitivity), allowed) >= confidence:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,41 +146,74 @@ def costs(plan: Plan) -> list[Cost]:
     paid = plan.participation * (plan.exposure * mean + (1 - plan.exposure) * idle)
     return [
         # One central filter: everyone's budget goes with every query.
-        Cost(System.IPA_LIKE, price, price, _per_month(plan, price), _per_month(plan, price)),
-        Cost(System.ARA_LIKE, price, price, _per_month(plan, price), _per_month(plan, plan.participation * price)),
-        Cost(System.COOKIE_MONSTER, mean, most, _per_month(plan, most), _per_month(plan, paid)),
+        Cost(System.IPA_LIKE, price, price, _per_month(plan, price, price), _per_month(plan, price, price)),
+        Cost(
+            System.ARA_LIKE,
+            price,
+            price,
+            *(_per_month(plan, price, share * price) for share in (1, plan.participation)),
+        ),
+        Cost(System.COOKIE_MONSTER, mean, most, _per_month(plan, most, most), _per_month(plan, mean, paid)),
     ]
 
 
-def _per_month(plan: Plan, price: float) -> int:
+def _per_month(plan: Plan, once: int, price: float) -> int:
     """Queries per 30 days at which an epoch's budget lasts for as long as the epoch is asked for.
 
-    That is its own length and the window after it: until then some query's window still reaches it.
+    That is its own length and the window after it: until then some query's window still reaches it. None at all if the
+    epoch cannot pay even `once`, whatever it pays on average.
     """
+    if once > plan.capacity * MICROS:
+        return 0
     if price <= 0:
         raise TrefoilError("nobody would ever pay: there are no impressions", "Give --impressions-per-day above 0.")
     affordable = math.floor(plan.capacity * MICROS / price)
     return affordable * MONTH_DAYS // (plan.window_days + plan.epoch_days)
 
 
-def answers_within(plan: Plan, variance: float) -> float:
-    """The relative root-mean-square error of the answer, from noise of `variance` times 2·(Δ/ε)²."""
-    scale = plan.sensitivity * MICROS / plan.epsilon
-    return math.sqrt(2 * variance) * scale / (plan.reports * plan.expected_mean)
+def answers_within(plan: Plan, noise: NoiseMode) -> float:
+    """The relative root-mean-square error of the answer at the planned ε, under `noise`."""
+    rate = Fraction(plan.epsilon, MICROS * plan.sensitivity)
+    return standard_deviation(noise, rate) / (plan.reports * plan.expected_mean)
+
+
+def warning(plan: Plan, prices: list[Cost]) -> str | None:
+    """What to say when devices could not pay for such a query even once; None when they can."""
+    on_device = next(cost for cost in prices if cost.system is System.COOKIE_MONSTER)
+    if on_device.worst <= plan.capacity * MICROS:
+        return None
+    costs = f"a full report costs a week with an impression ε = {show(on_device.worst)}"
+    return (
+        f"{costs}, and no week ever has more than {plan.capacity:g}: such reports will be null. "
+        "Ask for more reports, allow a larger error, or use a noise mode that needs less."
+    )
 
 
 def plan_tables(plan: Plan, prices: list[Cost]) -> list[Table]:
     """The answer as a person reads it."""
-    title = f"ε = {show(plan.epsilon)} for an error within {plan.error:g} with probability {plan.confidence:g}"
+    return [_price_table(plan, prices), _noise_table(plan)]
+
+
+def _price_table(plan: Plan, prices: list[Cost]) -> Table:
+    title = (
+        f"ε = {show(plan.epsilon)}: error within {plan.error:g}, probability {plan.confidence:g}, {plan.noise.value}"
+    )
     columns = ("policy", "ε per epoch", "at most", "queries/month", "average person")
-    first = plain_table(title, columns, words={"policy"})
+    table = plain_table(title, columns, words={"policy"})
     for cost in prices:
         numbers = (show(cost.typical), show(cost.worst), str(cost.every_batch), str(cost.average))
-        first.add_row(cost.system.value, *numbers)
-    second = plain_table("relative error of the answer", ("noise mode", "RMSRE"), words={"noise mode"})
-    for mode, variance in NOISE_VARIANCE.items():
-        second.add_row(mode, f"{answers_within(plan, variance):.4f}")
-    return [first, second]
+        table.add_row(cost.system.value, *numbers)
+    return table
+
+
+def _noise_table(plan: Plan) -> Table:
+    columns = ("noise mode", "ε it needs", f"within {plan.error:g} at ε = {show(plan.epsilon)}", "RMSRE")
+    table = plain_table("the same target under each noise", columns, words={"noise mode"})
+    for mode in NoiseMode:
+        numbers = (show(plan.epsilon_under(mode)), f"{plan.within(mode):.4f}", f"{answers_within(plan, mode):.4f}")
+        table.add_row(mode.value, *numbers)
+    table.add_row("the paper's formula, one draw", show(plan.epsilon_of_one_draw), "", "")
+    return table
 
 
 def plan_json(plan: Plan, prices: list[Cost]) -> dict[str, object]:
@@ -152,9 +221,14 @@ def plan_json(plan: Plan, prices: list[Cost]) -> dict[str, object]:
     return {
         "epsilon": plan.epsilon / MICROS,
         "epsilon_micros": plan.epsilon,
+        "noise": plan.noise.value,
+        "epsilon_of_one_draw": plan.epsilon_of_one_draw / MICROS,
+        "epsilon_by_noise": {mode.value: plan.epsilon_under(mode) / MICROS for mode in NoiseMode},
+        "within_error": {mode.value: plan.within(mode) for mode in NoiseMode},
         "sensitivity": plan.sensitivity,
         "noise_scale": plan.sensitivity * MICROS / plan.epsilon,
         "epochs_per_window": plan.most_epochs,
-        "rmsre": {mode: answers_within(plan, variance) for mode, variance in NOISE_VARIANCE.items()},
+        "rmsre": {mode.value: answers_within(plan, mode) for mode in NoiseMode},
         "policies": [cost.as_json() for cost in prices],
+        "warning": warning(plan, prices),
     }
