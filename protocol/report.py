@@ -33,12 +33,51 @@ MAX_SITE_LENGTH = 253
 MAX_UNIT_LENGTH = 32
 PAYLOAD_SIZE = 2 * SEED_SIZE + OVERHEAD
 
-# version, suite, schema, flags, helper set, key ids, nonce, time, ε, Δ, κ, buckets, commitments, body hash
-FIXED = struct.Struct(">HHHB32s8s8s8s16sQIQQI32s32s32s32s")
-# Where in the fixed part the fields stand that helpers read without decoding the rest.
-NONCE_AT = 63
-COMMITMENTS_AT = 111
-BODY_HASH_AT = 207
+# The fixed part of a header, field by field as `struct` writes them. Where a field stands follows from this alone.
+_FIELDS = {
+    "version": "H",
+    "suite": "H",
+    "schema": "H",
+    "flags": "B",
+    "helper set": "32s",
+    "key ids": "8s8s8s",
+    "nonce": "16s",
+    "time": "Q",
+    "ε": "I",
+    "Δ": "Q",
+    "κ": "Q",
+    "buckets": "I",
+    "commitments": "32s32s32s",
+    "body hash": "32s",
+}
+FIXED = struct.Struct(">" + "".join(_FIELDS.values()))
+
+
+def _span(name: str) -> slice:
+    """Which bytes of a header a field takes."""
+    before = "".join(list(_FIELDS.values())[: list(_FIELDS).index(name)])
+    return slice(struct.calcsize(">" + before), struct.calcsize(">" + before + _FIELDS[name]))
+
+
+def _spans_of_three(name: str) -> tuple[slice, slice, slice]:
+    """Which bytes each of the three values of a field takes."""
+    whole = _span(name)
+    size = (whole.stop - whole.start) // PARTIES
+    first, second, third = (
+        slice(whole.start + size * each, whole.start + size * (each + 1)) for each in range(PARTIES)
+    )
+    return first, second, third
+
+
+# What helpers read without decoding the rest.
+HELPER_SET_SPAN = _span("helper set")
+KEY_ID_SPANS = _spans_of_three("key ids")
+NONCE_SPAN = _span("nonce")
+TIME_SPAN = _span("time")
+EPSILON_SPAN = _span("ε")
+SENSITIVITY_SPAN = _span("Δ")
+COMMITMENT_SPANS = _spans_of_three("commitments")
+BODY_HASH_SPAN = _span("body hash")
 
 _COMMITMENTS = tuple(hashlib.sha256(b"trefoil/1 seed commitment\0" + bytes([index])) for index in range(PARTIES))
 _BODY = hashlib.sha256(b"trefoil/1 body\0")
@@ -191,6 +230,11 @@ class Header:
         return cls(terms, helper_set, (key1, key2, key3), nonce, (c1, c2, c3), body, Suite(suite), Schema(schema))
 
 
+def header_size(unit: str, site: str, caller: str) -> int:
+    """How many bytes a header with these texts has."""
+    return FIXED.size + len(Writer().text(unit).text(site).text(caller).done())
+
+
 def check_known(header: bytes) -> None:
     """Refuse, by name, what this version does not speak, before looking at anything it might have moved."""
     if len(header) < 6:
@@ -295,7 +339,7 @@ def check_seeds(party: int, header: bytes, seeds: bytes) -> tuple[bytes, bytes]:
     if len(seeds) != 2 * SEED_SIZE:
         raise Rejected(Rejection.UNOPENABLE, "a payload is exactly two seeds")
     first, second = seeds[:SEED_SIZE], seeds[SEED_SIZE:]
-    nonce = header[NONCE_AT : NONCE_AT + NONCE_SIZE]
+    nonce = header[NONCE_SPAN]
     first_index, second_index = SEEDS_OF[party]
     if seed_commitment(first_index, nonce, first) != committed(header, first_index):
         raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {first_index + 1}")
@@ -306,7 +350,7 @@ def check_seeds(party: int, header: bytes, seeds: bytes) -> tuple[bytes, bytes]:
 
 def open_body(header: bytes, body: bytes, length: int) -> Vector:
     """Run by the two helpers that use the body: checked against its hash in `header`, every element below p."""
-    if body_digest(body) != header[BODY_HASH_AT : BODY_HASH_AT + HASH_SIZE]:
+    if body_digest(body) != header[BODY_HASH_SPAN]:
         raise Rejected(Rejection.WRONG_BODY)
     try:
         return prime_field.decode(body, length)
@@ -343,8 +387,7 @@ def seed_commitment(index: int, nonce: bytes, seed: bytes) -> bytes:
 
 def committed(header: bytes, index: int) -> bytes:
     """The commitment to seed `index` that `header` carries."""
-    start = COMMITMENTS_AT + index * HASH_SIZE
-    return header[start : start + HASH_SIZE]
+    return header[COMMITMENT_SPANS[index]]
 
 
 def payload_info(party: int, header: bytes) -> bytes:

@@ -16,7 +16,16 @@ from typing import Any
 from protocol import field
 from protocol.errors import Rejection
 from protocol.query import NoiseMode, SignedQuery
-from protocol.report import FIXED, NONCE_AT, NONCE_SIZE, Header, SealedReport, open_report
+from protocol.report import (
+    EPSILON_SPAN,
+    FIXED,
+    NONCE_SPAN,
+    SENSITIVITY_SPAN,
+    TIME_SPAN,
+    Header,
+    SealedReport,
+    open_report,
+)
 from protocol.shares import PARTIES, to_shamir
 from tests.support import protocol_samples as samples
 
@@ -60,19 +69,19 @@ def altered_headers() -> Iterator[Negative]:
     """Fields changed on the way: every payload is bound to the header it was sealed under."""
     report, other = samples.report("altered", HISTOGRAM), samples.report("other", HISTOGRAM)
     unopenable = same(R.UNOPENABLE)
-    nonce = other.header[NONCE_AT : NONCE_AT + NONCE_SIZE]
+    nonce = other.header[NONCE_SPAN]
     site_at = report.header.index(b"shop.example")
     caller_at, unit_at = report.header.index(b"ads.example"), report.header.index(b"cents")
     changes: list[tuple[str, int, bytes, Fates]] = [
-        ("nonce copied into another header", NONCE_AT, nonce, unopenable),
-        ("epsilon raised", 87, (2_000_000).to_bytes(4, "big"), unopenable),
-        ("epsilon lowered", 87, (999_999).to_bytes(4, "big"), same(R.NOISE_TOO_SMALL)),
-        ("sensitivity lowered", 91, (99).to_bytes(8, "big"), unopenable),
-        ("sensitivity raised", 91, (101).to_bytes(8, "big"), same(R.NOISE_TOO_SMALL)),
+        ("nonce copied into another header", NONCE_SPAN.start, nonce, unopenable),
+        ("epsilon raised", EPSILON_SPAN.start, (2_000_000).to_bytes(4, "big"), unopenable),
+        ("epsilon lowered", EPSILON_SPAN.start, (999_999).to_bytes(4, "big"), same(R.NOISE_TOO_SMALL)),
+        ("sensitivity lowered", SENSITIVITY_SPAN.start, (99).to_bytes(8, "big"), unopenable),
+        ("sensitivity raised", SENSITIVITY_SPAN.start, (101).to_bytes(8, "big"), same(R.NOISE_TOO_SMALL)),
         ("site altered", site_at, b"shoq.example", same(R.WRONG_SITE)),
         ("caller altered", caller_at, b"adz.example", same(R.WRONG_CALLER)),
         ("unit altered", unit_at, b"euros", same(R.WRONG_SHAPE)),
-        ("time moved by an hour", 79, (samples.NOW - 2 * samples.HOUR).to_bytes(8, "big"), unopenable),
+        ("time moved by an hour", TIME_SPAN.start, (samples.NOW - 2 * samples.HOUR).to_bytes(8, "big"), unopenable),
         ("debug flag flipped", 6, b"\x01", same(R.WRONG_MODE)),
         ("commitment altered", 111, bytes(32), unopenable),
     ]

@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mpc_helpers.admission.column import ColumnDraft, StoredDigests, digests_beside, digests_of, remove_column
+from mpc_helpers.admission.column import (
+    ColumnDraft,
+    StoredDigests,
+    digests_beside,
+    digests_of,
+    remove_column,
+    repeated,
+)
 from mpc_helpers.agreement.messages import Propose, pack_mask, pack_rejections
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Negotiation, Selected
 from mpc_helpers.ledger.attempt import QueryName
@@ -167,3 +175,19 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     assert np.count_nonzero(ledger.lookup(stored, b"z" * 32)) == np.count_nonzero(accepted)
     ledger.close()
     assert peak < 32 * count, f"{peak / count:.0f} bytes per report"
+
+
+def rows(*values: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.array([[0] * 24 + list(value.to_bytes(8, "big")) for value in values], dtype=np.uint8)
+
+
+def test_repeats_are_all_but_the_first() -> None:
+    assert repeated(rows(1, 2, 2, 2, 3, 3)).tolist() == [False, False, True, True, False, True]
+    assert repeated(rows(5)).tolist() == [False]
+    assert repeated(rows()[:0].reshape(0, 32)).tolist() == []
+
+
+@pytest.mark.parametrize(("values", "at"), [((2, 1), 2), ((1, 2, 3, 2), 4), ((256, 255), 2), ((2**63, 1), 2)])
+def test_a_column_out_of_order_is_refused_at_its_place(values: tuple[int, ...], at: int) -> None:
+    with pytest.raises(ProtocolError, match=f"report {at} of the column is out of order"):
+        repeated(rows(*values))

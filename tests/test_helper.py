@@ -19,7 +19,7 @@ from protocol.errors import Rejection
 from protocol.querier.querier import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
-from protocol.report import SealedReport
+from protocol.report import EPSILON_SPAN, SealedReport
 from tests.support.three_helpers import Three, terms, three_helpers
 
 
@@ -135,8 +135,8 @@ async def test_a_report_with_altered_epsilon_is_dropped_alone(tmp_path: Path) ->
     async with three_helpers(tmp_path) as three:
         reports = three.seal([one_hot(0, 4)] * 5, terms(4, epsilon_micros=500_000))
         cheap = reports[0]
-        # ε stands at byte 87 of the header: claim to have paid twice as much.
-        raised = cheap.header[:87] + (1_000_000).to_bytes(4, "big") + cheap.header[91:]
+        # Claim to have paid twice as much.
+        raised = cheap.header[: EPSILON_SPAN.start] + (1_000_000).to_bytes(4, "big") + cheap.header[EPSILON_SPAN.stop :]
         batch = three.batch([SealedReport(raised, cheap.body, cheap.payloads), *reports[1:]])
         result = await three.ask(
             three.query(batch, QueryOptions(500_000, tolerated_bad_permille=300, seconds=30)), batch

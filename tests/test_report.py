@@ -12,17 +12,23 @@ from hypothesis import strategies as st
 from protocol.epsilon import MAX_MICROS, MAX_SENSITIVITY
 from protocol.errors import ProtocolError, Rejected, Rejection, TrefoilError
 from protocol.report import (
-    BODY_HASH_AT,
-    COMMITMENTS_AT,
+    BODY_HASH_SPAN,
+    COMMITMENT_SPANS,
+    EPSILON_SPAN,
     FIXED,
+    HELPER_SET_SPAN,
+    KEY_ID_SPANS,
     MAX_BUCKETS,
-    NONCE_AT,
+    NONCE_SPAN,
     PAYLOAD_SIZE,
+    SENSITIVITY_SPAN,
+    TIME_SPAN,
     Header,
     ReportTerms,
     SealedReport,
     check_seeds,
     coarse_time,
+    header_size,
     open_report,
     seal_report,
     seed_commitment,
@@ -111,12 +117,19 @@ def test_a_changed_header_byte_leaves_nothing_to_open() -> None:
 
 
 def test_positions_of_fields_are_those_of_the_layout() -> None:
+    """The only place that knows the positions by number."""
+    assert FIXED.size == 239
+    named = [HELPER_SET_SPAN, NONCE_SPAN, TIME_SPAN, EPSILON_SPAN, SENSITIVITY_SPAN, BODY_HASH_SPAN]
+    spans = [(span.start, span.stop) for span in (*named, *KEY_ID_SPANS, *COMMITMENT_SPANS)]
+    assert spans[:6] == [(7, 39), (63, 79), (79, 87), (87, 91), (91, 99), (207, 239)]
+    assert spans[6:] == [(39, 47), (47, 55), (55, 63), (111, 143), (143, 175), (175, 207)]
     header = Header.decode(REPORT.header)
-    assert REPORT.header[NONCE_AT : NONCE_AT + 16] == header.nonce
-    for index, commitment in enumerate(header.commitments):
-        assert REPORT.header[COMMITMENTS_AT + 32 * index :][:32] == commitment
-    assert REPORT.header[BODY_HASH_AT : BODY_HASH_AT + 32] == header.body_hash
-    assert FIXED.size == BODY_HASH_AT + 32 == 239
+    assert REPORT.header[NONCE_SPAN] == header.nonce
+    assert [REPORT.header[span] for span in COMMITMENT_SPANS] == list(header.commitments)
+    assert [REPORT.header[span] for span in KEY_ID_SPANS] == list(header.key_ids)
+    assert REPORT.header[BODY_HASH_SPAN] == header.body_hash
+    terms = header.terms
+    assert len(REPORT.header) == header_size(terms.unit, terms.site, terms.caller)
 
 
 def test_header_as_annotated_bytes() -> None:
@@ -155,7 +168,7 @@ def test_real_and_null_reports_have_the_same_size_and_shape() -> None:
 def test_nothing_public_in_a_header_depends_on_the_histogram() -> None:
     """With the same coins, headers differ in the body's hash alone, and that is a hash of a masked vector."""
     null, real = samples.report("same coins"), samples.report("same coins", [9] * 8)
-    assert null.header[:BODY_HASH_AT] == real.header[:BODY_HASH_AT]
+    assert null.header[: BODY_HASH_SPAN.start] == real.header[: BODY_HASH_SPAN.start]
     assert null.header[FIXED.size :] == real.header[FIXED.size :]
     assert null.header != real.header
 

@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from rich.table import Table
 
+from mpc_helpers.admission.column import repeated
 from mpc_helpers.admission.ingest import ChunkJob, chunk_length, ingest_chunk
 from mpc_helpers.admission.pool import keep_freed_memory
-from mpc_helpers.admission.rules import AdmissionRules, repeated
+from mpc_helpers.admission.rules import AdmissionRules
 from protocol import console
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.field import SEED_SIZE

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
@@ -30,12 +30,10 @@ from protocol.keys import load_identity
 from protocol.querier.querier import Querier, QueryFailed, Result
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import NoiseMode
-from protocol.report import FIXED, SealedReport
+from protocol.report import Header, SealedReport
 
 T = TypeVar("T")
 
-# ε stands behind the time in a header (SPEC.md §3); four bytes.
-_EPSILON_AT = 87
 MAX_BUCKETS = DeviceLimits().max_histogram_size
 
 
@@ -152,11 +150,9 @@ def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: in
 
 def raise_epsilon(report: SealedReport) -> SealedReport:
     """What a cheating querier would do: claim that twice the ε was paid, to be allowed half the noise."""
-    paid = int.from_bytes(report.header[_EPSILON_AT : _EPSILON_AT + 4], "big")
-    raised = report.header[:_EPSILON_AT] + (2 * paid).to_bytes(4, "big") + report.header[_EPSILON_AT + 4 :]
-    if len(raised) < FIXED.size:
-        raise TrefoilError("this report has no header to alter")
-    return SealedReport(raised, report.body, report.payloads)
+    header = Header.decode(report.header)
+    raised = replace(header, terms=replace(header.terms, epsilon_micros=2 * header.terms.epsilon_micros))
+    return SealedReport(raised.encode(), report.body, report.payloads)
 
 
 def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[str, float], now: int) -> Shown:

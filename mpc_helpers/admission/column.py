@@ -13,10 +13,13 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
-from protocol.batch import PREAMBLE_SIZE, BatchRoot, ColumnReader, DigestRows, Digests, Layout, batch_root
+from protocol.batch import DIGEST_SPAN, PREAMBLE_SIZE, BatchRoot, ColumnReader, DigestRows, Digests, Layout, batch_root
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.report import HASH_SIZE, header_digest
+
+Mask = npt.NDArray[np.bool_]
 
 
 class StoredDigests:
@@ -117,6 +120,22 @@ def digests_of(column: ColumnReader, root: bytes) -> DigestRows:
         raise ProtocolError("the stored column is not of the batch that the query was signed for", "Ask again.")
     draft.rename(path)
     return StoredDigests(path)
+
+
+def repeated(digests: DigestRows) -> Mask:
+    """Which digests equal the one before them. A column that is out of order is no batch at all."""
+    same = np.zeros(len(digests), dtype=np.bool_)
+    for start in range(1, len(digests), DIGEST_SPAN):
+        words = np.ascontiguousarray(digests[start - 1 : start + DIGEST_SPAN]).view(">u8")
+        later, earlier = words[1:], words[:-1]
+        different = later != earlier
+        same[start : start + len(later)] = ~different.any(axis=1)
+        rows, first_difference = np.arange(len(later)), np.argmax(different, axis=1)
+        smaller = later[rows, first_difference] < earlier[rows, first_difference]
+        if smaller.any():
+            at = start + int(np.argmax(smaller)) + 1
+            raise ProtocolError(f"report {at} of the column is out of order", "Sort the batch by report digest.")
+    return same
 
 
 def remove_column(column: Path) -> None:

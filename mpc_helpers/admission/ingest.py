@@ -16,20 +16,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.admission.rules import (
-    ADMITTED,
-    CODE_OF,
-    REASON_OF,
-    AdmissionRules,
-    Hours,
-    Mask,
-    OpenedReports,
-    Reasons,
-    examine_headers,
-    header_hours,
-    open_reports,
-    repeated,
-)
+from mpc_helpers.admission.column import Mask, repeated
+from mpc_helpers.admission.headers import Hours, examine_headers, header_hours
+from mpc_helpers.admission.opening import OpenedReports, open_reports
+from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules, Reasons
 from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_chunk
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import RowSum, Vector, add, expansions, subtract, sum_rows

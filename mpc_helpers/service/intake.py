@@ -28,7 +28,7 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE
 from protocol.files import write_atomically
 from protocol.query import Query, SignedQuery
-from protocol.report import FIXED
+from protocol.report import header_size
 
 _WRITE_BYTES = 2**18
 _LOG = logging.getLogger("trefoil.intake")
@@ -285,7 +285,7 @@ class Intake:
     # The column.
 
     def _column_layout(self, query: Query) -> Layout:
-        header = FIXED.size + 6 + len(query.unit) + len(query.site) + len(query.caller)
+        header = header_size(query.unit, query.site, query.caller)
         return column_layout(self._membership.party, header, ELEMENT_SIZE * query.length)
 
     async def _store(self, job: Job, pieces: AsyncIterator[bytes]) -> None:

@@ -11,17 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpc_helpers.admission.rules import (
-    ADMITTED,
-    CODE_OF,
-    REASON_OF,
-    AdmissionRules,
-    examine_headers,
-    repeated,
-)
-from protocol.errors import ProtocolError, Rejected, Rejection
+from mpc_helpers.admission.headers import examine_headers
+from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules
+from protocol.errors import Rejected, Rejection
 from protocol.query import Query
-from protocol.report import Header
+from protocol.report import TIME_SPAN, Header
 from protocol.shares import PARTIES
 from tests.support import protocol_samples as samples
 
@@ -135,7 +129,7 @@ def test_the_edges_of_time(time: int, expected: Rejection | None) -> None:
 def test_times_beyond_any_clock_are_refused() -> None:
     encoded = bytearray(header())
     for value in (2**63, 2**64 - 1, 2**64 - samples.HOUR):
-        encoded[79:87] = value.to_bytes(8, "big")
+        encoded[TIME_SPAN] = value.to_bytes(8, "big")
         assert fates(RULES[0], [bytes(encoded)])[0] is not None
 
 
@@ -196,22 +190,6 @@ def test_debug_queries_take_debug_reports_and_no_others() -> None:
 def test_every_rejection_has_a_code_of_its_own() -> None:
     assert ADMITTED not in REASON_OF
     assert {REASON_OF[code] for code in CODE_OF.values()} == set(Rejection)
-
-
-def rows(*values: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.array([[0] * 24 + list(value.to_bytes(8, "big")) for value in values], dtype=np.uint8)
-
-
-def test_repeats_are_all_but_the_first() -> None:
-    assert repeated(rows(1, 2, 2, 2, 3, 3)).tolist() == [False, False, True, True, False, True]
-    assert repeated(rows(5)).tolist() == [False]
-    assert repeated(rows()[:0].reshape(0, 32)).tolist() == []
-
-
-@pytest.mark.parametrize(("values", "at"), [((2, 1), 2), ((1, 2, 3, 2), 4), ((256, 255), 2), ((2**63, 1), 2)])
-def test_a_column_out_of_order_is_refused_at_its_place(values: tuple[int, ...], at: int) -> None:
-    with pytest.raises(ProtocolError, match=f"report {at} of the column is out of order"):
-        repeated(rows(*values))
 
 
 def test_private_keys_do_not_show_in_the_rules() -> None:

@@ -1,0 +1,172 @@
+"""The headers of a chunk, checked all at once: which reports may count, before anything is opened.
+
+Reports of one query have headers of one layout, so headers are checked as columns of a byte matrix, and only what is
+out of the ordinary is decoded one by one.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reasons
+from protocol.epsilon import noise_covers
+from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol.hpke import KEY_ID_SIZE
+from protocol.query import Query
+from protocol.report import (
+    COMMITMENT_SPANS,
+    EPSILON_SPAN,
+    FIXED,
+    HASH_SIZE,
+    HELPER_SET_SPAN,
+    KEY_ID_SPANS,
+    NONCE_SIZE,
+    SENSITIVITY_SPAN,
+    TIME_SPAN,
+    TIME_STEP,
+    Header,
+    ReportTerms,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Hours = npt.NDArray[np.uint32]
+
+# Where no two good reports of one query differ: what stands before the helper set, between Δ and the commitments (κ and
+# buckets), and after the fixed part.
+_CONSTANT = (
+    slice(0, HELPER_SET_SPAN.start),
+    slice(SENSITIVITY_SPAN.stop, COMMITMENT_SPANS[0].start),
+    slice(FIXED.size, None),
+)
+# ε and Δ, side by side.
+_PAID = struct.Struct(">IQ")
+
+
+@lru_cache(maxsize=16)
+def _usual_header(query: Query) -> bytes:
+    """A header as this query expects it, with zeros wherever good reports may differ."""
+    terms = ReportTerms(
+        query.site,
+        query.caller,
+        0,
+        query.epsilon_micros,
+        query.sensitivity,
+        query.buckets,
+        query.kappa,
+        query.unit,
+        query.debug,
+    )
+    no_id, no_hash = bytes(KEY_ID_SIZE), bytes(HASH_SIZE)
+    header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(NONCE_SIZE), (no_hash, no_hash, no_hash), no_hash)
+    return header.encode()
+
+
+def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    """The fate of every header (rows of one byte matrix), before anything is opened."""
+    headers = np.ascontiguousarray(headers)
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    for index in np.flatnonzero(~_usual_rows(rules, headers)):
+        reasons[index] = CODE_OF[_rejection_of(rules, headers[index].tobytes())]
+    for check in (_check_keys, _check_times, _check_noise):
+        rows = np.flatnonzero(reasons == ADMITTED)
+        if rows.size == len(headers):
+            reasons = check(rules, headers)
+        elif rows.size:
+            reasons[rows] = check(rules, headers[rows])
+    return reasons
+
+
+def _usual_rows(rules: AdmissionRules, headers: Bytes) -> npt.NDArray[np.bool_]:
+    usual = np.frombuffer(_usual_header(rules.query), dtype=np.uint8)
+    if usual.size != headers.shape[1]:
+        return np.zeros(len(headers), dtype=np.bool_)
+    columns = [_equal(headers[:, part], usual[part]) for part in _CONSTANT]
+    matching: npt.NDArray[np.bool_] = np.logical_and.reduce(columns)
+    return matching
+
+
+def _equal(rows: Bytes, value: Bytes) -> npt.NDArray[np.bool_]:
+    """Which rows are `value`. Whole batches of good reports are told in one comparison of bytes."""
+    if rows.tobytes() == value.tobytes() * len(rows):
+        return np.ones(len(rows), dtype=np.bool_)
+    same: npt.NDArray[np.bool_] = (rows == value).all(axis=1)
+    return same
+
+
+def _rejection_of(rules: AdmissionRules, header: bytes) -> Rejection:
+    """Why a header that differs from the usual one where none may differ is refused. There is always a reason."""
+    try:
+        terms = Header.decode(header).terms
+    except Rejected as error:
+        return error.rejection
+    query = rules.query
+    if terms.site != query.site:
+        return Rejection.WRONG_SITE
+    if terms.caller != query.caller:
+        return Rejection.WRONG_CALLER
+    if terms.debug != query.debug:
+        return Rejection.WRONG_MODE
+    return Rejection.WRONG_SHAPE
+
+
+def _check_keys(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    """Helper set, key id and the key's validity at the report's time."""
+    times = _times(headers)
+    named = np.hstack([headers[:, HELPER_SET_SPAN], headers[:, KEY_ID_SPANS[rules.party]]])
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    known_sets = {key.helper_set for key in rules.keys}
+    for rows, value in _groups(named):
+        key = next((key for key in rules.keys if key.helper_set + key.key_id == value), None)
+        if key is None:
+            wrong = Rejection.UNKNOWN_KEY if value[:HASH_SIZE] in known_sets else Rejection.WRONG_HELPER_SET
+            reasons[rows] = CODE_OF[wrong]
+        else:
+            outside = (times[rows] < key.not_before) | (times[rows] >= key.not_after)
+            reasons[rows[outside]] = CODE_OF[Rejection.EXPIRED_KEY]
+    return reasons
+
+
+def _check_times(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    times = _times(headers)
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    reasons[times <= max(rules.oldest, 0)] = CODE_OF[Rejection.EXPIRED]
+    reasons[times > max(rules.newest, 0)] = CODE_OF[Rejection.FROM_THE_FUTURE]
+    reasons[times % np.uint64(TIME_STEP) != 0] = CODE_OF[Rejection.MALFORMED]
+    return reasons
+
+
+def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
+    """What was paid, compared in unbounded integers, once for every distinct (ε, Δ) in the batch."""
+    query = rules.query
+    reasons = np.zeros(len(headers), dtype=np.uint8)
+    for rows, value in _groups(headers[:, EPSILON_SPAN.start : SENSITIVITY_SPAN.stop]):
+        epsilon, sensitivity = _PAID.unpack(value)
+        try:
+            if not noise_covers(epsilon, sensitivity, query.epsilon_micros, query.sensitivity):
+                reasons[rows] = CODE_OF[Rejection.NOISE_TOO_SMALL]
+        except ProtocolError:
+            reasons[rows] = CODE_OF[Rejection.MALFORMED]
+    return reasons
+
+
+def header_hours(headers: Bytes) -> Hours:
+    """The hour each report says it was made in, counted from 1970; only those of admitted reports mean anything."""
+    return (_times(headers) // np.uint64(TIME_STEP)).astype(np.uint32)
+
+
+def _groups(rows: Bytes) -> list[tuple[npt.NDArray[np.int64], bytes]]:
+    """Positions of each distinct row. Good reports of one query have one value or a few."""
+    if _equal(rows, rows[0]).all():
+        return [(np.arange(len(rows)), rows[0].tobytes())]
+    keys = np.ascontiguousarray(rows).view([("", np.void, rows.shape[1])]).ravel()
+    values, positions = np.unique(keys, return_inverse=True)
+    return [(np.flatnonzero(positions == index), value.tobytes()) for index, value in enumerate(values)]
+
+
+def _times(headers: Bytes) -> npt.NDArray[np.uint64]:
+    times: npt.NDArray[np.uint64] = np.ascontiguousarray(headers[:, TIME_SPAN]).view(">u8").ravel()
+    return times.astype(np.uint64)
