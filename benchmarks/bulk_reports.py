@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.seeded import generator
+from benchmarks.seeded import Generator, generator
 from protocol.batch import BatchWriter
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
@@ -27,20 +27,27 @@ from protocol.report import ReportTerms, SealedReport, seal_report
 Histograms = npt.NDArray[np.int64]
 
 MAX_VALUE = 5
+MAX_SKEW = 10.0
 CHUNK = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`count` conversions, each worth 1 to `MAX_VALUE` in one bucket, as last-touch reports have it."""
+    """`count` conversions, each worth 1 to `MAX_VALUE` in one bucket, as last-touch reports have it.
+
+    With `skew` = 0 all buckets are equally likely; otherwise bucket k has a weight of 1/(k + 1)^skew.
+    """
 
     terms: ReportTerms
     count: int
     seed: int
+    skew: float = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise TrefoilError("a batch holds at least one report", "Ask for --count 1 or more.")
+        if not (0 <= self.skew <= MAX_SKEW):
+            raise TrefoilError(f"a skew is 0 to {MAX_SKEW:g}, not {self.skew:g}", "Ask for --skew 1.")
 
     def chunks(self) -> Iterator[range]:
         """The spans in which reports are made and plaintext is drawn; each has randomness of its own."""
@@ -50,10 +57,14 @@ class Workload:
         """What the conversions of one span are worth, in the clear."""
         draw = generator(self.seed, span.start)
         rows = np.zeros((len(span), self.terms.length), dtype=np.int64)
-        rows[np.arange(len(span)), draw.integers(self.terms.buckets, size=len(span))] = draw.integers(
-            1, MAX_VALUE + 1, size=len(span)
-        )
+        rows[np.arange(len(span)), self._buckets(draw, len(span))] = draw.integers(1, MAX_VALUE + 1, size=len(span))
         return rows
+
+    def _buckets(self, draw: Generator, count: int) -> npt.NDArray[np.int64]:
+        if not self.skew:
+            return draw.integers(self.terms.buckets, size=count)
+        weights = np.arange(1, self.terms.buckets + 1) ** -self.skew
+        return draw.choice(self.terms.buckets, size=count, p=weights / weights.sum())
 
     def truth(self) -> list[int]:
         """The sum of everything: what the answer would be without noise."""

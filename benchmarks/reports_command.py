@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def reports(
@@ -16,12 +20,16 @@ def reports(
     buckets: Annotated[int, typer.Option(help="Histogram size.")] = 128,
     site: Annotated[str, typer.Option(help="For which site.")] = "shop.example",
     epsilon: Annotated[float, typer.Option(help="The ε that each device has paid for.")] = 1.0,
+    skew: Annotated[float, typer.Option(help="How uneven the buckets are: 0 all alike, 1 a few large ones.")] = 0.0,
+    show_truth: Annotated[
+        bool, typer.Option("--show-truth", help="Print what an answer without noise would be.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Decides what is in the reports, never their keys or nonces.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the true sums here.")] = None,
 ) -> None:
     """Make a batch of reports from a seeded workload, on all cores.
 
-    Example: trefoil reports --helpers /tmp/trefoil/helpers.json --count 10000 --out shop.batch
+    Example: trefoil reports --helpers /tmp/trefoil/helpers.json --count 10000 --skew 1 --show-truth --out shop.batch
     """
     from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
     from protocol import console
@@ -31,9 +39,26 @@ def reports(
 
     now = int(time.time())  # noqa: TID251 - an edge: the reports are made now
     terms = ReportTerms(site, site, coarse_time(now), entitlement(epsilon), 2 * MAX_VALUE, buckets, unit="purchases")
-    workload = Workload(terms, count, seed)
+    workload = Workload(terms, count, seed, skew)
     with console.progress("sealing", count) as advance:
         make_batch(out, workload, HelperSet.load(helpers), progress=advance)
     size = out.stat().st_size
     console.out.print(f"{count:,} reports, {size:,} bytes: {out}", highlight=False)
-    console.write_json(json_file, {"reports": count, "buckets": buckets, "bytes": size, "truth": workload.truth()})
+    truth = workload.truth()
+    if show_truth:
+        console.out.print(_table(truth, terms.unit))
+    console.write_json(json_file, {"reports": count, "buckets": buckets, "bytes": size, "truth": truth})
+
+
+def _table(truth: Sequence[int], unit: str) -> Table:
+    from rich.table import Table
+
+    from protocol.querier.view import BAR_WIDTH, MAX_ROWS, bar
+
+    table = Table(title="the truth, which only a simulation knows")
+    table.add_column("bucket", justify="right")
+    table.add_column(unit, justify="right")
+    table.add_column("", min_width=BAR_WIDTH)
+    for bucket, value in enumerate(truth[:MAX_ROWS]):
+        table.add_row(str(bucket), str(value), bar(value, max(1, *truth)))
+    return table

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+Generator = np.random.Generator  # noqa: TID251 - the type, for those who are handed one
 
-def generator(*seed: int) -> np.random.Generator:  # noqa: TID251 - the one place workloads draw from
+
+def generator(*seed: int) -> Generator:
     """A numpy Generator: the same numbers give the same workload on every machine."""
-    return np.random.default_rng(seed)  # noqa: TID251 - see above
+    return np.random.default_rng(seed)  # noqa: TID251 - the one place workloads draw from
