@@ -10,7 +10,7 @@ import typer
 
 app = typer.Typer(help="mpc_helpers")
 keygen = typer.Typer(help="Make keys.", no_args_is_help=True)
-ledger = typer.Typer(help="Look after a helper's nonce ledgers.", no_args_is_help=True)
+ledger = typer.Typer(help="Look after a helper's report ledger.", no_args_is_help=True)
 app.add_typer(keygen, name="keygen")
 app.add_typer(ledger, name="ledger")
 
@@ -106,7 +106,7 @@ def keygen_site(
 
 @ledger.command("create")
 def ledger_create(config: ConfigFile) -> None:
-    """Create a new helper's ledgers, once, before its first start.
+    """Create a new helper's ledger, once, before its first start.
 
     Never to replace a ledger that was lost: reports it counted would be counted again.
 
@@ -114,11 +114,11 @@ def ledger_create(config: ConfigFile) -> None:
     """
     from mpc_helpers.identity.config import load_config
     from mpc_helpers.identity.membership import load_membership
-    from mpc_helpers.ledger.owners import create_ledgers
+    from mpc_helpers.ledger.rebuild import create
     from protocol.console import out
 
     loaded = load_config(config)
-    create_ledgers(loaded, load_membership(loaded, _now()))
+    create(loaded, load_membership(loaded, _now()))
     out.print(f"created {loaded.ledger}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -145,7 +145,7 @@ def ledger_rebuild(
     config: ConfigFile,
     entries: Annotated[list[Path], typer.Option(help="What a peer exported; once for each of the two.")],
 ) -> None:
-    """Make a lost ledger anew: everything that either peer holds counts as spent.
+    """Make a lost ledger again: everything that either peer holds counts as spent.
 
     Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
     """
@@ -161,7 +161,7 @@ def ledger_rebuild(
 def ledger_accept_peer(
     config: ConfigFile, helper: Annotated[int, typer.Option(help="The helper with the rebuilt ledger: 1, 2 or 3.")]
 ) -> None:
-    """Negotiation again to a peer whose ledger was lost and rebuilt. Stop this helper first.
+    """Believe a peer again whose ledger was lost and rebuilt. Stop this helper first.
 
     Both other operators must have seen the rebuilding: a ledger that went back is refused for a reason.
 

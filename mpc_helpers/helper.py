@@ -1,8 +1,7 @@
 """A helper: one of three that add reports up without seeing any of them. `Helper.answer` is the whole of its part.
 
-Everything it needs comes in from outside: ledgers and agreements (one pair for real reports, one for debug ones), the
-way to the MPC, the executor, the clock. `step` is called at the crash points of COMMIT.md; an installed helper has no
-way to make it do anything.
+Everything it needs comes in from outside: ledger and agreement, the way to the MPC, the executor, the clock. `step` is
+called at the crash points of COMMIT.md; an installed helper has no way to make it do anything.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import BrokenExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,7 @@ from mpc_helpers.admission.column import digests_of
 from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.admission.rules import AdmissionRules
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
 from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AgreementError, QueryName, State, Step
@@ -97,8 +96,8 @@ class Helper:
         membership: Membership,
         limits: Limits,
         report_lifetime: int,
-        ledgers: Mapping[bool, ReportLedger],
-        agreements: Mapping[bool, Agreement],
+        ledger: ReportLedger,
+        agreement: Agreement,
         sessions: Sessions,
         place: Workplace,
         clock: Callable[[], int],
@@ -109,8 +108,8 @@ class Helper:
         self._membership = membership
         self._limits = limits
         self._lifetime = report_lifetime
-        self._ledgers = ledgers
-        self._agreements = agreements
+        self._ledger = ledger
+        self._agreement = agreement
         self._sessions = sessions
         self._place = place
         self._clock = clock
@@ -126,7 +125,7 @@ class Helper:
         The query was authenticated and its column has the root that it signed. Repeated until an attempt is released:
         one that fails before its vote leaves nothing behind.
         """
-        agreement, kind = self._agreements[query.debug], _kind(query)
+        kind = _kind(query)
         parameters = attempt_parameters(kind, query.gamma)
         ingested: Ingested | None = None
         failures: list[AttemptFailed] = []
@@ -149,12 +148,12 @@ class Helper:
                     # Open: to the querier only, and only with YES from both peers.
                     await watch.enter(QueryState.VOTING)
                     sealed = self._seal(query, attempt, noisy)
-                    await agreement.commit(attempt, sealed, self._deadline(query))
+                    await self._agreement.commit(attempt, sealed, self._deadline(query))
         return QueryState.RELEASED
 
     async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None:
         """The sealed share and the signed YES of all three, once released; the same bytes for ever."""
-        release = await self._agreements[query.debug].answer(QueryName.of(query).key)
+        release = await self._agreement.answer(QueryName.of(query).key)
         if release is None:
             return None
         self._step(Step.ANSWER_BEFORE_SEND)
@@ -162,13 +161,13 @@ class Helper:
 
     async def has_live_attempt(self, query: Query) -> bool:
         """Whether some attempt at the query is not aborted: then it has, or may still get, its answer."""
-        record = await asyncio.to_thread(self._ledgers[query.debug].live, QueryName.of(query).key)
+        record = await asyncio.to_thread(self._ledger.live, QueryName.of(query).key)
         return record is not None
 
     async def _released(self, query: Query) -> bool:
         """Whether the query has its answer. An attempt that was voted for is waited for, for ever (COMMIT.md)."""
-        ledger, key = self._ledgers[query.debug], QueryName.of(query).key
-        while (record := await asyncio.to_thread(ledger.live, key)) is not None:
+        key = QueryName.of(query).key
+        while (record := await asyncio.to_thread(self._ledger.live, key)) is not None:
             if record.state in (State.RELEASED, State.RESERVED):
                 return record.state is State.RELEASED
             if record.liars:
@@ -191,7 +190,7 @@ class Helper:
     async def _admit_now(self, query: Query, column: Path, watch: Watch) -> Ingested:
         await watch.enter(QueryState.ADMITTING)
         now = self._clock()
-        watermark = await asyncio.to_thread(lambda: self._ledgers[query.debug].watermark)
+        watermark = await asyncio.to_thread(lambda: self._ledger.watermark)
         rules = AdmissionRules.for_query(
             self._membership.party,
             query,
@@ -230,11 +229,11 @@ class Helper:
         batch = self._batch(query, ingested)
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
-        agreement, deadline = self._agreements[query.debug], self._deadline(query)
+        terms = AttemptTerms(QueryName.of(query), query.debug, parameters, minimum)
         try:
-            return await agreement.agree(QueryName.of(query), batch, parameters, b"", deadline, minimum=minimum)
+            return await self._agreement.agree(terms, batch, self._deadline(query))
         except AgreementError as error:
-            for alarmed, alarm in agreement.peers.alarms.items():
+            for alarmed, alarm in self._agreement.peers.alarms.items():
                 hint = "Its operator must rebuild the ledger or retire its keys: trefoil ledger rebuild"
                 raise AgreementError(f"refused: {alarm}", hint, helper=alarmed) from None
             left_out = await asyncio.to_thread(self._left_out, query, batch)
@@ -245,12 +244,17 @@ class Helper:
     def _batch(self, query: Query, ingested: Ingested) -> AdmittedBatch:
         """What this helper has to say about the batch, to be agreed on."""
         return AdmittedBatch(
-            query.batch_root, ingested.digests, ingested.hours, ingested.admitted, ingested.rejections()
+            query.batch_root,
+            ingested.digests,
+            ingested.hours,
+            ingested.debug,
+            ingested.admitted,
+            ingested.rejections(),
         )
 
     def _left_out(self, query: Query, batch: AdmittedBatch) -> str:
         """What this helper has against the batch, for whoever reads why the query failed."""
-        standings = self._ledgers[query.debug].lookup(batch.digests, QueryName.of(query).key)
+        standings = self._ledger.lookup(batch.digests, QueryName.of(query).key)
         counts = Counter(batch.rejections)
         counts[Rejection.SEEN] += int(np.count_nonzero(batch.admitted & (standings == Standing.SEEN)))
         told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
@@ -262,7 +266,7 @@ class Helper:
         try:
             yield
         except (MpcError, AttemptFailed) as error:
-            await self._give_up(query, attempt, str(error))
+            await self._agreement.give_up(attempt, str(error))
             failed = AttemptFailed(str(error), error.helper if isinstance(error, AttemptFailed) else error.peer)
             if self._clock() >= query.deadline:
                 raise failed from None
@@ -272,12 +276,9 @@ class Helper:
             wait = min(RETRY_SECONDS * 2 ** len(failures), LONGEST_RETRY, query.deadline - self._clock())
             await asyncio.sleep(max(0, wait))
         except BaseException as error:
-            await asyncio.shield(self._give_up(query, attempt, f"stopped: {error}"))
+            # Without effect once it has been voted for.
+            await asyncio.shield(self._agreement.give_up(attempt, f"stopped: {error}"))
             raise
-
-    async def _give_up(self, query: Query, attempt: Attempt, reason: str) -> None:
-        # Without effect once it has been voted for.
-        await self._agreements[query.debug].give_up(attempt, reason)
 
     async def _add_noise(self, query: Query, attempt: Attempt, session: NoisySum, share: Vector) -> Vector:
         drawing = float(noise.allowance(query.length, query.gamma))

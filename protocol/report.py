@@ -70,6 +70,7 @@ def _spans_of_three(name: str) -> tuple[slice, slice, slice]:
 
 
 # What helpers read without decoding the rest.
+FLAGS_SPAN = _span("flags")
 HELPER_SET_SPAN = _span("helper set")
 KEY_ID_SPANS = _spans_of_three("key ids")
 NONCE_SPAN = _span("nonce")

@@ -35,9 +35,9 @@ class Vote(Numbered):
         return self is not Vote.YES
 
 
-def realm(helper_set_digest: bytes, *, debug: bool) -> bytes:
-    """What helpers' messages and votes belong to: one helper set, and within it real or debug reports."""
-    return tagged_hash("helper messages", helper_set_digest, b"debug" if debug else b"real")
+def realm(helper_set_digest: bytes) -> bytes:
+    """What helpers' messages and votes belong to: one helper set."""
+    return tagged_hash("helper messages", helper_set_digest)
 
 
 @dataclass(frozen=True, slots=True)

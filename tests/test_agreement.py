@@ -35,7 +35,6 @@ def test_a_report_counts_only_if_all_three_admitted_it(three: Three) -> None:
             assert attempt.accepted.tolist() == [False, True, True, False, False, True]
             assert attempt.counted == 3
             assert attempt.rejections == ({Rejection.EXPIRED: 1}, {}, {Rejection.WRONG_BODY: 2})
-        assert attempts[0].endpoints == {1: b"port 1", 2: b"port 2"}
         assert await three.commit(attempts) == [Outcome.RELEASED] * 3
 
     play(three, scenario)

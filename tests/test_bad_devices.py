@@ -19,7 +19,7 @@ from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.owners import owners
+from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.local.launcher import _free_ports, prepare
 from protocol.errors import Rejection
 from protocol.helper_set import HelperEntry, HelperSet
@@ -82,10 +82,9 @@ def forget(three: Three, until: int) -> None:
     """Move the watermark of every ledger, as a helper's housekeeping does."""
     for party in range(PARTIES):
         config = load_config(three.trio.config_path(party))
-        for path, owner in owners(config, load_membership(config, samples.NOW)):
-            ledger = ReportLedger(path, owner)
-            ledger.advance_watermark(until)
-            ledger.close()
+        ledger = ReportLedger(config.ledger, owner_of(load_membership(config, samples.NOW)))
+        ledger.advance_watermark(until)
+        ledger.close()
 
 
 async def fate(three: Three, vector: Vector, mode: NoiseMode) -> tuple[list[int], list[dict[Rejection, int]]]:

@@ -209,7 +209,7 @@ async def test_no_to_both_gives_the_reports_back(tmp_path: Path) -> None:
         bad.tamper = always_no
         await never_released(three, three.query(batch, SHORT), batch, "failed")
         for party in HONEST:
-            standings = helper_of(three, party)._ledgers[False].lookup(batch.digests(), bytes(32))
+            standings = helper_of(three, party)._ledger.lookup(batch.digests(), bytes(32))
             assert set(standings.tolist()) == {Standing.FREE}
 
 
@@ -261,12 +261,11 @@ async def test_everything_it_ever_said_said_again(tmp_path: Path) -> None:
 def forgeries(bad: BadHelper, three: Three) -> Iterator[tuple[str, bytes]]:
     """Messages that are not helper 3's to send, or not here; all else about them is right."""
     vote = bad.vote(next(iter(three.mpc.records)), Word.NO)
-    boot, head, identity = bad.peers._boot, helper_of(three, BAD)._ledgers[False].head, bad.peers.identity
+    boot, head, identity = bad.peers._boot, helper_of(three, BAD)._ledger.head, bad.peers.identity
     for claimed in HONEST:
         yield f"posing as helper {claimed + 1}", Envelope(claimed, boot, head, vote).seal(bad.peers.realm, identity)
     others = {
-        "signed for debug reports": realm(three.helper_set.digest, debug=True),
-        "signed for another helper set": realm(bytes(32), debug=False),
+        "signed for another helper set": realm(bytes(32)),
     }
     for what, foreign in others.items():
         yield what, Envelope(BAD, boot, head, vote).seal(foreign, identity)
@@ -349,7 +348,7 @@ async def test_a_lie_about_how_far_a_peers_ledger_had_been(tmp_path: Path) -> No
         batch, fresh = five_reports(three), five_reports(three)
         asked = three.query(batch, LONG)
         first = await three.ask(asked, batch)
-        ledger = helper_of(three, 0)._ledgers[False]
+        ledger = helper_of(three, 0)._ledger
         false = LedgerHead(ledger.ledger_id, ledger.head.sequence + 100, bytes(32))
         await agreement_of(three, BAD).peers.call(0, messages.Hello(bytes(16), false))
         with pytest.raises(QueryFailed, match="a ledger that helper 3 knows to have been further"):

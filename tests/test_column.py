@@ -21,7 +21,7 @@ from mpc_helpers.admission.column import (
     repeated,
 )
 from mpc_helpers.agreement.messages import Propose, pack_mask, pack_rejections
-from mpc_helpers.agreement.negotiation import AdmittedBatch, Negotiation, Selected
+from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation, Selected
 from mpc_helpers.ledger.attempt import QueryName
 from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from protocol.batch import ColumnReader, batch_root
@@ -159,8 +159,9 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     owner = Owner(0, bytes(32))
     ReportLedger.create(tmp_path / "ledger", owner)
     ledger = ReportLedger(tmp_path / "ledger", owner)
-    batch = AdmittedBatch(bytes(32), stored, np.ones(count, dtype=np.uint32), accepted, {})
-    talk = Negotiation(0, QueryName(b"k" * 32, bytes(32)), batch, bytes(32), b"", 1)
+    hours, debug = np.ones(count, dtype=np.uint32), np.zeros(count, dtype=np.bool_)
+    batch = AdmittedBatch(bytes(32), stored, hours, debug, accepted, {})
+    talk = Negotiation(0, AttemptTerms(QueryName(b"k" * 32, bytes(32)), False, bytes(32)), batch)
     rejections = pack_rejections({Rejection.EXPIRED: int(np.count_nonzero(~accepted))})
     proposal = Propose(talk.query, bytes(32), bytes(32), 1, bytes(32), count, pack_mask(accepted), rejections)
     talk.own, talk.proposals = proposal, dict.fromkeys(range(3), proposal)

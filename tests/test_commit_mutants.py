@@ -17,9 +17,8 @@ from mpc_helpers.agreement import negotiation as talk
 from mpc_helpers.agreement.agreement import Agreement
 from mpc_helpers.agreement.messages import Envelope
 from mpc_helpers.agreement.voting import Voting
-from mpc_helpers.ledger.attempt import AttemptRecord, HeardVote, State, Step, Word
+from mpc_helpers.ledger.attempt import AttemptRecord, HeardVote, Reservation, State, Step, Word
 from mpc_helpers.ledger.ledger import Owner, ReportLedger, Standing
-from protocol.batch import DigestRows
 from protocol.vote import Vote
 from tests.support.commit_runs import (
     ONE,
@@ -126,9 +125,9 @@ async def _do_not_wait(self: Agreement, talk_: talk.Negotiation) -> None:
     return None
 
 
-def _point_regardless(self: ReportLedger, attempt: int, digests: DigestRows) -> int:
-    rows = [(bytes(row), attempt) for row in digests[:]]
-    return self._db.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?)", rows).rowcount
+def _point_regardless(self: ReportLedger, attempt: int, reservation: Reservation) -> int:
+    rows = [(bytes(row), attempt) for row in reservation.digests[:]]
+    return self._db.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0)", rows).rowcount
 
 
 def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

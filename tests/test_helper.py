@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from mpc_helpers import helper as helper_module
+from mpc_helpers.admission import ingest as ingest_module
 from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.ledger import LedgerError
@@ -18,7 +20,7 @@ from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.errors import Rejection
 from protocol.querier.querier import QueryFailed
 from protocol.querier.saved_query import QueryOptions
-from protocol.query import NoiseMode
+from protocol.query import NoiseMode, SignedQuery
 from protocol.report import EPSILON_SPAN, SealedReport
 from tests.support.three_helpers import Three, terms, three_helpers
 
@@ -161,6 +163,23 @@ async def test_debug_reports_are_answered_exactly_and_only_in_debug_queries(tmp_
         mixed = three.batch([*three.seal([one_hot(3, 4)] * 9, terms(4)), batch[0]])
         answer = (await three.ask(three.query(mixed), mixed)).answer
         assert [dict(counts) for counts in answer.rejections] == [{Rejection.WRONG_MODE: 1}] * 3
+
+
+@pytest.mark.parametrize("debug", [False, True])
+async def test_a_report_of_the_other_kind_that_slips_through_admission_is_stopped_by_the_ledgers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: bool
+) -> None:
+    """All three helpers' admission is broken: it takes every report that opens, whatever its header says."""
+    monkeypatch.setattr(ingest_module, "examine_headers", lambda _, headers: np.zeros(len(headers), dtype=np.uint8))
+    async with three_helpers(tmp_path) as three:
+        other = three.seal([one_hot(3, 4)], terms(4, debug=not debug))
+        batch = three.batch([*three.seal([one_hot(2, 4)] * 3, terms(4, debug=debug)), *other])
+        asked = three.query(batch)
+        query = replace(asked.query, debug=debug)
+        asked = replace(asked, signed=SignedQuery.sign(query, three.site_key()))
+        with pytest.raises(QueryFailed, match="a debug report in a real attempt, or the reverse"):
+            await three.ask(asked, batch)
+        assert three.mpc.records == {}
 
 
 async def test_an_attempt_that_fails_in_the_mpc_is_followed_by_another_with_fresh_noise(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
-from mpc_helpers.ledger.owners import owners
 from mpc_helpers.ledger.rebuild import Export, accept_peer, export, rebuild
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.querier.querier import QueryFailed
@@ -22,9 +21,9 @@ def opened(three: Three, party: int) -> tuple[HelperConfig, Membership]:
 
 
 def lose(three: Three, party: int) -> None:
-    for path, _ in owners(*opened(three, party)):
-        for file in path.parent.glob(path.name + "*"):
-            file.unlink()
+    path = opened(three, party)[0].ledger
+    for file in path.parent.glob(path.name + "*"):
+        file.unlink()
 
 
 async def test_after_a_loss_the_union_of_both_peers_counts_as_spent(tmp_path: Path) -> None:

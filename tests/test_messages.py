@@ -11,7 +11,7 @@ from mpc_helpers.ledger.attempt import QueryName, Word
 from mpc_helpers.ledger.file import LedgerHead
 from protocol.errors import ProtocolError, Rejection
 from protocol.vote import SignedVote, Vote, realm
-from tests.support.commit_world import IDENTITIES, KEYS, REALM, SET_DIGEST
+from tests.support.commit_world import IDENTITIES, KEYS, REALM
 
 NAME = QueryName(b"q" * 32, b"d" * 32)
 HEAD = LedgerHead(b"l" * 16, 3, b"h" * 32)
@@ -34,7 +34,7 @@ BODIES: list[Body] = [
     proposal([True, False, True]),
     proposal([True] * 17),
     proposal([]),
-    Reserved(NAME, 4, ATTEMPT, b"port 1234"),
+    Reserved(NAME, 4, ATTEMPT),
     messages.State(ATTEMPT, Word.YES, (vote(0, Vote.YES), vote(1, Vote.YES), vote(2, Vote.YES))),
     messages.State(ATTEMPT, Word.NO, (vote(0, Vote.RENOUNCED), vote(1, Vote.ABORTED))),
     messages.State(ATTEMPT, Word.UNKNOWN, ()),
@@ -72,7 +72,7 @@ def test_nothing_that_can_be_meant_is_longer_than_the_longest_message(reports: i
     limit = messages.longest_message(reports)
     longest: list[Body] = [
         proposal([True] * reports),
-        Reserved(NAME, 2**63 - 1, ATTEMPT, b"e" * messages.MAX_ENDPOINT),
+        Reserved(NAME, 2**63 - 1, ATTEMPT),
         Refuse(b"q" * 32, "\U0001f340" * messages.MAX_REASON),
         *BODIES[3:],
     ]
@@ -84,8 +84,7 @@ def test_nothing_that_can_be_meant_is_longer_than_the_longest_message(reports: i
 def test_a_message_is_of_one_sender_one_realm_and_one_purpose() -> None:
     sealed = seal(Ask(ATTEMPT))
     for bound, sender, key in (
-        (realm(SET_DIGEST, debug=True), 0, KEYS[0]),
-        (realm(b"x" * 32, debug=False), 0, KEYS[0]),
+        (realm(b"x" * 32), 0, KEYS[0]),
         (REALM, 1, KEYS[1]),
         (REALM, 1, KEYS[0]),
         (REALM, 0, KEYS[1]),

@@ -34,12 +34,11 @@ def vote(
     *,
     attempt: bytes = ATTEMPT,
     of: bytes = samples.HELPER_SET.digest,
-    debug: bool = False,
     signer: int | None = None,
 ) -> str:
     """A vote as it stands in an answer, right but for what is asked otherwise."""
     key = samples.IDENTITIES[helper if signer is None else signer]
-    return SignedVote.sign(helper, attempt, cast, realm(of, debug=debug), key).encode().hex()
+    return SignedVote.sign(helper, attempt, cast, realm(of), key).encode().hex()
 
 
 def answer_of(party: int, query: Query, votes: object) -> dict[str, object]:
@@ -75,7 +74,6 @@ WRONG_VOTES: dict[str, tuple[object, str]] = {
     "a NO from after voting": ([*YES[:2], vote(2, Vote.RENOUNCED)], "helper 3 is a NO"),
     "one that another helper signed": ([YES[0], vote(1, signer=0), YES[2]], "not signed by helper 2"),
     "one with a changed signature": ([YES[0], YES[1][:-2] + "ff", YES[2]], "not signed by helper 2"),
-    "of debug reports": ([vote(each, debug=True) for each in range(3)], "not signed by helper 1"),
     "of another helper set": ([vote(each, of=bytes(32)) for each in range(3)], "not signed by helper 1"),
     "garbage": ([*YES[:2], "garbage"], "not hexadecimal"),
     "a number": ([*YES[:2], 7], "not hexadecimal"),
@@ -105,12 +103,13 @@ async def test_three_yes_in_any_order_are_believed(monkeypatch: pytest.MonkeyPat
     assert answer.histogram == NUMBERS
 
 
-async def test_a_debug_answer_comes_with_debug_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_debug_answer_is_voted_for_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attempt id covers the query's digest and so its debug flag: votes on a real attempt are on another one."""
     query = samples.query(batch_size=20, debug=True)
-    debug = [vote(each, debug=True) for each in range(PARTIES)]
-    assert (await collected(monkeypatch, dict.fromkeys(range(PARTIES), debug), query)).histogram == NUMBERS
-    with pytest.raises(QueryFailed, match="not signed by helper 1"):
-        await collected(monkeypatch, dict.fromkeys(range(PARTIES), YES), query)
+    assert (await collected(monkeypatch, dict.fromkeys(range(PARTIES), YES), query)).histogram == NUMBERS
+    other = [vote(each, attempt=b"r" * 32) for each in range(PARTIES)]
+    with pytest.raises(QueryFailed, match="helper 1 is on another attempt"):
+        await collected(monkeypatch, dict.fromkeys(range(PARTIES), other), query)
 
 
 async def test_a_helper_that_hides_the_votes_is_named_and_the_answer_waits(

@@ -1,11 +1,12 @@
-"""The nonce ledger: legal moves only, every report spent once, and no file opened that should not be."""
+"""The report ledger: legal moves only, every report spent once, and no file opened that should not be."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from mpc_helpers.ledger.attempt import HeardVote, QueryName, Reservation, State
 from mpc_helpers.ledger.file import LedgerError, LedgerHead, Owner
 from mpc_helpers.ledger.ledger import Conflict, Entries, Fenced, ReportLedger, Standing
 from mpc_helpers.ledger.queries import QueryChanged, QueryRecord, QueryState
+from mpc_helpers.ledger.schema import SCHEMA_VERSION
 from protocol.batch import Digests, sorted_order
 from protocol.vote import Vote
 
@@ -45,9 +47,12 @@ def name(rank: int) -> QueryName:
     return QueryName(bytes([rank]) * 32, b"d" * 32)
 
 
-def reservation(rank: int, number: int, *reports: int, time: int = 1000) -> Reservation:
-    attempt_id = bytes([rank, number]) * 16
-    return Reservation(attempt_id, name(rank), number, digests(*reports), time, time)
+def reservation(
+    rank: int, number: int, *reports: int, time: int = 1000, debug: bool = False, made: Sequence[bool] | None = None
+) -> Reservation:
+    """An attempt of a query; `made` says which of its reports debug devices made, by default those it counts."""
+    flags = np.array([debug] * len(reports) if made is None else made, dtype=np.bool_)
+    return Reservation(bytes([rank, number]) * 16, name(rank), number, debug, digests(*reports), flags, time, time)
 
 
 def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: int = 1000) -> bytes:
@@ -136,7 +141,7 @@ ILLEGAL = {
     "UPDATE attempts SET state = 'renounced', sealed_share = x'00' WHERE number = 1": "once",
     "DELETE FROM attempts": "never deleted",
     "DELETE FROM reports": "above the watermark",
-    "UPDATE reports SET attempt = 0": "held by a live attempt",
+    "UPDATE reports SET attempt = 1": "held by a live attempt",
     "DELETE FROM votes": "never deleted",
     "UPDATE votes SET vote = 'yes'": "never changed",
     "DELETE FROM moves": "never deleted",
@@ -145,12 +150,19 @@ ILLEGAL = {
     "UPDATE ledger SET watermark = -1": "never goes back",
     "UPDATE ledger SET helper = 2": "owner never changes",
     "DELETE FROM ledger": "for ever",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 'reserved', NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', NULL, ''"
     " FROM attempts WHERE number = 1": "above the last",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 'reserved', NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', NULL, ''"
     " FROM attempts WHERE number = 1": "UNIQUE",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 'voted', x'00', ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', x'00', ''"
     " FROM attempts WHERE number = 1": "begins as reserved",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', NULL, ''"
+    " FROM attempts WHERE number = 1": "a debug query or a real one",
+    "UPDATE attempts SET state = 'renounced', debug = 1 WHERE number = 1": "only the state",
+    "UPDATE reports SET debug = 1": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, 1)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, NULL)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 0, 0)": "a debug report in a real attempt",
 }
 
 
@@ -171,7 +183,7 @@ def test_a_query_has_one_live_attempt_and_rising_numbers(ledger: ReportLedger) -
         reserve(ledger, 1, 4, 6)
     ledger.abort(first, "")
     with pytest.raises(LedgerError, match="above the last"):
-        ledger.reserve(Reservation(b"new" + bytes(29), name(1), 3, digests(5), 1000, 1000))
+        ledger.reserve(replace(reservation(1, 3, 5), attempt_id=b"new" + bytes(29)))
     assert ledger.last_number(name(1).key) == 3
     assert standing(ledger, 6) is Standing.FREE
 
@@ -201,6 +213,22 @@ def test_nobody_takes_from_voted_on_or_from_a_smaller_query(ledger: ReportLedger
     assert state(ledger, larger) is State.VOTED
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(path: Path, ledger: ReportLedger, debug: bool) -> None:
+    """The last guard before a sum: a real report in a debug query would be answered without noise."""
+    good = [debug] * 700
+    for mixed in (*([*good[:at], not debug, *good[at:]] for at in (0, 600, 700)), [not debug] * 701):
+        with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
+            ledger.reserve(reservation(1, 1, *range(701), debug=debug, made=mixed))
+    assert not ledger.lookup(digests(*range(701)), name(9).key).any()
+    assert ledger.head.sequence == 0
+    ledger.abort(reserve(ledger, 1, 1, 5), "")
+    # A report that was reserved once keeps its kind: under the same digest it has the same header.
+    with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
+        ledger.reserve(reservation(2, 1, 5, debug=True))
+    assert standing(ledger, 5) is Standing.FREE
+
+
 def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(path: Path, ledger: ReportLedger) -> None:
     reserved, voted = reserve(ledger, 1, 1, 1), reserve(ledger, 2, 1, 2)
     ledger.vote(voted, b"sealed")
@@ -222,7 +250,8 @@ def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
     kinds = rng.integers(0, 3, 5000)
     for rank, kind in ((1, Standing.BUSY), (2, Standing.SEEN)):
         attempt = bytes([rank]) * 32
-        ledger.reserve(Reservation(attempt, name(rank), 1, rows[kinds == kind], 1, 1))
+        chosen = rows[kinds == kind]
+        ledger.reserve(Reservation(attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), 1, 1))
         ledger.vote(attempt, b"sealed")
     ledger.release(b"\2" * 32, YES)
     assert np.array_equal(ledger.lookup(rows, name(9).key), kinds)
@@ -288,21 +317,20 @@ def _flip(path: Path, offset: int) -> None:
 
 def _newer(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[60:64] = (2).to_bytes(4, "big")
+    data[60:64] = (SCHEMA_VERSION + 1).to_bytes(4, "big")
     path.write_bytes(data)
 
 
 @pytest.mark.parametrize(
     ("damage", "owner", "message"),
     [
-        (lambda path: _flip(path, 3), OWNER, "not a nonce ledger"),
-        (lambda path: path.write_bytes(b""), OWNER, "not a nonce ledger"),
+        (lambda path: _flip(path, 3), OWNER, "not a report ledger"),
+        (lambda path: path.write_bytes(b""), OWNER, "not a report ledger"),
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), OWNER, "damaged|cannot use"),
-        (_newer, OWNER, "version 2"),
+        (_newer, OWNER, f"version {SCHEMA_VERSION + 1}"),
         (lambda path: path.unlink(), OWNER, "no ledger at"),
         (lambda path: None, Owner(1, b"k" * 32), "ledger of helper 1"),
         (lambda path: None, Owner(0, b"x" * 32), "another identity key"),
-        (lambda path: None, Owner(0, b"k" * 32, debug=True), "another identity key"),
     ],
 )
 def test_a_doubtful_ledger_is_refused_untouched(path: Path, damage: object, owner: Owner, message: str) -> None:

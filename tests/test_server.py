@@ -121,7 +121,7 @@ async def test_a_query_id_means_one_query_for_ever(tmp_path: Path) -> None:
         status, answer = await send(session, "PUT", url(signed), signed.encode())
         assert status == 409
         assert "used before" in answer["error"]
-        # The debug realm has its own ledger, but not its own ids.
+        # A debug query is another query, and an id is for one.
         signed = SignedQuery.sign(replace(asked.query, debug=True), three.site_key())
         assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 409
 
@@ -192,15 +192,16 @@ async def test_only_the_two_peers_speak_on_the_peers_path(tmp_path: Path) -> Non
         batch = small_batch(three)
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
         async with talking_to(three) as session:
-            assert (await send(session, "POST", "/v1/peer/real", b"hello"))[0] == 403
+            assert (await send(session, "POST", "/v1/peer/agreement", b"hello"))[0] == 403
         async with talking_as(three, 1) as session:
             # Helper 2's certificate, without helper 2's signature: heard, and not believed.
-            assert await send(session, "POST", "/v1/peer/real", b"hello") == (200, "")
-            assert (await send(session, "POST", "/v1/peer/nowhere", b"hello"))[0] == 404
+            assert await send(session, "POST", "/v1/peer/agreement", b"hello") == (200, "")
+            for nowhere in ("nowhere", "real", "debug"):
+                assert (await send(session, "POST", f"/v1/peer/{nowhere}", b"hello"))[0] == 404
         # Helper 1 does not accept its own certificate from outside either.
         async with talking_as(three, 0) as session:
             with pytest.raises(aiohttp.ClientError):
-                await send(session, "POST", "/v1/peer/real", b"hello")
+                await send(session, "POST", "/v1/peer/agreement", b"hello")
 
 
 async def test_a_peer_is_heard_no_longer_than_a_message_of_the_largest_batch(tmp_path: Path) -> None:
@@ -216,10 +217,9 @@ async def test_a_peer_is_heard_no_longer_than_a_message_of_the_largest_batch(tmp
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
         longest = 501 + MAX_REST
         async with talking_as(three, 1) as session:
-            for realm in ("real", "debug"):
-                assert await send(session, "POST", f"/v1/peer/{realm}", bytes(longest)) == (200, "")
+            assert await send(session, "POST", "/v1/peer/agreement", bytes(longest)) == (200, "")
             for data in (bytes(longest + 1), pieces(longest + 1)):
-                async with session.post("/v1/peer/real", data=data) as response:
+                async with session.post("/v1/peer/agreement", data=data) as response:
                     assert response.status == 413
                     assert f"over the limit of {longest}" in (await response.json())["error"]
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved
-from mpc_helpers.agreement.negotiation import AdmittedBatch, Negotiation
+from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation
 from mpc_helpers.ledger import file as ledger_file
 from mpc_helpers.ledger.attempt import QueryName, Reservation, Word
 from mpc_helpers.ledger.file import LedgerHead
@@ -60,7 +60,7 @@ def sign(helper: int, purpose: str, data: bytes) -> bytes:
     return key.sign(text("trefoil/1 signature: " + purpose) + data)
 
 
-REALM = h("helper messages", SET, b"real")
+REALM = h("helper messages", SET)
 HEAD_BYTES = b"i" * 16 + struct.pack(">Q", 7) + b"h" * 32
 
 
@@ -98,10 +98,10 @@ def test_every_kind_of_message() -> None:
     state = ATTEMPT + bytes([1, 2]) + b"".join(struct.pack(">H", len(each)) + each for each in votes)
     signed = [SignedVote.sign(1, ATTEMPT, Vote.RENOUNCED, REALM, IDENTITIES[1])]
     signed.append(SignedVote.sign(0, ATTEMPT, Vote.ABORTED, REALM, IDENTITIES[0]))
-    reserved = NAME.key + NAME.digest + struct.pack(">Q", 3) + ATTEMPT + struct.pack(">H", 0)
+    reserved = NAME.key + NAME.digest + struct.pack(">Q", 3) + ATTEMPT
     spoken: list[tuple[bytes, messages.Body]] = [
         (message(1, "PROPOSE", 1, PROPOSALS[1]), proposals()[1]),
-        (message(2, "RESERVED", 1, reserved), Reserved(NAME, 3, ATTEMPT, b"")),
+        (message(2, "RESERVED", 1, reserved), Reserved(NAME, 3, ATTEMPT)),
         (message(3, "STATE", 1, state), messages.State(ATTEMPT, Word.NO, tuple(signed))),
         (message(4, "ASK", 1, ATTEMPT), Ask(ATTEMPT)),
         (message(5, "REFUSE", 1, NAME.key + text("not yet")), Refuse(NAME.key, "not yet")),
@@ -118,8 +118,8 @@ def test_every_kind_of_message() -> None:
 def test_the_accepted_root() -> None:
     digests = np.array([[index] * 32 for index in range(10)], dtype=np.uint8)
     hours = np.array([9, *range(20, 29)], dtype=np.uint32)
-    batch = AdmittedBatch(b"r" * 32, digests, hours, np.ones(10, dtype=np.bool_), {})
-    talk = Negotiation(0, NAME, batch, b"p" * 32, b"", 1)
+    batch = AdmittedBatch(b"r" * 32, digests, hours, np.zeros(10, dtype=np.bool_), np.ones(10, dtype=np.bool_), {})
+    talk = Negotiation(0, AttemptTerms(NAME, False, b"p" * 32), batch)
     talk.own = proposals()[0]
     talk.proposals = dict(enumerate(proposals()))
     accepted = b"".join(bytes([index] * 32) for index in (0, 3, 4, 5, 6, 7, 8, 9))

@@ -19,9 +19,7 @@ from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.file import LedgerError
-from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.owners import owners
-from mpc_helpers.ledger.rebuild import accept_peer, export, rebuild
+from mpc_helpers.ledger.rebuild import accept_peer, create, export, rebuild
 from protocol.batch import BatchReader
 from protocol.errors import Rejection
 from protocol.querier.querier import QueryFailed, Result
@@ -168,9 +166,9 @@ async def lose_ledger(three: Three, party: int) -> None:
     """All helpers stop; this one's disk is gone."""
     for each in range(3):
         await three.stop(each)
-    for path, _ in owners(*opened(three, party)):
-        for file in path.parent.glob(path.name + "*"):
-            file.unlink()
+    path = opened(three, party)[0].ledger
+    for file in path.parent.glob(path.name + "*"):
+        file.unlink()
 
 
 async def test_a_helper_without_its_ledger_does_not_start(tmp_path: Path) -> None:
@@ -207,8 +205,7 @@ async def test_an_empty_ledger_in_its_place_is_refused_and_even_if_accepted_coun
         story = Story(three)
         await story.ask(range(8))
         await lose_ledger(three, 1)
-        for path, owner in owners(*opened(three, 1)):
-            ReportLedger.create(path, owner)
+        create(*opened(three, 1))
         await restart(three, 0, 1, 2)
         batch = three.batch([story.reports[index] for index in range(4, 12)])
         with pytest.raises(QueryFailed, match="helper 2 has another ledger"):

@@ -12,7 +12,7 @@ from protocol.vote import SignedVote, Vote, realm
 from tests.support import protocol_samples as samples
 
 ATTEMPT = b"a" * 32
-REALM = realm(samples.HELPER_SET.digest, debug=False)
+REALM = realm(samples.HELPER_SET.digest)
 KEYS = [helper.identity_key for helper in samples.HELPER_SET.helpers]
 
 
@@ -26,9 +26,8 @@ def test_a_vote_is_of_one_helper_one_attempt_one_word_and_one_realm() -> None:
     for changed in (replace(cast, helper=1), replace(cast, attempt_id=b"b" * 32), replace(cast, vote=Vote.ABORTED)):
         with pytest.raises(ProtocolError, match="not signed by helper"):
             changed.verify(REALM, KEYS[0])
-    for other in (realm(samples.HELPER_SET.digest, debug=True), realm(b"x" * 32, debug=False)):
-        with pytest.raises(ProtocolError, match="not signed by helper 1"):
-            cast.verify(other, KEYS[0])
+    with pytest.raises(ProtocolError, match="not signed by helper 1"):
+        cast.verify(realm(b"x" * 32), KEYS[0])
     with pytest.raises(ProtocolError, match="not signed by helper 1"):
         cast.verify(REALM, KEYS[1])
 

@@ -176,6 +176,18 @@ async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
     assert [(failure(o).stage, failure(o).peer) for o in outcomes] == [(Stage.CONNECT, dead)] * 2
 
 
+@pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
+async def test_a_worker_that_would_add_no_noise_computes_with_nobody(
+    fork_server: ForkServer, identities: list[TlsIdentity], kind: SumKind
+) -> None:
+    """One helper takes a real query for a debug one: the greeting compares what is added, before any key is sent."""
+    trio = Trio(fork_server, identities, kind)
+    trio.workers[1] = Worker(setups(identities, SumKind.DEBUG, 4, Fraction(1))[1], fork_server)
+    async with trio:
+        outcomes = await asyncio.gather(*(trio.run(party, 5.0) for party in range(3)), return_exceptions=True)
+    assert [failure(outcome).stage for outcome in outcomes] == [Stage.HELLO] * 3
+
+
 async def test_a_worker_killed_while_computing_fails_the_others_at_once(
     fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.admission.column import Mask
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reasons
 from protocol.epsilon import noise_covers
 from protocol.errors import ProtocolError, Rejected, Rejection
@@ -21,6 +22,7 @@ from protocol.report import (
     COMMITMENT_SPANS,
     EPSILON_SPAN,
     FIXED,
+    FLAGS_SPAN,
     HASH_SIZE,
     HELPER_SET_SPAN,
     KEY_ID_SPANS,
@@ -28,6 +30,7 @@ from protocol.report import (
     SENSITIVITY_SPAN,
     TIME_SPAN,
     TIME_STEP,
+    Flags,
     Header,
     ReportTerms,
 )
@@ -156,6 +159,13 @@ def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
 def header_hours(headers: Bytes) -> Hours:
     """The hour each report says it was made in, counted from 1970; only those of admitted reports mean anything."""
     return (_times(headers) // np.uint64(TIME_STEP)).astype(np.uint32)
+
+
+def header_debug(headers: Bytes) -> Mask:
+    """Which reports say in their own header that a debug device made them."""
+    flags = headers[:, FLAGS_SPAN.start]
+    mask: Mask = (flags & Flags.DEBUG) != 0
+    return mask
 
 
 def _groups(rows: Bytes) -> list[tuple[npt.NDArray[np.int64], bytes]]:

@@ -1,7 +1,7 @@
 """Sum: add the admitted reports' shares up, chunk by chunk, in flat memory and on any number of workers.
 
 Run by a helper. A chunk is opened, expanded and summed in one go wherever the executor runs it, so seeds never leave
-the worker; what comes back is an hour and one byte per report and two vectors per chunk. The helpers may then agree on
+the worker; what comes back is an hour and two bytes per report and two vectors per chunk. The helpers may then agree on
 fewer reports than this one admitted: those are opened once more and taken out of the sums, which costs only them.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpc_helpers.admission.column import Mask, repeated
-from mpc_helpers.admission.headers import Hours, examine_headers, header_hours
+from mpc_helpers.admission.headers import Hours, examine_headers, header_debug, header_hours
 from mpc_helpers.admission.opening import OpenedReports, open_reports
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules, Reasons
 from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_chunk
@@ -88,6 +88,7 @@ class ChunkResult:
 
     start: int
     hours: Hours
+    debug: Mask
     reasons: Reasons
     sums: tuple[Vector, Vector] = field(repr=False)
     spent: Spent = field(default_factory=Spent)
@@ -105,7 +106,7 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     opened = open_reports(job.rules, chunk, elements, reasons)
     watch.lap("open")
     sums = _sum_opened(job.rules, opened, elements, watch)
-    return ChunkResult(job.start, header_hours(headers), reasons, sums, watch.spent())
+    return ChunkResult(job.start, header_hours(headers), header_debug(headers), reasons, sums, watch.spent())
 
 
 def _sum_opened(
@@ -143,6 +144,7 @@ class Ingested:
     column: ColumnReader
     digests: DigestRows
     hours: Hours
+    debug: Mask
     reasons: Reasons
     spent: Spent
     _sums: tuple[Vector, Vector] = field(repr=False)
@@ -197,16 +199,17 @@ def ingest(
     count, length = len(column), rules.query.length
     _check_layout(column, rules)
     hours = np.zeros(count, dtype=np.uint32)
+    debug = np.zeros(count, dtype=np.bool_)
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     spent = Spent()
     for result in _run(executor, _jobs(column, rules, repeated(digests), shared_disk), 2 * parallel):
         span = slice(result.start, result.start + len(result.reasons))
-        hours[span], reasons[span] = result.hours, result.reasons
+        hours[span], debug[span], reasons[span] = result.hours, result.debug, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         spent += result.spent
         progress(len(result.reasons))
-    return Ingested(rules, column, digests, hours, reasons, spent, sums)
+    return Ingested(rules, column, digests, hours, debug, reasons, spent, sums)
 
 
 def chunk_length(layout: Layout) -> int:

@@ -1,6 +1,6 @@
 """Agree and Spend between three helpers without a coordinator: who proposes what, reserves when, votes and releases.
 
-The rules are COMMIT.md's, to the letter; the durable half of them is `nonce_ledger`, the votes are `spending`. Messages
+The rules are COMMIT.md's, to the letter; the durable half of them is `ledger`, the votes are `voting`. Messages
 may be lost, delayed, repeated and reordered, and every one may be handled again without harm.
 """
 
@@ -18,14 +18,13 @@ import numpy as np
 
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Body, Head, Hello, Propose, Refuse, Reserved
-from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, Negotiation
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms, Negotiation
 from mpc_helpers.agreement.peers import Peers, Send
 from mpc_helpers.agreement.voting import Offload, Voting
 from mpc_helpers.ledger.attempt import (
     AgreementError,
     AlreadyReleased,
     Outcome,
-    QueryName,
     State,
     Step,
     TooFewReports,
@@ -35,7 +34,7 @@ from mpc_helpers.ledger.ledger import Conflict, ReportLedger, Standing
 from protocol.keys import IdentityKey
 from protocol.vote import SignedVote, realm
 
-__all__ = ["AdmittedBatch", "Agreement", "Attempt", "Pace", "Release"]
+__all__ = ["AdmittedBatch", "Agreement", "Attempt", "AttemptTerms", "Pace", "Release"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,12 +81,12 @@ class Agreement:
         offload: Offload | None = None,
     ) -> None:
         pace = pace or Pace()
-        realm_ = realm(helper_set_digest, debug=ledger.owner.debug)
+        realm_ = realm(helper_set_digest)
         self._ledger = ledger
         self._pace = pace
         self._entropy = entropy
         self._step = step
-        self._thread = ThreadPoolExecutor(1, "nonce-ledger")
+        self._thread = ThreadPoolExecutor(1, "report-ledger")
         self._do: Offload = offload or self._in_thread
         self.peers = Peers(
             ledger, identity, keys, realm_, send, alarmed=self._wake, entropy=entropy, patience=pace.patience
@@ -114,26 +113,14 @@ class Agreement:
         for record in await self._do(self._ledger.unsettled):
             self._spending.keep_asking(record.attempt_id)
 
-    async def agree(
-        self,
-        query: QueryName,
-        batch: AdmittedBatch,
-        parameters: bytes,
-        endpoint: bytes,
-        deadline: float,
-        *,
-        minimum: int = 1,
-    ) -> Attempt:
-        """Agree: one set of reports, reserved by all three, or `AgreementError` with everything free again.
-
-        `parameters` is a digest of all that must be equal in the MPC; `endpoint` tells peers where ours listens; with
-        fewer than `minimum` accepted reports the query fails before anything is spent.
-        """
-        if query.key in self._talks and not self._talks[query.key].agreed:
+    async def agree(self, terms: AttemptTerms, batch: AdmittedBatch, deadline: float) -> Attempt:
+        """Agree: one set of reports, reserved by all three, or `AgreementError` with everything free again."""
+        key = terms.query.key
+        if key in self._talks and not self._talks[key].agreed:
             raise AgreementError("this query is already being agreed on")
-        talk = Negotiation(self.peers.helper, query, batch, parameters, endpoint, minimum)
-        self._talks[query.key] = talk
-        self._refusals.pop(query.key, None)
+        talk = Negotiation(self.peers.helper, terms, batch)
+        self._talks[key] = talk
+        self._refusals.pop(key, None)
         try:
             async with asyncio.timeout_at(deadline):
                 return await self._until_agreed(talk)
@@ -255,9 +242,9 @@ class Agreement:
         """Reserve the accepted reports here. The set never shrinks after agreement: a conflict ends the attempt."""
         talk.frozen = True
         reservation = await self._do(talk.reservation)
-        if (accepted := len(reservation.digests)) < talk.minimum:
+        if (accepted := len(reservation.digests)) < talk.terms.minimum:
             raise TooFewReports(
-                f"only {accepted} reports are acceptable to all three helpers; {talk.minimum} are needed"
+                f"only {accepted} reports are acceptable to all three helpers; {talk.terms.minimum} are needed"
                 + talk.left_out_by_peers(),
                 "Look at the helpers' rejections, or wait for more reports. Nothing was spent.",
             )
@@ -292,7 +279,7 @@ class Agreement:
     def _reserved(self, talk: Negotiation) -> Reserved | None:
         if talk.attempt_id is None:
             return None
-        return Reserved(talk.query, talk.number, talk.attempt_id, talk.endpoint)
+        return Reserved(talk.query, talk.number, talk.attempt_id)
 
     async def _send_both(self, talk: Negotiation, body: Propose | Reserved | None, step: Step) -> None:
         for index, peer in enumerate(self.peers.others):
@@ -397,7 +384,7 @@ class Agreement:
     async def _answer_reserved(self, reserved: Reserved) -> Body:
         talk = self._talks.get(reserved.query.key)
         if talk is not None and talk.attempt_id == reserved.attempt_id and not talk.ended.is_set():
-            return Reserved(talk.query, talk.number, reserved.attempt_id, talk.endpoint)
+            return Reserved(talk.query, talk.number, reserved.attempt_id)
         state = await self._spending.state(reserved.attempt_id)
         return talk.own if state.word is Word.UNKNOWN and talk is not None and talk.own is not None else state
 

@@ -1,7 +1,7 @@
 """What helpers say to each other while they agree and spend: one encoding each, every message signed.
 
-A signature binds the sender, the realm (the helper set, and whether the reports are debug ones) and the purpose, so a
-message cannot be passed off as another helper's, carried over to another set of helpers, or read as another kind.
+A signature binds the sender, the realm (the helper set) and the purpose, so a message cannot be passed off
+as another helper's, carried over to another set of helpers, or read as another kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from protocol.wire import Reader, Writer
 SALT_SIZE = 32
 BOOT_SIZE = 16
 CHALLENGE_SIZE = 16
-MAX_ENDPOINT = 1024
 MAX_REASON = 500
 MAX_BITMAP = 2**29
 # Everything in a message but the bitmap, with room to spare: the longest REFUSE has about 2,200 bytes.
@@ -126,25 +125,23 @@ def pack_rejections(counts: Mapping[Rejection, int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """RESERVED(attempt): the accepted root, on disk at the sender. Carries where its part of the MPC listens."""
+    """RESERVED(attempt): the attempt id, on disk at the sender."""
 
     kind: ClassVar[Kind] = Kind.RESERVED
 
     query: QueryName
     number: int
     attempt_id: bytes
-    endpoint: bytes
 
     def encode(self) -> bytes:
         """The canonical bytes."""
         writer = Writer().fixed(self.query.key, DIGEST_SIZE).fixed(self.query.digest, DIGEST_SIZE)
-        return writer.uint(self.number, 8).fixed(self.attempt_id, DIGEST_SIZE).blob(self.endpoint, 2).done()
+        return writer.uint(self.number, 8).fixed(self.attempt_id, DIGEST_SIZE).done()
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        query, number = _read_name(reader), reader.uint(8)
-        return cls(query, number, reader.fixed(DIGEST_SIZE), reader.blob(2, limit=MAX_ENDPOINT))
+        return cls(_read_name(reader), reader.uint(8), reader.fixed(DIGEST_SIZE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,18 +42,33 @@ class Selected:
 class AdmittedBatch:
     """A batch after Admit: digests in order, which of them this helper admitted (never a repeat), when each was made.
 
-    `rejections` counts, by reason, the reports this helper did not admit; what is already spent is added later.
+    `debug` is what each report's own header says. `rejections` counts, by reason, the reports this helper did not
+    admit; what is already spent is added later.
     """
 
     root: bytes
     digests: DigestRows = field(repr=False)
     hours: Hours = field(repr=False)
+    debug: Mask = field(repr=False)
     admitted: Mask = field(repr=False)
     rejections: Mapping[Rejection, int]
 
     def __post_init__(self) -> None:
-        if not (len(self.digests) == len(self.hours) == len(self.admitted)):
-            raise ProtocolError("a batch has one digest, one hour and one verdict for each report")
+        if not (len(self.digests) == len(self.hours) == len(self.debug) == len(self.admitted)):
+            raise ProtocolError("a batch has one digest, one hour, one debug flag and one verdict for each report")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTerms:
+    """What an attempt is for. With fewer than `minimum` accepted reports the query fails before anything is spent.
+
+    `debug` is the query's flag, which its digest covers; `parameters` is a digest of all that must be equal in the MPC.
+    """
+
+    query: QueryName
+    debug: bool
+    parameters: bytes
+    minimum: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,6 @@ class Attempt:
     number: int
     accepted: Mask = field(repr=False)
     rejections: tuple[dict[Rejection, int], dict[Rejection, int], dict[Rejection, int]]
-    endpoints: Mapping[int, bytes]
     ended: asyncio.Event = field(repr=False, compare=False)
 
     @property
@@ -79,11 +93,8 @@ class Negotiation:
     """The proposals for one query, and the attempt they led to."""
 
     helper: int
-    query: QueryName
+    terms: AttemptTerms
     batch: AdmittedBatch
-    parameters: bytes
-    endpoint: bytes
-    minimum: int
     floor: int = 0
     heard: int = 0
     own: Propose | None = None
@@ -100,6 +111,11 @@ class Negotiation:
     reasons: dict[int, str] = field(default_factory=dict)
 
     @property
+    def query(self) -> QueryName:
+        """The query it is about."""
+        return self.terms.query
+
+    @property
     def number(self) -> int:
         """The number being proposed, or the last one used."""
         return self.own.number if self.own else self.floor
@@ -110,7 +126,7 @@ class Negotiation:
         rejections[Rejection.SEEN] = rejections.get(Rejection.SEEN, 0) + seen
         self.own = Propose(
             self.query,
-            self.parameters,
+            self.terms.parameters,
             self.batch.root,
             number,
             salt,
@@ -164,27 +180,35 @@ class Negotiation:
         """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
         proposals = [self.proposals[helper] for helper in range(3)]
         accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
-        everything = self.batch.digests
-        digests = everything if accepted.all() else Selected(everything, accepted)
+        everything, debug = self.batch.digests, self.batch.debug
+        whole = bool(accepted.all())
+        digests = everything if whole else Selected(everything, accepted)
         root = accepted_root(self.query, self.number, [proposal.encode() for proposal in proposals], digests)
         oldest = int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP
         newest = int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP
         self.accepted = accepted
-        return Reservation(root, self.query, self.number, digests, oldest, newest)
+        return Reservation(
+            root,
+            self.query,
+            self.number,
+            self.terms.debug,
+            digests,
+            debug if whole else debug[accepted],
+            oldest,
+            newest,
+        )
 
     def attempt(self) -> Attempt:
         """The attempt, once RESERVED is in from both peers."""
         if self.attempt_id is None or self.accepted is None:
             raise ProtocolError("nothing is reserved")
         first, second, third = (self.proposals[helper].rejection_counts for helper in range(3))
-        endpoints = {peer: known.endpoint for peer, known in self.reserved.items()}
         return Attempt(
             self.attempt_id,
             self.query,
             self.number,
             self.accepted,
             (first, second, third),
-            endpoints,
             self.ended,
         )
 
@@ -215,7 +239,7 @@ class Negotiation:
             difference = "has another query under the same id"
         elif (proposal.batch_root, proposal.count) != (batch.root, len(batch.digests)):
             difference = "was given other reports"
-        elif proposal.parameters != self.parameters:
+        elif proposal.parameters != self.terms.parameters:
             difference = "would compute with other parameters"
         else:
             return True

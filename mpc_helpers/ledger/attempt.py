@@ -1,7 +1,7 @@
 """An attempt at a query: its name, its states, what a helper may say about it, and the points where one may crash.
 
 The vocabulary of COMMIT.md, but for votes, which queriers check too (`protocol.vote`). Everything durable about an
-attempt is in `nonce_ledger`; who says what to whom and when is in `agreement`.
+attempt is in `ledger`; who says what to whom and when is in `agreement`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import Enum
 from typing import assert_never
 
 import numpy as np
+import numpy.typing as npt
 
 from protocol.batch import DIGEST_SPAN, DigestRows
 from protocol.errors import ProtocolError, TrefoilError
@@ -120,14 +121,23 @@ class QueryName:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An attempt on which all three proposals are in. `digests` are the accepted reports, ascending."""
+    """An attempt on which all three proposals are in. `digests` are the accepted reports, ascending.
+
+    `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them.
+    """
 
     attempt_id: bytes
     query: QueryName
     number: int
+    debug: bool
     digests: DigestRows = field(repr=False)
+    debug_reports: npt.NDArray[np.bool_] = field(repr=False)
     oldest: int
     newest: int
+
+    def __post_init__(self) -> None:
+        if len(self.debug_reports) != len(self.digests):
+            raise ProtocolError("a reservation has one debug flag for each report")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A nonce ledger as a file: made whole or not at all, opened only by its owner, refused untouched when in doubt."""
+"""A report ledger as a file: made whole or not at all, opened only by its owner, refused untouched when in doubt."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ class LedgerClosed(LedgerError):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose ledger it is. Debug reports have a nonce space, and so a file, of their own."""
+    """Whose ledger it is."""
 
     helper: int
     identity_key: bytes
-    debug: bool = False
 
     def __post_init__(self) -> None:
         if self.helper not in (0, 1, 2) or len(self.identity_key) != 32:
@@ -91,12 +90,10 @@ def create(path: Path, owner: Owner, ledger_id: bytes) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.executescript("BEGIN;" + TABLES)
-        db.execute(
-            "INSERT INTO ledger VALUES (1, ?, ?, ?, ?, 0)", (ledger_id, owner.helper, owner.identity_key, owner.debug)
-        )
+        db.execute("INSERT INTO ledger VALUES (1, ?, ?, ?, 0)", (ledger_id, owner.helper, owner.identity_key))
         nobody = bytes(32)
         db.execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, ?, 'released', NULL, 'spent before this ledger began')",
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', NULL, 'spent before this ledger began')",
             (ELSEWHERE, nobody, nobody, nobody, FOR_EVER),
         )
         for trigger in TRIGGERS:
@@ -162,7 +159,7 @@ def _check_header(path: Path) -> None:
         raise LedgerError(f"cannot read the ledger {path}: {error.strerror}") from None
     kind, version = int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big")
     if len(header) < 100 or header[:16] != _MAGIC or kind != APPLICATION_ID:
-        raise LedgerError(f"{path} is not a nonce ledger, or its beginning is damaged", _NEVER_RESTORE)
+        raise LedgerError(f"{path} is not a report ledger, or its beginning is damaged", _NEVER_RESTORE)
     if version != SCHEMA_VERSION:
         raise LedgerError(
             f"{path} is a ledger of version {version}; this helper knows version {SCHEMA_VERSION}",
@@ -171,11 +168,10 @@ def _check_header(path: Path) -> None:
 
 
 def _check_owner(db: sqlite3.Connection, path: Path, owner: Owner) -> None:
-    helper, identity_key, debug = db.execute("SELECT helper, identity_key, debug FROM ledger").fetchone()
-    if (helper, identity_key, bool(debug)) != (owner.helper, owner.identity_key, owner.debug):
-        kind = "debug " if debug else ""
+    helper, identity_key = db.execute("SELECT helper, identity_key FROM ledger").fetchone()
+    if (helper, identity_key) != (owner.helper, owner.identity_key):
         raise LedgerError(
-            f"{path} is the {kind}ledger of helper {helper + 1} with another identity key",
+            f"{path} is the ledger of helper {helper + 1} with another identity key",
             "A ledger and its keys live and die together. Check the helper's configuration.",
         )
 

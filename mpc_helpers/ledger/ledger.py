@@ -1,4 +1,4 @@
-"""The nonce ledger: one helper's durable memory of which reports are spent, and of every attempt to spend them.
+"""The report ledger: one helper's durable memory of which reports are spent, and of every attempt to spend them.
 
 Each move of an attempt is one transaction that must change exactly one row (COMMIT.md); a report is locked exactly
 while the attempt it points to is not aborted, so voting, releasing and freeing touch one row whatever the batch's size.
@@ -258,7 +258,7 @@ class ReportLedger:
     def _import_as_spent(self, entries: Entries) -> None:
         with self._transaction(None, None):
             self._db.execute("UPDATE ledger SET watermark = max(watermark, ?)", (entries.watermark,))
-            statement = "INSERT INTO reports VALUES (?, ?) ON CONFLICT DO NOTHING"
+            statement = "INSERT INTO reports VALUES (?, ?, NULL) ON CONFLICT DO NOTHING"
             self._db.executemany(
                 statement, ((digest, ELSEWHERE) for chunk in _chunks(entries.digests) for digest in chunk)
             )
@@ -296,9 +296,16 @@ class ReportLedger:
     def _insert(self, reservation: Reservation) -> int:
         name = reservation.query
         cursor = self._db.execute(
-            "INSERT INTO attempts (attempt_id, query_key, query_digest, number, newest, state)"
-            " VALUES (?, ?, ?, ?, ?, 'reserved')",
-            (reservation.attempt_id, name.key, name.digest, reservation.number, reservation.newest),
+            "INSERT INTO attempts (attempt_id, query_key, query_digest, number, debug, newest, state)"
+            " VALUES (?, ?, ?, ?, ?, ?, 'reserved')",
+            (
+                reservation.attempt_id,
+                name.key,
+                name.digest,
+                reservation.number,
+                reservation.debug,
+                reservation.newest,
+            ),
         )
         self._append(reservation.attempt_id, State.RESERVED)
         if cursor.lastrowid is None:
@@ -310,25 +317,27 @@ class ReportLedger:
         if len(reservation.digests) and reservation.oldest <= self.watermark:
             raise Conflict("a report is not newer than the watermark any more")
         digests = reservation.digests
-        missing = len(digests) - self._point(attempt, digests)
+        missing = len(digests) - self._point(attempt, reservation)
         if not missing:
             return []
         taken = self._take_from(attempt, reservation.query.key, digests)
-        if self._point(attempt, digests) != missing:
+        if self._point(attempt, reservation) != missing:
             raise Conflict("a report is held by another query")
         return taken
 
-    def _point(self, attempt: int, digests: DigestRows) -> int:
+    def _point(self, attempt: int, reservation: Reservation) -> int:
         # One pass: a digest that a live attempt holds is left alone and missing from the count.
-        return sum(
-            self._db.execute(
-                f"INSERT INTO reports VALUES {','.join([f'(?, {attempt:d})'] * len(chunk))}"  # noqa: S608  (an integer)
+        pointed = 0
+        for index, chunk in enumerate(_chunks(reservation.digests)):
+            kinds = reservation.debug_reports[index * _CHUNK : index * _CHUNK + len(chunk)].tolist()
+            rows = ",".join(f"(?, {attempt:d}, {debug:d})" for debug in kinds)
+            pointed += self._db.execute(
+                f"INSERT INTO reports VALUES {rows}"  # noqa: S608  (integers)
                 " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt"
                 " WHERE (SELECT state FROM attempts WHERE attempt = reports.attempt) = 'aborted'",
                 chunk,
             ).rowcount
-            for chunk in _chunks(digests)
-        )
+        return pointed
 
     def _take_from(self, attempt: int, query_key: bytes, digests: DigestRows) -> list[bytes]:
         """COMMIT.md, "Conflicts": abort the reserved attempts of larger queries that are in this one's way."""

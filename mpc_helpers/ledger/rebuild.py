@@ -1,4 +1,6 @@
-"""What a helper hands a peer that has lost its ledger: every report that is not free, signed, in one file.
+"""A ledger's life outside the daemon: made once, and made again from both peers' entries if it was lost.
+
+What a helper hands a peer that has lost its ledger is every report that is not free, signed, in one file.
 
 A lost ledger is rebuilt as the union of both peers' entries, all counted as spent (COMMIT.md, "A lost ledger"). It is
 never restored from a backup, which would let reports that were spent since be counted again.
@@ -6,6 +8,7 @@ never restored from a backup, which would let reports that were spent since be c
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,32 +17,30 @@ import numpy as np
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import DIGEST_SIZE
-from mpc_helpers.ledger.ledger import Entries, ReportLedger
-from mpc_helpers.ledger.owners import owners
+from mpc_helpers.ledger.ledger import Entries, Owner, ReportLedger
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.keys import SIGNATURE_SIZE, verify_signature
 from protocol.vote import realm
 from protocol.wire import Reader, Writer
 
-FORMAT = 1
+FORMAT = 2
 _LABEL = "ledger entries"
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The entries of one helper's two ledgers, real reports first."""
+    """The entries of one helper's ledger, for the peer that lost its own."""
 
     helper: int
     lost_by: int
-    entries: tuple[Entries, Entries]
+    entries: Entries
 
     def seal(self, membership: Membership) -> bytes:
         """Run by the helper whose entries they are: signed for the helper that lost its own."""
-        content = Writer().uint(FORMAT, 2).uint(self.helper, 1).uint(self.lost_by, 1)
-        for entries in self.entries:
-            digests = np.ascontiguousarray(entries.digests).tobytes()
-            content.uint(entries.watermark, 8).uint(len(entries.digests), 8).fixed(digests, len(digests))
+        entries, content = self.entries, Writer().uint(FORMAT, 2).uint(self.helper, 1).uint(self.lost_by, 1)
+        digests = np.ascontiguousarray(entries.digests).tobytes()
+        content.uint(entries.watermark, 8).uint(len(entries.digests), 8).fixed(digests, len(digests))
         body = content.done()
         signature = membership.identity.sign(_LABEL, _bound(membership) + body)
         return Writer().fixed(signature, SIGNATURE_SIZE).done() + body
@@ -55,13 +56,13 @@ class Export:
         key = membership.helper_set.helpers[helper].identity_key
         if not verify_signature(key, _LABEL, _bound(membership) + body, signature):
             raise ProtocolError(f"the entries are not signed by {membership.name(helper)}")
-        real, debug = (_read_entries(reader) for _ in range(2))
+        entries = _read_entries(reader)
         reader.finish()
-        return cls(helper, lost_by, (real, debug))
+        return cls(helper, lost_by, entries)
 
 
 def _bound(membership: Membership) -> bytes:
-    return realm(membership.helper_set.digest, debug=False)
+    return realm(membership.helper_set.digest)
 
 
 def _read_entries(reader: Reader) -> Entries:
@@ -70,42 +71,43 @@ def _read_entries(reader: Reader) -> Entries:
     return Entries(watermark, digests)
 
 
+def owner_of(membership: Membership) -> Owner:
+    """Whose ledger a helper's is."""
+    return Owner(membership.party, membership.identity.public)
+
+
+def create(config: HelperConfig, membership: Membership) -> None:
+    """Run once, before a helper's first start. A daemon never does it: a ledger that is not there may be lost."""
+    config.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ReportLedger.create(config.ledger, owner_of(membership))
+
+
 def export(config: HelperConfig, membership: Membership, lost_by: int, path: Path) -> None:
-    """Write what the peer `lost_by` needs. Run while this helper's daemon is stopped: it holds its ledgers."""
+    """Write what the peer `lost_by` needs. Run while this helper's daemon is stopped: it holds its ledger."""
     if lost_by not in membership.peers:
         raise TrefoilError(f"helper {lost_by + 1} is not one of the two others")
-    found: list[Entries] = []
-    for ledger_path, owner in owners(config, membership):
-        ledger = ReportLedger(ledger_path, owner)
-        try:
-            found.append(ledger.export_entries())
-        finally:
-            ledger.close()
-    write_atomically(path, Export(membership.party, lost_by, (found[0], found[1])).seal(membership), 0o600)
+    with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
+        entries = ledger.export_entries()
+    write_atomically(path, Export(membership.party, lost_by, entries).seal(membership), 0o600)
 
 
 def rebuild(config: HelperConfig, membership: Membership, files: list[Path]) -> None:
-    """Make this helper's lost ledgers anew from the entries of both peers."""
+    """Make this helper's lost ledger again from the entries of both peers."""
     exports = [_read(path, membership) for path in files]
     if {found.helper for found in exports} != set(membership.peers) or len(exports) != len(membership.peers):
         raise TrefoilError(
             "a lost ledger is rebuilt from the entries of both peers",
             "Ask both operators for: trefoil ledger export",
         )
-    for index, (path, owner) in enumerate(owners(config, membership)):
-        ReportLedger.rebuild(path, owner, [found.entries[index] for found in exports])
+    ReportLedger.rebuild(config.ledger, owner_of(membership), [found.entries for found in exports])
 
 
 def accept_peer(config: HelperConfig, membership: Membership, helper: int) -> None:
     """Forget how far a peer's ledger had come, once both honest operators have seen that it was rebuilt."""
     if helper not in membership.peers:
         raise TrefoilError(f"helper {helper + 1} is not one of the two others")
-    for path, owner in owners(config, membership):
-        ledger = ReportLedger(path, owner)
-        try:
-            ledger.forget_peer(helper)
-        finally:
-            ledger.close()
+    with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
+        ledger.forget_peer(helper)
 
 
 def _read(path: Path, membership: Membership) -> Export:

@@ -1,13 +1,13 @@
-"""The nonce ledger's tables, and the rules of COMMIT.md that SQLite itself enforces on them.
+"""The report ledger's tables, and the rules of COMMIT.md that SQLite itself enforces on them.
 
 A bug above this line cannot make an illegal move durable: the triggers refuse it and the transaction rolls back.
 """
 
 from __future__ import annotations
 
-# "TfNL": in the file's header, so that a file of another kind is recognised without opening it.
+# "TfNL" in ASCII: in the file's header, so that a file of another kind is recognised without opening it.
 APPLICATION_ID = 0x54664E4C
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Row 0 of `attempts` owns the reports learnt from both peers after a lost ledger: spent, by an attempt nobody can name.
 ELSEWHERE = 0
@@ -18,7 +18,6 @@ CREATE TABLE ledger (
     ledger_id BLOB NOT NULL CHECK (length(ledger_id) = 16),
     helper INTEGER NOT NULL CHECK (helper IN (0, 1, 2)),
     identity_key BLOB NOT NULL CHECK (length(identity_key) = 32),
-    debug INTEGER NOT NULL CHECK (debug IN (0, 1)),
     watermark INTEGER NOT NULL
 );
 CREATE TABLE attempts (
@@ -27,6 +26,7 @@ CREATE TABLE attempts (
     query_key BLOB NOT NULL CHECK (length(query_key) = 32),
     query_digest BLOB NOT NULL CHECK (length(query_digest) = 32),
     number INTEGER NOT NULL,
+    debug INTEGER CHECK (debug IN (0, 1)),
     newest INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('reserved', 'voted', 'released', 'renounced', 'aborted')),
     sealed_share BLOB,
@@ -37,7 +37,8 @@ CREATE INDEX attempts_of_query ON attempts (query_key, number);
 CREATE INDEX unsettled ON attempts (state) WHERE state IN ('reserved', 'voted', 'renounced');
 CREATE TABLE reports (
     digest BLOB PRIMARY KEY NOT NULL,
-    attempt INTEGER NOT NULL
+    attempt INTEGER NOT NULL,
+    debug INTEGER CHECK (debug IN (0, 1))
 ) WITHOUT ROWID;
 CREATE TABLE votes (
     attempt INTEGER NOT NULL REFERENCES attempts,
@@ -70,8 +71,8 @@ CREATE TABLE queries (
 TRIGGERS = (
     """
     CREATE TRIGGER attempts_begin_reserved BEFORE INSERT ON attempts
-    WHEN NEW.state <> 'reserved' OR NEW.sealed_share IS NOT NULL
-    BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved'); END
+    WHEN NEW.state <> 'reserved' OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL
+    BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved, for a debug query or a real one'); END
     """,
     """
     CREATE TRIGGER attempt_numbers_rise BEFORE INSERT ON attempts
@@ -87,8 +88,8 @@ TRIGGERS = (
     """,
     """
     CREATE TRIGGER attempts_keep_their_name BEFORE UPDATE ON attempts
-    WHEN (NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.newest)
-      IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.newest)
+    WHEN (NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.debug, NEW.newest)
+      IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.debug, OLD.newest)
     BEGIN SELECT RAISE(ABORT, 'only the state of an attempt changes'); END
     """,
     """
@@ -124,6 +125,18 @@ TRIGGERS = (
     WHEN (SELECT state FROM attempts WHERE attempt = OLD.attempt) <> 'aborted' OR NEW.digest <> OLD.digest
     BEGIN SELECT RAISE(ABORT, 'the report is held by a live attempt'); END
     """,
+    # A debug query is answered without noise, so a real report must never be in one; nor a debug report in a real one.
+    # `IS NOT`, because both are NULL where the report was spent elsewhere: its header is not known here.
+    """
+    CREATE TRIGGER reports_join_their_own_kind BEFORE INSERT ON reports
+    WHEN NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)
+    BEGIN SELECT RAISE(ABORT, 'a debug report in a real attempt, or the reverse'); END
+    """,
+    """
+    CREATE TRIGGER reports_keep_their_kind BEFORE UPDATE ON reports
+    WHEN NEW.debug IS NOT OLD.debug OR NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)
+    BEGIN SELECT RAISE(ABORT, 'a debug report in a real attempt, or the reverse'); END
+    """,
     """
     CREATE TRIGGER reports_go_by_the_watermark BEFORE DELETE ON reports
     WHEN (SELECT newest FROM attempts WHERE attempt = OLD.attempt) > (SELECT watermark FROM ledger)
@@ -148,8 +161,8 @@ TRIGGERS = (
     """,
     """
     CREATE TRIGGER watermark_rises BEFORE UPDATE ON ledger
-    WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.helper, NEW.identity_key, NEW.debug)
-      IS NOT (OLD.ledger_id, OLD.helper, OLD.identity_key, OLD.debug)
+    WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.helper, NEW.identity_key)
+      IS NOT (OLD.ledger_id, OLD.helper, OLD.identity_key)
     BEGIN SELECT RAISE(ABORT, 'the watermark never goes back and the owner never changes'); END
     """,
     """

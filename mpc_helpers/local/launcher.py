@@ -23,7 +23,7 @@ from pathlib import Path
 from mpc_helpers.identity import keygen, tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
-from mpc_helpers.ledger.owners import create_ledgers
+from mpc_helpers.ledger.rebuild import create as create_ledger
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity
@@ -145,7 +145,7 @@ def _configure(
     options: Mapping[str, object],
     now: int,
 ) -> None:
-    """Write the configuration, adding to the sites of an earlier run, and create the ledgers of a first one."""
+    """Write the configuration, adding to the sites of an earlier run, and create the ledger of a first one."""
     path = trio.config_path(party)
     earlier = json.loads(path.read_bytes())["sites"] if path.exists() else {}
     # Three helpers share this machine's cores.
@@ -154,7 +154,7 @@ def _configure(
     keygen.write_config(path.parent, helper.name, HOST, port, "../helpers.json", {**earlier, **sites}, more)
     config = load_config(path)
     if not config.ledger.exists() and not config.data.exists():
-        create_ledgers(config, load_membership(config, now))
+        create_ledger(config, load_membership(config, now))
 
 
 def _free_ports(count: int) -> list[int]:

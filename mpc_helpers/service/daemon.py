@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from mpc_helpers.identity.config import ConfigError, HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, destroy_expired_keys, load_membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.owners import owners
+from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc import noise
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
@@ -40,7 +40,8 @@ from protocol.query import NoiseMode
 from protocol.report import VERSION
 
 _LOG = logging.getLogger("trefoil.daemon")
-REALMS = {False: "real", True: "debug"}
+# The last part of the peers' address (SPEC, section 8).
+AGREEMENT = "agreement"
 WORKERS = "workers"
 HOUSEKEEPING_SECONDS = 3600.0
 SHUTDOWN_SECONDS = 2.0
@@ -77,11 +78,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
     metrics = Metrics()
     longest = longest_message(config.limits.maximum_reports)
     async with contextlib.AsyncExitStack() as stack:
-        ledgers = {
-            owner.debug: ReportLedger(path, owner, step=parts.step) for path, owner in owners(config, membership)
-        }
-        for ledger in ledgers.values():
-            stack.callback(ledger.close)
+        ledger = ReportLedger(config.ledger, owner_of(membership), step=parts.step)
+        stack.callback(ledger.close)
         certificates = Certificates(membership, config.tls, config.data)
         transport = await stack.enter_async_context(
             Transport(membership, certificates, config.limits.peer_seconds, longest)
@@ -91,23 +89,21 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
             "bytes sent to the other helpers and answered since the start",
             lambda: {(): transport.carried},
         )
-        agreements = {debug: _agreement(membership, ledger, transport, parts) for debug, ledger in ledgers.items()}
-        for agreement in agreements.values():
-            stack.push_async_callback(agreement.close)
-            await agreement.recover()
+        agreement = _agreement(membership, ledger, transport, parts)
+        stack.push_async_callback(agreement.close)
+        await agreement.recover()
         place = stack.enter_context(workplace(executor, config.processes))
         meetings = Rendezvous(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
         sessions = await stack.enter_async_context(parts.sessions(config, membership, certificates, meetings))
-        helper = _helper(config, membership, ledgers, agreements, sessions, place, metrics, parts)
-        intake = _intake(config, membership, ledgers, helper, metrics, parts)
+        helper = _helper(config, membership, ledger, agreement, sessions, place, metrics, parts)
+        intake = _intake(config, membership, ledger, helper, metrics, parts)
         stack.push_async_callback(intake.close)
-        realms: dict[str, Realm] = {REALMS[debug]: agreement for debug, agreement in agreements.items()}
-        realms[WORKERS] = meetings
+        realms: dict[str, Realm] = {AGREEMENT: agreement, WORKERS: meetings}
         public = public_configuration(config, membership)
         server = Server(intake, realms, certificates.whose, metrics, public, longest)
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
-        keeper = asyncio.create_task(_keep_house(config, membership, ledgers, intake, parts.clock))
+        keeper = asyncio.create_task(_keep_house(config, membership, ledger, intake, parts.clock))
         if isinstance(place.executor, Pool):
             place.executor.warm_up()
         stack.callback(keeper.cancel)
@@ -115,10 +111,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
 
 
 def _agreement(membership: Membership, ledger: ReportLedger, transport: Transport, parts: Parts) -> Agreement:
-    realm = REALMS[ledger.owner.debug]
-
     async def send(peer: int, message: bytes) -> bytes | None:
-        return await transport.send(peer, realm, message) or None
+        return await transport.send(peer, AGREEMENT, message) or None
 
     keys = [helper.identity_key for helper in membership.helper_set.helpers]
     digest = membership.helper_set.digest
@@ -128,8 +122,8 @@ def _agreement(membership: Membership, ledger: ReportLedger, transport: Transpor
 def _helper(
     config: HelperConfig,
     membership: Membership,
-    ledgers: Mapping[bool, ReportLedger],
-    agreements: Mapping[bool, Agreement],
+    ledger: ReportLedger,
+    agreement: Agreement,
     sessions: Sessions,
     place: Workplace,
     metrics: Metrics,
@@ -139,8 +133,8 @@ def _helper(
     spent = metrics.counter("trefoil_admit_cpu_seconds_total", "processor seconds of admitting reports, by part")
     metrics.gauge(
         "trefoil_ledger_seconds",
-        "seconds spent in the nonce ledgers since the start",
-        lambda: {(): sum(ledger.seconds for ledger in ledgers.values())},
+        "seconds spent in the report ledger since the start",
+        lambda: {(): ledger.seconds},
     )
 
     def admitted(ingested: Ingested) -> None:
@@ -153,8 +147,8 @@ def _helper(
         membership,
         config.limits,
         config.report_lifetime,
-        ledgers,
-        agreements,
+        ledger,
+        agreement,
         sessions,
         place,
         parts.clock,
@@ -166,7 +160,7 @@ def _helper(
 def _intake(
     config: HelperConfig,
     membership: Membership,
-    ledgers: Mapping[bool, ReportLedger],
+    ledger: ReportLedger,
     helper: Helper,
     metrics: Metrics,
     parts: Parts,
@@ -175,7 +169,7 @@ def _intake(
         membership,
         config.sites,
         config.limits,
-        {debug: ledger.queries for debug, ledger in ledgers.items()},
+        ledger.queries,
         config.data,
         helper,
         parts.clock,
@@ -224,14 +218,13 @@ async def _listening(config: HelperConfig, server: Server, certificates: Certifi
 
 
 async def _keep_house(
-    config: HelperConfig, membership: Membership, ledgers: Mapping[bool, ReportLedger], intake: Intake, clock: Clock
+    config: HelperConfig, membership: Membership, ledger: ReportLedger, intake: Intake, clock: Clock
 ) -> None:
     """Every hour: forget reports too old to be admitted, destroy keys that nothing is sealed to, tidy the disk."""
     while True:
         try:
             now = clock()
-            for ledger in ledgers.values():
-                await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
+            await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
             await asyncio.to_thread(destroy_expired_keys, config, membership, now)
             await intake.tidy()
         except TrefoilError as error:

@@ -74,7 +74,7 @@ class Intake:
         membership: Membership,
         sites: Mapping[str, Site],
         limits: Limits,
-        books: Mapping[bool, QueryBook],
+        book: QueryBook,
         folder: Path,
         helper: Answerer,
         clock: Callable[[], int],
@@ -85,7 +85,7 @@ class Intake:
         self._membership = membership
         self._sites = sites
         self._limits = limits
-        self._books = books
+        self._book = book
         self._folder = folder / "queries"
         self._helper = helper
         self._clock = clock
@@ -166,12 +166,11 @@ class Intake:
     # Starting and stopping.
 
     async def resume(self) -> None:
-        """Run once at start, after the ledgers have been swept: every query that had not ended goes on."""
-        for book in self._books.values():
-            for record in await asyncio.to_thread(book.all):
-                job = self._restore(record, book)
-                if job is not None and await self._goes_on(job):
-                    self._start(job)
+        """Run once at start, after the ledger has been swept: every query that had not ended goes on."""
+        for record in await asyncio.to_thread(self._book.all):
+            job = self._restore(record)
+            if job is not None and await self._goes_on(job):
+                self._start(job)
 
     async def tidy(self) -> None:
         """Run now and then: end what was never uploaded, and remove columns that nothing can need any more."""
@@ -198,14 +197,14 @@ class Intake:
             return await self._helper.has_live_attempt(job.query)
         return not job.ended
 
-    def _restore(self, record: QueryRecord, book: QueryBook) -> Job | None:
+    def _restore(self, record: QueryRecord) -> Job | None:
         folder = self._folder / record.name.digest.hex()
         try:
             query = SignedQuery.decode((folder / "query").read_bytes()).query
         except (OSError, ProtocolError) as error:
             _LOG.warning("query %s cannot be read back: %s", record.name.digest.hex()[:16], error)
             return None
-        job = Job(query, folder, book, self._clock)
+        job = Job(query, folder, self._book, self._clock)
         job.record = record
         self._jobs[record.name.digest] = job
         return job
@@ -262,12 +261,10 @@ class Intake:
 
     async def _keep(self, signed: SignedQuery) -> Job:
         query = signed.query
-        book = self._books[query.debug]
-        job = Job(query, self._folder / query.digest.hex(), book, self._clock)
-        for other in self._books.values():
-            known = await asyncio.to_thread(other.find, job.name.key)
-            if known is not None and known.name.digest != job.name.digest:
-                raise _changed()
+        job = Job(query, self._folder / query.digest.hex(), self._book, self._clock)
+        known = await asyncio.to_thread(self._book.find, job.name.key)
+        if known is not None and known.name.digest != job.name.digest:
+            raise _changed()
         write_atomically(job.folder / "query", signed.encode(), 0o600)
         try:
             await job.enter(QueryState.QUEUED)

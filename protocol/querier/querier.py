@@ -285,7 +285,7 @@ class Querier:
         """
         sets = (query.helper_set, self._helper_set.digest)
         keys = [helper.identity_key for helper in self._helper_set.helpers]
-        realms = {realm(digest, debug=query.debug) for digest in sets}
+        realms = {realm(digest) for digest in sets}
         check_release(_read_votes(votes), share.accepted_root, keys, realms)
 
     async def _each(self, stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:

@@ -40,7 +40,7 @@ def helper_of(three: Three, party: int) -> Helper:
 
 
 def agreement_of(three: Three, party: int) -> Agreement:
-    return helper_of(three, party)._agreements[False]
+    return helper_of(three, party)._agreement
 
 
 def honestly(_target: int, body: Body) -> Body:
@@ -100,12 +100,12 @@ def truth_of(three: Three, result: Result) -> list[int]:
 
 def heads(three: Three) -> list[int]:
     """How far the honest ledgers have come."""
-    return [helper_of(three, party)._ledgers[False].head.sequence for party in HONEST]
+    return [helper_of(three, party)._ledger.head.sequence for party in HONEST]
 
 
 def live_states(three: Three, asked: AskedQuery) -> list[State | None]:
     key = QueryName.of(asked.query).key
-    records = [helper_of(three, party)._ledgers[False].live(key) for party in HONEST]
+    records = [helper_of(three, party)._ledger.live(key) for party in HONEST]
     return [record.state if record else None for record in records]
 
 

@@ -23,7 +23,7 @@ from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.attempt import QueryName, State, Step
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.owners import owners
+from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.local.launcher import HelperProcess, Launched, launched, prepare
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader
@@ -176,8 +176,7 @@ class ChaosTrio:
 
     def _ledgers(self) -> list[ReportLedger]:
         configs = [load_config(self.running.trio.config_path(party)) for party in range(PARTIES)]
-        found = [next(iter(owners(config, load_membership(config, real_now())))) for config in configs]
-        return [ReportLedger(path, owner) for path, owner in found]
+        return [ReportLedger(config.ledger, owner_of(load_membership(config, real_now()))) for config in configs]
 
 
 def _audit_query(asked: Asked, ledgers: list[ReportLedger], helper_set: HelperSet) -> list[str]:

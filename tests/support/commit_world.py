@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt, Pace
+from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt, AttemptTerms, Pace
 from mpc_helpers.agreement.messages import Envelope
 from mpc_helpers.ledger.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, TooFewReports
 from mpc_helpers.ledger.file import LedgerClosed
@@ -34,7 +34,7 @@ PACE = Pace(first=0.05, longest_agree=0.8, longest_ask=2.0, patience=1.5)
 SET_DIGEST = hashlib.sha256(b"the helper set of these tests").digest()
 IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % helper).digest()) for helper in range(3))
 KEYS = tuple(identity.public for identity in IDENTITIES)
-REALM = realm(SET_DIGEST, debug=False)
+REALM = realm(SET_DIGEST)
 
 
 class Crash(BaseException):
@@ -97,7 +97,12 @@ class AskedQuery:
         digests = self.digests()
         count = len(digests)
         return AdmittedBatch(
-            batch_root(digests), digests, np.ones(count, dtype=np.uint32), np.ones(count, dtype=np.bool_), {}
+            batch_root(digests),
+            digests,
+            np.ones(count, dtype=np.uint32),
+            np.zeros(count, dtype=np.bool_),
+            np.ones(count, dtype=np.bool_),
+            {},
         )
 
 
@@ -326,7 +331,7 @@ class Node:
         now = asyncio.get_running_loop().time
         deadline = max(min(now() + 25, query.deadline), now() + 0.1)
         batch = query.batch()
-        attempt = await self.agreement.agree(query.name, batch, bytes(32), b"port %d" % self.helper, deadline)
+        attempt = await self.agreement.agree(AttemptTerms(query.name, False, bytes(32)), batch, deadline)
         self._note(attempt, batch)
         self.step(Step.COMPUTE)
         await asyncio.sleep(0.1)
@@ -426,4 +431,4 @@ def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) 
     admitted = batch.admitted.copy()
     places = list(positions)
     admitted[places] = False
-    return AdmittedBatch(batch.root, batch.digests, batch.hours, admitted, {reason: len(places)})
+    return AdmittedBatch(batch.root, batch.digests, batch.hours, batch.debug, admitted, {reason: len(places)})

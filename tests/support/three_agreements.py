@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt
+from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt, AttemptTerms
 from mpc_helpers.ledger.attempt import Outcome
 from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from tests.support.commit_world import (
@@ -80,9 +80,8 @@ class Three:
             batch = (batches or {}).get(helper, query.batch())
             name = changes.get("names", {}).get(helper, query.name)
             parameters = changes.get("parameters", {}).get(helper, PARAMETERS)
-            endpoint = b"port %d" % helper
-            minimum = changes.get("minimum", 1)
-            work.append(self.agreements[helper].agree(name, batch, parameters, endpoint, deadline, minimum=minimum))
+            terms = AttemptTerms(name, False, parameters, changes.get("minimum", 1))
+            work.append(self.agreements[helper].agree(terms, batch, deadline))
         return await asyncio.gather(*work, return_exceptions=True)
 
     async def commit(self, attempts: list[Attempt]) -> list[Outcome]:
