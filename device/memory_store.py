@@ -60,8 +60,8 @@ class MemoryStore:
         self._impressions = [saved for saved in self._impressions if id(saved) not in evicted]
 
     def drop_impressions_before(self, moment: int) -> None:
-        # Saving happens far more often than expiry: look at the oldest first.
-        if self._impressions and self._impressions[0].impression.time < moment:
+        # Saving happens far more often than expiry; the first saved is not always the oldest, as clocks are set back.
+        if any(saved.impression.time < moment for saved in self._impressions):
             self._impressions = [saved for saved in self._impressions if saved.impression.time >= moment]
 
     def clear_caller(self, site: str) -> None:
