@@ -34,7 +34,7 @@ class Home:
         raise see_other(self._invite())
 
     async def _show(self, _request: web.Request) -> web.Response:
-        picture = tag("img", src="/static/roles.svg", alt=_PICTURE, class_="roles", width=960, height=320)
+        picture = tag("img", src="/static/roles.svg", alt=_PICTURE, class_="roles", width=440, height=378)
         main = [
             tag("h1", "Advertising, measured without watching anyone"),
             tag("p", _INTRODUCTION, class_="lead"),

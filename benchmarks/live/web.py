@@ -13,7 +13,7 @@ from device.dashboard.layout import STATIC, page
 from device.dashboard.markup import Node, tag
 
 _LIVE = Path(__file__).parent / "static"
-ROLES = Path(__file__).parent.parent / "results" / "roles.svg"
+ROLES = Path(__file__).parents[2] / "protocol" / "pictures" / "roles.svg"
 _TYPES = {".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
 _FILES = {path.name: path for path in (*STATIC.iterdir(), *_LIVE.iterdir(), ROLES)}
 
