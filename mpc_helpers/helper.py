@@ -27,7 +27,6 @@ from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AgreementError, QueryName, State, Step
 from mpc_helpers.ledger.ledger import ReportLedger, Standing
-from mpc_helpers.ledger.queries import QueryState
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.noisy_sum import SumKind, attempt_parameters
 from mpc_helpers.mpc.session import MpcError
@@ -37,6 +36,7 @@ from protocol.errors import Rejection, TrefoilError
 from protocol.field import Vector
 from protocol.query import Query
 from protocol.report import TIME_STEP
+from protocol.status import QueryState
 
 _LOG = logging.getLogger("trefoil.helper")
 T = TypeVar("T")

@@ -41,7 +41,7 @@ def query(
     from protocol.querier.saved_query import QueryOptions
     from protocol.querier.view import ask_and_show, noise_mode, permille
 
-    wishes = QueryOptions(
+    options = QueryOptions(
         epsilon_micros=None if epsilon is None else entitlement(epsilon),
         noise=noise_mode(noise),
         minimum_reports=minimum,
@@ -49,7 +49,7 @@ def query(
         seconds=seconds,
     )
     quiet = json is not None and str(json) == "-"
-    result = ask_and_show(reports, helpers, site_key, wishes, int(_now()), again=new, quiet=quiet)
+    result = ask_and_show(reports, helpers, site_key, options, int(_now()), again=new, quiet=quiet)
     write_json(json, result.to_json())
     if plot is not None:
         plot_result(plot, result)

@@ -31,7 +31,7 @@ from mpc_helpers.mpc.noisy_sum import local_sum
 from mpc_helpers.service.transport import PeerError
 from protocol.errors import Rejection, TrefoilError
 from protocol.keys import IdentityKey
-from protocol.querier.querier import QueryFailed
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.vote import SignedVote, Vote, realm
 from tests.support import three_helpers as harness

@@ -25,7 +25,8 @@ from mpc_helpers.local.launcher import health
 from protocol.answer import AnswerShare
 from protocol.errors import TrefoilError
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, QueryFailed
+from protocol.querier.ask import Querier
+from protocol.querier.query_failed import QueryFailed
 from protocol.shares import PARTIES
 from tests.support.chaos_helper import Action, Failpoint
 from tests.support.chaos_trio import REPORTS, Asked, ChaosTrio, chaos_trio, start_all, stop_all

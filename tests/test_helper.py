@@ -18,10 +18,11 @@ from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.ledger import LedgerError
 from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.errors import Rejection
-from protocol.querier.querier import QueryFailed
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode, SignedQuery
 from protocol.report import EPSILON_SPAN, SealedReport
+from protocol.status import QueryState
 from tests.support.three_helpers import Three, terms, three_helpers
 
 
@@ -251,14 +252,14 @@ async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_pat
         digest = asked.query.digest
         while not all(digest in three.intakes[party]._jobs for party in range(3)):
             await asyncio.sleep(0.01)
-        while any(three.intakes[party].status(digest).state != "released" for party in (1, 2)):
+        while any(three.intakes[party].status(digest).state is not QueryState.RELEASED for party in (1, 2)):
             await asyncio.sleep(0.01)
-        assert three.intakes[0].status(digest).state != "released"
+        assert three.intakes[0].status(digest).state is not QueryState.RELEASED
         await three.stop(0)
         await asyncio.gather(asking, return_exceptions=True)
         broken = False
         await three.start(0)
-        while three.intakes[0].status(digest).state != "released":
+        while three.intakes[0].status(digest).state is not QueryState.RELEASED:
             await asyncio.sleep(0.01)
         result = await three.ask(asked, batch)
         assert result.answer.histogram[1] - three.noise_of(result)[1] == 5

@@ -17,8 +17,10 @@ from mpc_helpers.local.launcher import Launched, Trio, health, launched, launche
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, QueryFailed, Result
-from protocol.querier.saved_query import AskedQuery, QueryOptions, make_query
+from protocol.querier.ask import Querier
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
+from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
@@ -46,10 +48,10 @@ class Asking:
         reports = seal_all([[0, 1, 0, 2]] * count, terms(4, debug=debug), self.helper_set)
         return write_batch(self.folder / f"batch-{self._count}", reports)
 
-    def query(self, batch: BatchReader, **wishes: object) -> AskedQuery:
+    def query(self, batch: BatchReader, **wishes: object) -> SavedQuery:
         return make_query(batch, QueryOptions(**wishes), self.helper_set, self.key, real_now())  # type: ignore[arg-type] # fields by name
 
-    def ask(self, asked: AskedQuery, batch: BatchReader, patience: float = 30) -> Result:
+    def ask(self, asked: SavedQuery, batch: BatchReader, patience: float = 30) -> QueryResult:
         return asyncio.run(Querier(self.helper_set, patience=patience).ask(asked, batch))
 
 

@@ -10,7 +10,7 @@ from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.rebuild import Export, accept_peer, export, rebuild
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.querier.querier import QueryFailed
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from tests.support.three_helpers import Three, real_now, terms, three_helpers
 

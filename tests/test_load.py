@@ -21,8 +21,10 @@ import pytest
 from mpc_helpers.local.launcher import Launched, health, launched_helpers
 from protocol.batch import BatchReader
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, QueryFailed, Result
+from protocol.querier.ask import Querier
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from tests.support.three_helpers import real_now, seal_all, terms, write_batch
 
@@ -74,7 +76,7 @@ class Load:
         self.batches[index] = write_batch(self.folder / f"batch-{index}", reports)
         return self.batches[index]
 
-    async def ask(self, index: int, batch: BatchReader) -> Result:
+    async def ask(self, index: int, batch: BatchReader) -> QueryResult:
         """One query over this batch."""
         helper_set = self.running.trio.helper_set
         key = load_identity(self.running.trio.site_key_path(site(index)))

@@ -17,12 +17,15 @@ from protocol.field import P
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey
 from protocol.noise_scale import half_width, standard_deviation
+from protocol.querier.ask import Querier
 from protocol.querier.bias import bias_bound
 from protocol.querier.plot import plot_result
-from protocol.querier.querier import CONFIDENCE, HelperStatus, Querier, QueryFailed, Result, worth
-from protocol.querier.saved_query import AskedQuery, QueryOptions, ask_or_resume, make_query, query_path
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery, ask_or_resume, make_query, query_path
 from protocol.querier.view import Follower, bar, noise_mode, permille, show
+from protocol.querier.worth import CONFIDENCE, QueryResult, worth
 from protocol.query import NoiseMode, Query
+from protocol.status import QueryState, QueryStatus
 from tests.support.three_helpers import MemoryMpc, Three, real_now, terms, three_helpers
 
 
@@ -135,7 +138,7 @@ async def test_an_interrupted_querier_resumes_and_a_changed_batch_is_noticed(tmp
         fresh = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now, again=True)
         assert fresh.query.query_id != asked.query.query_id
         aside = query_path(batch.path).with_name(f"{batch.path.name}.query.{asked.query.query_id.hex()}")
-        assert AskedQuery.load(aside).query == asked.query
+        assert SavedQuery.load(aside).query == asked.query
 
 
 def test_a_batch_that_grew_needs_a_new_query(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_damaged_query_file_is_said_so(tmp_path: Path) -> None:
         path.write_text(content)
         path.chmod(0o600)
         with pytest.raises(TrefoilError, match="not a saved query"):
-            AskedQuery.load(path)
+            SavedQuery.load(path)
 
 
 def test_an_empty_batch_cannot_be_queried(tmp_path: Path) -> None:
@@ -186,7 +189,7 @@ def test_an_empty_batch_cannot_be_queried(tmp_path: Path) -> None:
         make_query(type(batch)(batch.path), QueryOptions(), three.helper_set, three.site_key(), three.clock())
 
 
-def result_of(three: Three, *, kappa: int = 0, debug: bool = False, histogram: list[int] | None = None) -> Result:
+def result_of(three: Three, *, kappa: int = 0, debug: bool = False, histogram: list[int] | None = None) -> QueryResult:
     numbers = histogram or [5, -3, 120]
     report = three.seal([[0] * (len(numbers) + bool(kappa))], terms(len(numbers), kappa=kappa, debug=debug))
     query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE)).query
@@ -246,7 +249,7 @@ def test_the_bar_never_goes_back() -> None:
         ("admitting", 0),
         ("released", 0),
     ):
-        follow({party: HelperStatus(state, done, 10) for party in range(3)})
+        follow({party: QueryStatus(QueryState(state), done, 10) for party in range(3)})
     assert all(move > 0 for move in moves)
     assert sum(moves) == 100
 
@@ -259,20 +262,3 @@ def test_wishes_are_read_with_care() -> None:
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(TrefoilError, match="0 to 1"):
             permille(share)
-
-
-@pytest.mark.parametrize(
-    "nonsense",
-    [
-        None,
-        [],
-        {},
-        {"state": 1},
-        {"state": "x", "done": "y"},
-        {"state": "x", "failure": 3},
-        {"state": "x", "seconds": {"a": "b"}},
-    ],
-)
-def test_a_helpers_status_is_taken_with_care(nonsense: object) -> None:
-    with pytest.raises(ProtocolError, match="malformed"):
-        HelperStatus.from_json(nonsense)

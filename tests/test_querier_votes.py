@@ -14,8 +14,10 @@ from mpc_helpers.local.launcher import Trio
 from protocol.answer import Answer, AnswerShare
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, QueryFailed
-from protocol.querier.saved_query import AskedQuery
+from protocol.querier.ask import Querier
+from protocol.querier.connections import HelperConnections
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import SavedQuery
 from protocol.query import Query, SignedQuery
 from protocol.set_files import write_set
 from protocol.shares import PARTIES, share, to_shamir
@@ -52,14 +54,14 @@ def answer_of(party: int, query: Query, votes: object) -> dict[str, object]:
 async def collected(monkeypatch: pytest.MonkeyPatch, votes: Mapping[int, object], query: Query = ASKED) -> Answer:
     """What the querier makes of three good shares that come with these votes."""
 
-    async def served(_self: Querier, _session: object, party: int, _path: str) -> object:
+    async def served(_self: HelperConnections, party: int, _path: str) -> object:
         return answer_of(party, query, votes[party])
 
-    monkeypatch.setattr(Querier, "_get_json", served)
+    monkeypatch.setattr(HelperConnections, "get", served)
     querier = Querier(samples.HELPER_SET)
-    asked = AskedQuery(SignedQuery.sign(query, samples.QUERIER), samples.ANSWER_KEY)
-    async with querier._session() as session:
-        return await querier._collect(session, asked)
+    asked = SavedQuery(SignedQuery.sign(query, samples.QUERIER), samples.ANSWER_KEY)
+    async with HelperConnections(samples.HELPER_SET, 1.0) as helpers:
+        return await querier._collect(helpers, asked)
 
 
 YES = [vote(helper) for helper in range(PARTIES)]

@@ -15,9 +15,10 @@ import pytest
 from mpc_helpers.ledger.attempt import HeardVote, QueryName, Reservation, State
 from mpc_helpers.ledger.file import LedgerError, LedgerHead, Owner
 from mpc_helpers.ledger.ledger import Conflict, Entries, Fenced, ReportLedger, Standing
-from mpc_helpers.ledger.queries import QueryChanged, QueryRecord, QueryState
+from mpc_helpers.ledger.queries import QueryChanged, QueryRecord
 from mpc_helpers.ledger.schema import SCHEMA_VERSION
 from protocol.batch import Digests, sorted_order
+from protocol.status import QueryState
 from protocol.vote import Vote
 
 OWNER = Owner(0, b"k" * 32)

@@ -24,8 +24,8 @@ from mpc_helpers.local.launcher import prepare
 from mpc_helpers.service.daemon import Parts
 from protocol.batch import BatchReader
 from protocol.keys import IdentityKey, load_identity
-from protocol.querier.querier import QueryFailed
-from protocol.querier.saved_query import AskedQuery, QueryOptions
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.query import SignedQuery
 from tests.support.three_helpers import SITE, Three, real_now, terms, three_helpers
 
@@ -168,13 +168,13 @@ async def test_what_this_helper_will_not_do_is_said_at_submission(tmp_path: Path
     limits = {"minimum_reports": 3, "maximum_reports": 6, "seconds": 100, "queries_per_site": 1}
     async with three_helpers(tmp_path, options={"limits": limits}) as three, talking_to(three) as session:
 
-        async def refused(asked: AskedQuery) -> tuple[int, str]:
+        async def refused(asked: SavedQuery) -> tuple[int, str]:
             status, answer = await send(session, "PUT", url(asked.signed), asked.signed.encode())
             return status, answer.get("error", "")
 
-        def changed(**fields: Any) -> AskedQuery:
+        def changed(**fields: Any) -> SavedQuery:
             asked = three.query(small_batch(three))
-            return AskedQuery(SignedQuery.sign(replace(asked.query, **fields), three.site_key()), asked.answer_key)
+            return SavedQuery(SignedQuery.sign(replace(asked.query, **fields), three.site_key()), asked.answer_key)
 
         assert (await refused(three.query(small_batch(three, 2))))[0] == 422
         assert (await refused(three.query(small_batch(three, 7))))[0] == 422

@@ -22,8 +22,9 @@ from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.ledger.rebuild import accept_peer, create, export, rebuild
 from protocol.batch import BatchReader
 from protocol.errors import Rejection
-from protocol.querier.querier import QueryFailed, Result
-from protocol.querier.saved_query import AskedQuery, QueryOptions
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery
+from protocol.querier.worth import QueryResult
 from protocol.report import SealedReport
 from tests.support.three_helpers import Three, real_now, terms, three_helpers
 
@@ -44,7 +45,7 @@ class Story:
         self.reports = self.three.seal(one_each, terms(BUCKETS))
         self.total = np.zeros(BUCKETS, dtype=np.int64)
 
-    async def ask(self, which: Sequence[int]) -> Result:
+    async def ask(self, which: Sequence[int]) -> QueryResult:
         """A query over these reports; what it counts goes into the total."""
         batch = self.three.batch([self.reports[index] for index in which])
         result = await self.three.ask(self.three.query(batch, ANY), batch)
@@ -57,7 +58,7 @@ class Story:
         return np.flatnonzero(self.total).tolist()
 
 
-def seen(result: Result) -> list[int]:
+def seen(result: QueryResult) -> list[int]:
     return [counts.get(Rejection.SEEN, 0) for counts in result.answer.rejections]
 
 
@@ -119,7 +120,7 @@ async def test_a_random_life(tmp_path: Path) -> None:
             picks = [rng.integers(0, BUCKETS, size=6).tolist() for _ in range(2)]
             offered |= {report for pick in picks for report in pick}
             results = await asyncio.gather(*(story.ask(pick) for pick in picks), return_exceptions=True)
-            assert all(isinstance(result, Result | QueryFailed) for result in results)
+            assert all(isinstance(result, QueryResult | QueryFailed) for result in results)
             await restart(three, int(rng.integers(3)))
         assert story.counted() == sorted(offered)
 
@@ -141,13 +142,13 @@ async def test_what_was_voted_for_is_answered_even_after_its_deadline(tmp_path: 
             await three.ask(asked, batch)
         ahead[0] = 40
         async with asyncio.timeout(20):
-            while not isinstance(result := await try_again(three, asked, batch), Result):
+            while not isinstance(result := await try_again(three, asked, batch), QueryResult):
                 await asyncio.sleep(0.1)
         assert result.answer.counted == 5
         assert (await three.ask(asked, batch)).answer == result.answer
 
 
-async def try_again(three: Three, asked: AskedQuery, batch: BatchReader) -> Result | QueryFailed:
+async def try_again(three: Three, asked: SavedQuery, batch: BatchReader) -> QueryResult | QueryFailed:
     try:
         return await three.ask(asked, batch)
     except QueryFailed as error:

@@ -36,8 +36,9 @@ from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.field import P, sum_rows
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, Result
+from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.worth import QueryResult
 from protocol.report import ReportTerms, coarse_time
 from protocol.shares import PARTIES
 
@@ -276,7 +277,7 @@ def _sum_over_plaintext(workload: Workload) -> float:
 
 
 def _point(
-    workload: Workload, baselines: Baselines, opens: Opens, result: Result, total: float, used: Snapshot
+    workload: Workload, baselines: Baselines, opens: Opens, result: QueryResult, total: float, used: Snapshot
 ) -> Point:
     reports, buckets = workload.count, workload.terms.buckets
     cpu = [each.cpu_seconds for each in used.usage]
@@ -393,7 +394,7 @@ def _terms(buckets: int) -> ReportTerms:
     )
 
 
-def _ask(helpers: Launched, path: Path, workload: Workload) -> Result:
+def _ask(helpers: Launched, path: Path, workload: Workload) -> QueryResult:
     return _query(helpers, _batch(helpers, path, workload))
 
 
@@ -402,7 +403,7 @@ def _batch(helpers: Launched, path: Path, workload: Workload) -> BatchReader:
     return BatchReader(path)
 
 
-def _query(helpers: Launched, batch: BatchReader) -> Result:
+def _query(helpers: Launched, batch: BatchReader) -> QueryResult:
     helper_set = helpers.trio.helper_set
     key = load_identity(helpers.trio.site_key_path(SITE))
     asked = make_query(batch, QueryOptions(seconds=QUERY_SECONDS), helper_set, key, _now())

@@ -27,8 +27,10 @@ from protocol.epsilon import entitlement
 from protocol.errors import Rejection, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, QueryFailed, Result
+from protocol.querier.ask import Querier
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.report import Header, SealedReport
 
@@ -72,7 +74,7 @@ class Made:
 class Shown:
     """What the demo found out."""
 
-    result: Result
+    result: QueryResult
     truth: list[int]
     central: list[int]
     replay_refused: bool
@@ -160,7 +162,7 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
     wishes = QueryOptions(entitlement(options.epsilon), options.noise, tolerated_bad_permille=500, seconds=600)
 
-    def ask() -> Result:
+    def ask() -> QueryResult:
         asked = make_query(made.batch, wishes, helper_set, key, max(now, _now()))
         return asyncio.run(Querier(helper_set).ask(asked, made.batch))
 
@@ -181,7 +183,7 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     return Shown(result, made.truth, central, refused, reason, tampered, size, made.without_budget)
 
 
-def _refused(ask: Callable[[], Result]) -> tuple[bool, str]:
+def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:
     try:
         ask()
     except QueryFailed as error:

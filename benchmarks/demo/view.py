@@ -12,8 +12,8 @@ from protocol import epsilon
 from protocol.answer import RejectionCounts
 from protocol.console import out
 from protocol.noise_scale import laplace_variance
-from protocol.querier.querier import Result
 from protocol.querier.view import bar
+from protocol.querier.worth import QueryResult
 
 MAX_ROWS = 32
 _KINDS = {
@@ -34,7 +34,7 @@ def say(text: str) -> None:
     out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_histograms(truth: Sequence[int], central: Sequence[int], result: Result, size: int) -> None:
+def show_histograms(truth: Sequence[int], central: Sequence[int], result: QueryResult, size: int) -> None:
     """True, noisy-central and MPC histograms side by side."""
     answer = result.answer
     central_sd = laplace_variance(result.query.gamma) ** 0.5
@@ -101,5 +101,5 @@ def show_seconds(seconds: Mapping[str, float]) -> None:
     out.print(table)
 
 
-def _epsilon(result: Result) -> str:
+def _epsilon(result: QueryResult) -> str:
     return epsilon.show(result.answer.epsilon_micros)

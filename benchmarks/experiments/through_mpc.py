@@ -37,7 +37,7 @@ from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
 from protocol.noise_scale import shape, standard_deviation
-from protocol.querier.querier import Querier
+from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import NoiseMode
 from protocol.report import SealedReport

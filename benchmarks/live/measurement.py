@@ -15,13 +15,15 @@ from protocol.batch import BatchReader, BatchWriter
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
-from protocol.querier.querier import HelperStatus, Querier, Result
+from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, ask_or_resume
+from protocol.querier.worth import QueryResult
 from protocol.report import SealedReport
+from protocol.status import QueryStatus
 
 # Time to ask again, under the same id, after a helper was away.
 ASK_SECONDS = 600
-Outcome = Result | TrefoilError
+Outcome = QueryResult | TrefoilError
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Measurement:
         self._seed = seed
         self._writing = asyncio.Lock()
         self._job: Job | None = None
-        self.statuses: Mapping[int, HelperStatus] = {}
+        self.statuses: Mapping[int, QueryStatus] = {}
         self.batches = [Batch(1, folder / "batch-1")]
 
     @property
@@ -138,7 +140,7 @@ class Measurement:
         except TrefoilError as error:
             return error
 
-    def _note(self, statuses: Mapping[int, HelperStatus]) -> None:
+    def _note(self, statuses: Mapping[int, QueryStatus]) -> None:
         self.statuses = dict(statuses)
 
 

@@ -16,7 +16,7 @@ from device.dashboard.layout import notice, section, table
 from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import Clockface, plural
 from protocol.errors import TrefoilError
-from protocol.querier.querier import CONFIDENCE, Result
+from protocol.querier.worth import CONFIDENCE, QueryResult
 
 CROWD = 400
 SHOWN_SIGHTINGS = 30
@@ -98,14 +98,14 @@ class MeasurementPage:
     def _answered(self, batch: Batch) -> Markup:
         name = f"Batch {batch.number}, {plural(len(batch.credited), 'report')}"
         content: Node = None
-        if isinstance(batch.outcome, Result):
+        if isinstance(batch.outcome, QueryResult):
             content = [self._answer(batch, batch.outcome), self._replay(batch)]
         elif batch.outcome is not None:
             again = _form("/ask", _batch_field(batch), _button("Ask again", disabled=bool(self._measurement.busy)))
             content = [_refused(batch.outcome), again]
         return section(f"batch-{batch.number}", name, content)
 
-    def _answer(self, batch: Batch, result: Result) -> Node:
+    def _answer(self, batch: Batch, result: QueryResult) -> Node:
         answer = result.answer
         one = ("your purchase" if batch.yours == 1 else "your purchases") if batch.yours else "any one person"
         told = (

@@ -6,26 +6,13 @@ import json
 import sqlite3
 import threading
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from mpc_helpers.ledger.attempt import QueryName
 from mpc_helpers.ledger.file import LedgerError, clear_errors
+from protocol.status import QueryState
 
 MAX_REASON = 500
-
-
-class QueryState(Enum):
-    """Where a query is. FAILED and DISPUTED carry stage, helper and reason; a failed query may be asked again."""
-
-    QUEUED = "queued"
-    ADMITTING = "admitting"
-    AGREEING = "agreeing"
-    COMPUTING = "computing"
-    VOTING = "voting"
-    RELEASED = "released"
-    FAILED = "failed"
-    DISPUTED = "disputed"
 
 
 class QueryChanged(LedgerError):

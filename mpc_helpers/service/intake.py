@@ -18,10 +18,10 @@ from typing import Protocol
 from mpc_helpers.admission.column import ColumnDraft, remove_column
 from mpc_helpers.identity.config import Limits, Site
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.queries import QueryBook, QueryChanged, QueryRecord, QueryState
+from mpc_helpers.ledger.queries import QueryBook, QueryChanged, QueryRecord
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.session import MpcError
-from mpc_helpers.service.jobs import AWAITING, Job, Status
+from mpc_helpers.service.jobs import Job
 from mpc_helpers.service.metrics import Labels, Metrics
 from protocol.batch import Layout, column_layout
 from protocol.errors import ProtocolError, TrefoilError
@@ -29,6 +29,7 @@ from protocol.field import ELEMENT_SIZE
 from protocol.files import write_atomically
 from protocol.query import Query, SignedQuery
 from protocol.report import header_size
+from protocol.status import QueryState, QueryStatus
 
 _WRITE_BYTES = 2**18
 _LOG = logging.getLogger("trefoil.intake")
@@ -98,7 +99,7 @@ class Intake:
 
     # What queriers ask for.
 
-    async def submit(self, digest: bytes, body: bytes) -> Status:
+    async def submit(self, digest: bytes, body: bytes) -> QueryStatus:
         """A signed query. New: kept, and its column awaited. Known: joined, or tried again if it had failed."""
         signed = SignedQuery.decode(body)
         query = signed.query
@@ -115,7 +116,7 @@ class Intake:
                 self._start(job)
         return job.status()
 
-    async def take_column(self, digest: bytes, size: int, pieces: AsyncIterator[bytes]) -> Status:
+    async def take_column(self, digest: bytes, size: int, pieces: AsyncIterator[bytes]) -> QueryStatus:
         """The column of a query that awaits one: on disk whole and with the signed root, or not at all."""
         job = self._job(digest)
         expected = self._column_layout(job.query).file_size(job.query.batch_size)
@@ -140,7 +141,7 @@ class Intake:
         async for _ in pieces:  # someone else was quicker with the same column; let this one finish in peace
             pass
 
-    def status(self, digest: bytes) -> Status:
+    def status(self, digest: bytes) -> QueryStatus:
         """Where a query stands."""
         return self._job(digest).status()
 
@@ -161,7 +162,7 @@ class Intake:
 
     def summary(self) -> dict[str, object]:
         """For the health page: how many queries are in which state."""
-        return {"queries": dict(Counter(job.status().state for job in self._jobs.values()))}
+        return {"queries": dict(Counter(job.status().state.value for job in self._jobs.values()))}
 
     # Starting and stopping.
 
@@ -176,7 +177,11 @@ class Intake:
         """Run now and then: end what was never uploaded, and remove columns that nothing can need any more."""
         for job in list(self._jobs.values()):
             if self._abandoned(job):
-                await job.enter(QueryState.FAILED, stage=AWAITING, reason="its column did not come before its deadline")
+                await job.enter(
+                    QueryState.FAILED,
+                    stage=QueryState.AWAITING.value,
+                    reason="its column did not come before its deadline",
+                )
             over = job.record.state is QueryState.FAILED and self._clock() >= job.query.deadline
             if over and job.column.exists() and not await self._helper.has_live_attempt(job.query):
                 remove_column(job.column)
@@ -337,10 +342,10 @@ class Intake:
         if job.ended:
             self._ended(state=job.record.state.value)
         for stage, seconds in job.seconds.items():
-            self._spent(seconds, stage=stage)
+            self._spent(seconds, stage=stage.value)
 
     def _count_states(self) -> Mapping[Labels, float]:
-        counts = Counter(job.status().state for job in self._jobs.values())
+        counts = Counter(job.status().state.value for job in self._jobs.values())
         return {(("state", state),): float(count) for state, count in counts.items()}
 
 

@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 from mpc_helpers.ledger.attempt import QueryName
-from mpc_helpers.ledger.queries import QueryBook, QueryRecord, QueryState
+from mpc_helpers.ledger.queries import QueryBook, QueryRecord
 from protocol.query import Query
-
-AWAITING = "awaiting"
-_ENDS = (QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED)
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What anyone who holds a query may know of it."""
-
-    state: str
-    done: int = 0
-    total: int = 0
-    failure: Mapping[str, object] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, object]:
-        """For the querier."""
-        return {
-            "state": self.state,
-            "done": self.done,
-            "total": self.total,
-            "failure": dict(self.failure),
-            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
-        }
+from protocol.status import Failure, QueryState, QueryStatus
 
 
 class Job:
@@ -46,7 +22,7 @@ class Job:
         self.record = QueryRecord(self.name, QueryState.QUEUED, clock())
         self.done = 0
         self.hint = ""
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[QueryState, float] = {}
         self.uploading = asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
         self._book = book
@@ -67,14 +43,13 @@ class Job:
     @property
     def ended(self) -> bool:
         """Nothing will happen any more unless it is asked again."""
-        return self.record.state in _ENDS
+        return self.record.state.ended
 
     async def enter(self, state: QueryState, *, stage: str = "", helper: int | None = None, reason: str = "") -> None:
         """Move to a state, durably, and note how long the last one took."""
         now = asyncio.get_running_loop().time()
         if self._entered:
-            spent = self.seconds.get(self.record.state.value, 0.0) + now - self._entered
-            self.seconds[self.record.state.value] = spent
+            self.seconds[self.record.state] = self.seconds.get(self.record.state, 0.0) + now - self._entered
         self._entered = now
         self.done = 0
         record = QueryRecord(self.name, state, self._clock(), stage, helper, reason)
@@ -85,12 +60,12 @@ class Job:
         """More reports are done in this stage. Called from any thread."""
         self.done += amount
 
-    def status(self) -> Status:
+    def status(self) -> QueryStatus:
         """For whoever asks."""
         record = self.record
-        state = AWAITING if self.awaiting else record.state.value
-        failure: dict[str, object] = {}
-        if record.state in (QueryState.FAILED, QueryState.DISPUTED):
-            failure = {"stage": record.stage, "helper": record.helper, "reason": record.reason, "hint": self.hint}
+        failure = None
+        if record.state.without_answer:
+            failure = Failure(QueryState(record.stage), record.helper, record.reason, self.hint)
         total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
-        return Status(state, self.done, total, failure, dict(self.seconds))
+        state = QueryState.AWAITING if self.awaiting else record.state
+        return QueryStatus(state, self.done, total, failure, dict(self.seconds))

@@ -22,10 +22,10 @@ from aiohttp import web
 
 from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.service.intake import Intake, Refusal, Trouble
-from mpc_helpers.service.jobs import Status
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.transport import PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.status import QueryStatus
 
 MAX_QUERY = 8192
 BODY_SECONDS = 60
@@ -160,7 +160,7 @@ def _error(status: int, message: str, hint: str = "") -> web.Response:
     return web.json_response({"error": message, "hint": hint}, status=status)
 
 
-def _status(status: Status) -> web.Response:
+def _status(status: QueryStatus) -> web.Response:
     return web.json_response(status.to_json())
 
 

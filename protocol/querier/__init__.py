@@ -1,1 +1,13 @@
-"""The querier: asks three helpers, keeps what she asked, and says what an answer is worth."""
+"""The querier: asks three helpers, keeps what she asked, and says what an answer is worth.
+
+In reading order:
+
+- `saved_query`: a query made from a batch, and kept beside it with the key that opens the answer
+- `ask`: *Submit · Follow · Collect*, the whole of a query, and what she believes
+- `connections`: HTTPS to each helper, pinned, bounded, never redirected
+- `query_failed`: the error that names the stage and the helpers
+- `worth`: noise, interval and bias of an answer
+- `bias`: what a side query says about missing data (paper, Appendix F)
+- `view`: `trefoil query` on a terminal
+- `plot`: the answer as an image
+"""

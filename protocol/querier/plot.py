@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from protocol.errors import TrefoilError
-from protocol.querier.querier import CONFIDENCE, Result
+from protocol.querier.worth import CONFIDENCE, QueryResult
 
 
-def plot_result(path: Path, result: Result) -> None:
+def plot_result(path: Path, result: QueryResult) -> None:
     """A bar for every bucket, with the interval that its noise allows."""
     try:
         import matplotlib

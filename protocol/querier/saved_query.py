@@ -36,7 +36,7 @@ class QueryOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedQuery:
+class SavedQuery:
     """A signed query and the private half of its answer key."""
 
     signed: SignedQuery
@@ -57,7 +57,7 @@ class AskedQuery:
         write_private_file(path, (json.dumps(stored, indent=2) + "\n").encode())
 
     @classmethod
-    def load(cls, path: Path) -> AskedQuery:
+    def load(cls, path: Path) -> SavedQuery:
         """The query in `path`, or an error saying what is wrong with the file."""
         try:
             stored = json.loads(read_private_file(path))
@@ -80,25 +80,25 @@ def query_path(batch: Path) -> Path:
 
 def make_query(
     batch: BatchReader,
-    wishes: QueryOptions,
+    options: QueryOptions,
     helper_set: HelperSet,
     site_key: IdentityKey,
     now: int,
     *,
     entropy: Callable[[int], bytes] = os.urandom,
-) -> AskedQuery:
+) -> SavedQuery:
     """Run by the querier: a new query on the whole batch, for the site, caller and shape its first report names."""
     if not len(batch):
         raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
     terms = batch[0].terms()
     answer_key = PrivateKey.generate()
-    query = _fill(terms, wishes, now, batch.root(), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)
-    return AskedQuery(SignedQuery.sign(query, site_key), answer_key)
+    query = _fill(terms, options, now, batch.root(), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)
+    return SavedQuery(SignedQuery.sign(query, site_key), answer_key)
 
 
 def _fill(
     terms: ReportTerms,
-    wishes: QueryOptions,
+    options: QueryOptions,
     now: int,
     root: bytes,
     size: int,
@@ -110,7 +110,7 @@ def _fill(
         query_id=query_id,
         site=terms.site,
         caller=terms.caller,
-        epsilon_micros=terms.epsilon_micros if wishes.epsilon_micros is None else wishes.epsilon_micros,
+        epsilon_micros=terms.epsilon_micros if options.epsilon_micros is None else options.epsilon_micros,
         sensitivity=terms.sensitivity,
         buckets=terms.buckets,
         kappa=terms.kappa,
@@ -119,39 +119,39 @@ def _fill(
         batch_root=root,
         batch_size=size,
         answer_key=answer_key.public.raw,
-        noise=wishes.noise,
-        minimum_reports=wishes.minimum_reports,
-        tolerated_bad_permille=wishes.tolerated_bad_permille,
-        deadline=now + wishes.seconds,
+        noise=options.noise,
+        minimum_reports=options.minimum_reports,
+        tolerated_bad_permille=options.tolerated_bad_permille,
+        deadline=now + options.seconds,
         debug=terms.debug,
     )
 
 
 def ask_or_resume(
     batch: BatchReader,
-    wishes: QueryOptions,
+    options: QueryOptions,
     helper_set: HelperSet,
     site_key: IdentityKey,
     now: int,
     *,
     again: bool = False,
-) -> AskedQuery:
+) -> SavedQuery:
     """The query kept beside the batch, or a new one that is then kept. `again` puts an old one aside first."""
     path = query_path(batch.path)
     if again and path.exists():
-        old = AskedQuery.load(path)
+        old = SavedQuery.load(path)
         path.rename(path.with_name(f"{path.name}.{old.query.query_id.hex()}"))
     if not path.exists():
-        asked = make_query(batch, wishes, helper_set, site_key, now)
+        asked = make_query(batch, options, helper_set, site_key, now)
         asked.save(path)
         return asked
-    asked = AskedQuery.load(path)
+    asked = SavedQuery.load(path)
     if asked.query.batch_root != batch.root():
         raise TrefoilError(
             f"{batch.path} has changed since it was queried",
             f"Ask a new query with --new; reports that the old one counted will be refused. The old one is in {path}.",
         )
-    if not _wished(asked.query, wishes):
+    if not _same_options(asked.query, options):
         raise TrefoilError(
             f"{batch.path} was queried before, with another ε, noise or minimum",
             "Use the same options to resume that query, or ask a new one with --new.",
@@ -159,9 +159,9 @@ def ask_or_resume(
     return asked
 
 
-def _wished(query: Query, wishes: QueryOptions) -> bool:
+def _same_options(query: Query, options: QueryOptions) -> bool:
     """Whether a saved query is what its querier wants now. A deadline is not: resuming late is the point."""
     chosen = (query.noise, query.minimum_reports, query.tolerated_bad_permille)
-    if chosen != (wishes.noise, wishes.minimum_reports, wishes.tolerated_bad_permille):
+    if chosen != (options.noise, options.minimum_reports, options.tolerated_bad_permille):
         return False
-    return wishes.epsilon_micros in (None, query.epsilon_micros)
+    return options.epsilon_micros in (None, query.epsilon_micros)

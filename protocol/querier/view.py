@@ -15,16 +15,28 @@ from protocol.console import Advance, out, progress
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.querier.querier import CONFIDENCE, HelperStatus, Querier, Report, Result
+from protocol.querier.ask import OnStatus, Querier
 from protocol.querier.saved_query import QueryOptions, ask_or_resume
+from protocol.querier.worth import CONFIDENCE, QueryResult
 from protocol.query import NoiseMode
 from protocol.shares import PARTIES
+from protocol.status import QueryState, QueryStatus
 
 BAR_WIDTH = 30
 MAX_ROWS = 64
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 # How far each state is, out of what a bar shows.
-_WEIGHT = {"awaiting": 0, "queued": 5, "admitting": 10, "agreeing": 60, "computing": 75, "voting": 90}
+_WEIGHT = {
+    QueryState.AWAITING: 0,
+    QueryState.QUEUED: 5,
+    QueryState.ADMITTING: 10,
+    QueryState.AGREEING: 60,
+    QueryState.COMPUTING: 75,
+    QueryState.VOTING: 90,
+    QueryState.RELEASED: 100,
+    QueryState.FAILED: 100,
+    QueryState.DISPUTED: 100,
+}
 
 
 def noise_mode(text: str) -> NoiseMode:
@@ -44,21 +56,21 @@ def permille(share: float) -> int:
 
 
 def ask_and_show(
-    reports: Path, helpers: Path, site_key: Path, wishes: QueryOptions, now: int, *, again: bool, quiet: bool
-) -> Result:
+    reports: Path, helpers: Path, site_key: Path, options: QueryOptions, now: int, *, again: bool, quiet: bool
+) -> QueryResult:
     """Ask, or take up again what was asked, and print the answer."""
     helper_set, key, batch = HelperSet.load(helpers), load_identity(site_key), BatchReader(reports)
     batch.check()
-    asked = ask_or_resume(batch, wishes, helper_set, key, now, again=again)
-    with _bar() as report:
-        result = asyncio.run(Querier(helper_set).ask(asked, batch, report))
+    saved = ask_or_resume(batch, options, helper_set, key, now, again=again)
+    with _bar() as on_status:
+        result = asyncio.run(Querier(helper_set).ask(saved, batch, on_status))
     if not quiet:
         show(result, [helper.name for helper in helper_set.helpers])
     return result
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Report]:
+def _bar() -> Iterator[OnStatus]:
     with progress("query, percent", 100) as advance:
         yield Follower(advance)
 
@@ -70,23 +82,21 @@ class Follower:
         self._advance = advance
         self._shown = 0
 
-    def __call__(self, statuses: Mapping[int, HelperStatus]) -> None:
+    def __call__(self, statuses: Mapping[int, QueryStatus]) -> None:
         """Called with every round of statuses."""
         done = sum(_share(status) for status in statuses.values()) // PARTIES
         slowest = min(statuses.values(), key=_share, default=None)
         if done > self._shown and slowest is not None:
-            self._advance(done - self._shown, note=slowest.state)
+            self._advance(done - self._shown, note=slowest.state.value)
             self._shown = done
 
 
-def _share(status: HelperStatus) -> int:
-    if status.ended:
-        return 100
+def _share(status: QueryStatus) -> int:
     within = 50 * min(status.done, status.total) // status.total if status.total > 0 else 0
-    return _WEIGHT.get(status.state, 0) + within
+    return min(100, _WEIGHT[status.state] + within)
 
 
-def show(result: Result, names: Sequence[str]) -> None:
+def show(result: QueryResult, names: Sequence[str]) -> None:
     """The histogram as a table with bars, and what it is worth."""
     answer, unit = result.answer, result.query.unit
     table = Table(title=f"{result.query.site}: {answer.counted} of {answer.submitted} reports counted")
@@ -107,7 +117,7 @@ def show(result: Result, names: Sequence[str]) -> None:
             _say(f"{name} left out: {told}")
 
 
-def _show_worth(result: Result) -> None:
+def _show_worth(result: QueryResult) -> None:
     answer = result.answer
     if result.query.debug:
         _say("DEBUG: no noise was added; only debug reports were counted")

@@ -19,8 +19,9 @@ from mpc_helpers.agreement.messages import Body, Envelope
 from mpc_helpers.helper import Helper
 from mpc_helpers.ledger.attempt import QueryName, State, Word
 from protocol.batch import BatchReader
-from protocol.querier.querier import QueryFailed, Result
-from protocol.querier.saved_query import AskedQuery, QueryOptions
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery
+from protocol.querier.worth import QueryResult
 from protocol.vote import SignedVote, Vote
 from tests.support.three_helpers import Three, terms
 
@@ -94,7 +95,7 @@ def five_reports(three: Three) -> BatchReader:
     return three.batch(three.seal(one_each, terms(BUCKETS)))
 
 
-def truth_of(three: Three, result: Result) -> list[int]:
+def truth_of(three: Three, result: QueryResult) -> list[int]:
     return [got - drawn for got, drawn in zip(result.answer.histogram, three.noise_of(result), strict=True)]
 
 
@@ -103,13 +104,13 @@ def heads(three: Three) -> list[int]:
     return [helper_of(three, party)._ledger.head.sequence for party in HONEST]
 
 
-def live_states(three: Three, asked: AskedQuery) -> list[State | None]:
+def live_states(three: Three, asked: SavedQuery) -> list[State | None]:
     key = QueryName.of(asked.query).key
     records = [helper_of(three, party)._ledger.live(key) for party in HONEST]
     return [record.state if record else None for record in records]
 
 
-async def never_released(three: Three, asked: AskedQuery, batch: BatchReader, match: str) -> QueryFailed:
+async def never_released(three: Three, asked: SavedQuery, batch: BatchReader, match: str) -> QueryFailed:
     """The query fails, and the honest helpers hold nothing of it: its reports are free for the next."""
     with pytest.raises(QueryFailed, match=match) as refused:
         await three.ask(asked, batch)

@@ -30,8 +30,9 @@ from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.querier.querier import Querier, QueryFailed
-from protocol.querier.saved_query import AskedQuery, QueryOptions, make_query
+from protocol.querier.ask import Querier
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.report import SealedReport
 from protocol.shares import PARTIES
 from tests.support.chaos_helper import FIRED, Action, Chaos, Failpoint
@@ -48,7 +49,7 @@ GIVE_UP_SECONDS = 60.0
 class Asked:
     """A query, its batch, and every share of it that was ever handed to us."""
 
-    query: AskedQuery
+    query: SavedQuery
     batch: BatchReader
     shares: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 

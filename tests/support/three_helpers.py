@@ -40,8 +40,9 @@ from protocol.batch import BatchReader, BatchWriter
 from protocol.field import Vector, from_integers
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey, load_identity
-from protocol.querier.querier import Querier, Result
-from protocol.querier.saved_query import AskedQuery, QueryOptions, make_query
+from protocol.querier.ask import Querier
+from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
+from protocol.querier.worth import QueryResult
 from protocol.query import Query
 from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
 from protocol.shares import PARTIES
@@ -212,15 +213,15 @@ class Three:
     def seal(self, histograms: Sequence[Sequence[int]], of: ReportTerms) -> list[SealedReport]:
         return seal_all(histograms, of, self.helper_set)
 
-    def query(self, batch: BatchReader, wishes: QueryOptions | None = None, *, site: str = SITE) -> AskedQuery:
+    def query(self, batch: BatchReader, wishes: QueryOptions | None = None, *, site: str = SITE) -> SavedQuery:
         """A new query on a batch."""
         return make_query(batch, wishes or QueryOptions(seconds=30), self.helper_set, self.site_key(site), self.clock())
 
-    async def ask(self, asked: AskedQuery, batch: BatchReader, *, patience: float = 5.0) -> Result:
+    async def ask(self, asked: SavedQuery, batch: BatchReader, *, patience: float = 5.0) -> QueryResult:
         """Ask as a querier does."""
         return await Querier(self.helper_set, patience=patience, clock=self.clock).ask(asked, batch)
 
-    def noise_of(self, result: Result) -> list[int]:
+    def noise_of(self, result: QueryResult) -> list[int]:
         """The noise that is in an answer."""
         return self.mpc.records[result.answer.accepted_root].total()
 

@@ -1,0 +1,269 @@
+"""Asking: a batch is cut into three columns, the signed query submitted and followed, and only what fits is believed.
+
+The querier needs all three helpers. Whatever goes wrong is a `QueryFailed` that names the stage and the helpers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from protocol.answer import Answer, AnswerShare, combine
+from protocol.batch import BatchReader
+from protocol.errors import ProtocolError
+from protocol.helper_set import HelperSet
+from protocol.querier.connections import HelperConnections
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import SavedQuery
+from protocol.querier.worth import QueryResult, worth
+from protocol.query import Query
+from protocol.shares import PARTIES
+from protocol.status import QueryState, QueryStatus
+from protocol.vote import SignedVote, check_release, realm
+
+T = TypeVar("T")
+
+REQUEST_SECONDS = 30.0
+# How long a helper may be out of reach while the query runs: long enough for a restart.
+PATIENCE_SECONDS = 30.0
+# After the query's own deadline helpers have this long to say how it ended.
+GRACE_SECONDS = 15
+# When one has failed, the others have this long to say what they know.
+GATHER_SECONDS = 2.0
+FIRST_POLL, LAST_POLL = 0.05, 0.5
+_VOTES_HINT = "Do not use this answer. If the helpers have a newer helper set, take that one and ask again to resume."
+
+OnStatus = Callable[[Mapping[int, QueryStatus]], None]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the three have said so far, and since when one has been silent or has failed."""
+
+    statuses: dict[int, QueryStatus] = field(default_factory=dict)
+    out_since: dict[int, float] = field(default_factory=dict)
+    failed_since: float = 0.0
+
+    @property
+    def states(self) -> dict[int, QueryState]:
+        return {party: status.state for party, status in self.statuses.items()}
+
+    @property
+    def all_ended(self) -> bool:
+        return len(self.statuses) == PARTIES and all(state.ended for state in self.states.values())
+
+
+class Querier:
+    """Run by a site (or whoever measures for it) with a batch of reports and a signed query on them."""
+
+    def __init__(
+        self,
+        helper_set: HelperSet,
+        *,
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - an edge: the querier's own clock, replaced in tests
+        patience: float = PATIENCE_SECONDS,
+        request_seconds: float = REQUEST_SECONDS,
+    ) -> None:
+        self._helper_set = helper_set
+        self._clock = clock
+        self._patience = patience
+        self._request_seconds = request_seconds
+
+    async def ask(self, saved: SavedQuery, batch: BatchReader, on_status: OnStatus = lambda _: None) -> QueryResult:
+        """The whole of a query: *Submit · Follow · Collect*. Safe to repeat: the helpers answer a query id once."""
+        seconds: dict[str, float] = {}
+        async with HelperConnections(self._helper_set, self._request_seconds) as helpers:
+            # Submit
+            with _timed(seconds, "submit"):
+                uploaded = await self._submit(helpers, saved, batch)
+            # Follow
+            with _timed(seconds, "wait"):
+                statuses = await self._follow(helpers, saved.query, on_status)
+            # Collect
+            with _timed(seconds, "collect"):
+                answer = await self._collect(helpers, saved)
+        for state in sorted({state for status in statuses.values() for state in status.seconds}, key=lambda s: s.value):
+            seconds[state.value] = max(status.seconds.get(state, 0.0) for status in statuses.values())
+        return worth(saved.query, answer, seconds, uploaded)
+
+    async def _submit(self, helpers: HelperConnections, saved: SavedQuery, batch: BatchReader) -> int:
+        """The signed query to all three, then its column to whoever has none yet. Returns the bytes uploaded."""
+        body, path = saved.signed.encode(), _path(saved.query)
+
+        async def submit(party: int) -> QueryStatus:
+            return self._read_status(party, await helpers.put(party, path, body))
+
+        statuses = await _each("submitting", submit)
+        order = await asyncio.to_thread(batch.order)
+        missing = {party for party, status in statuses.items() if status.state is QueryState.AWAITING}
+
+        async def upload(party: int) -> int:
+            if party not in missing:
+                return 0
+            size, pieces = batch.column_size(party), _pieces(batch.column(party, order))
+            left = saved.query.deadline - self._clock()
+            self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, left))
+            return size
+
+        return sum((await _each("uploading", upload)).values())
+
+    async def _follow(self, helpers: HelperConnections, query: Query, on_status: OnStatus) -> Mapping[int, QueryStatus]:
+        """Ask all three where they are until each has ended, or the deadline has passed."""
+        seen = _Seen()
+        pause = FIRST_POLL
+        while True:
+            before = seen.states
+            await asyncio.gather(*(self._poll(helpers, query, party, seen) for party in range(PARTIES)))
+            on_status(seen.statuses)
+            self._raise_failures(query, seen)
+            if seen.all_ended:
+                return seen.statuses
+            # Opening reports may take long; what follows is over in moments.
+            pause = min(LAST_POLL, pause * 1.3) if seen.states == before else FIRST_POLL
+            await asyncio.sleep(pause)
+
+    async def _poll(self, helpers: HelperConnections, query: Query, party: int, seen: _Seen) -> None:
+        try:
+            status = self._read_status(party, await helpers.get(party, _path(query)))
+        except QueryFailed as error:
+            if error.http_status:
+                raise
+            seen.out_since.setdefault(party, self._clock())
+            return
+        seen.statuses[party] = status
+        seen.out_since.pop(party, None)
+        if status.failure is not None:
+            seen.failed_since = seen.failed_since or self._clock()
+
+    def _raise_failures(self, query: Query, seen: _Seen) -> None:
+        now = self._clock()
+        failed = {party: status for party, status in seen.statuses.items() if status.failure is not None}
+        # The others may be about to say more about what went wrong.
+        if failed and (seen.all_ended or now - seen.failed_since > GATHER_SECONDS):
+            raise _failure(failed, self._names)
+        gone = tuple(sorted(party for party, since in seen.out_since.items() if now - since > self._patience))
+        if gone:
+            message = f"{self._names(gone)} cannot be reached since {self._patience:g} s"
+            raise QueryFailed("waiting", gone, message, "Ask again with the same command: the query resumes.")
+        if now > query.deadline + GRACE_SECONDS:
+            late = {party: seen.states.get(party) for party in range(PARTIES)}
+            slow = tuple(party for party, state in late.items() if state is None or not state.ended)
+            where = ", ".join(sorted({state.value if (state := late[party]) else "silent" for party in slow}))
+            raise QueryFailed(where, slow, f"the deadline has passed and {self._names(slow)} has not ended ({where})")
+
+    async def _collect(self, helpers: HelperConnections, saved: SavedQuery) -> Answer:
+        """Fetch, open and check the three shares."""
+        path = f"{_path(saved.query)}/answer"
+        answers = await _each("collecting", lambda party: helpers.get(party, path))
+        return combine(saved.query, [self._opened(party, answers[party], saved) for party in range(PARTIES)])
+
+    def _opened(self, party: int, stored: object, saved: SavedQuery) -> AnswerShare:
+        """One helper's share, if it signed it for this query and shows the YES of all three on its attempt."""
+        name = self._names((party,))
+        try:
+            sealed, votes = _read_answer(stored)
+            share = AnswerShare.open(party, sealed, saved.query, saved.answer_key, self._helper_set)
+        except ProtocolError as error:
+            message = f"the answer share of {name} cannot be used: {error}"
+            raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
+        try:
+            self._check_votes(votes, share, saved.query)
+        except ProtocolError as error:
+            message = f"{name} does not show that all three helpers voted for this answer: {error}"
+            raise QueryFailed("opening", (party,), message, _VOTES_HINT) from None
+        return share
+
+    def _check_votes(self, votes: object, share: AnswerShare, query: Query) -> None:
+        """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag.
+
+        Helpers vote in the realm of their set of the day, which may have been renewed since the query was made: votes
+        are taken in the realm of the set that the query names, and of the one that the querier holds by now.
+        """
+        sets = (query.helper_set, self._helper_set.digest)
+        keys = [helper.identity_key for helper in self._helper_set.helpers]
+        realms = {realm(digest) for digest in sets}
+        check_release(_read_votes(votes), share.accepted_root, keys, realms)
+
+    def _read_status(self, party: int, stored: object) -> QueryStatus:
+        try:
+            return QueryStatus.from_json(stored)
+        except ProtocolError as error:
+            message = f"{self._names((party,))} answers with what is no status: {error}"
+            raise QueryFailed("asking", (party,), message, http_status=200) from None
+
+    def _names(self, parties: tuple[int, ...]) -> str:
+        return " and ".join(self._helper_set.helpers[party].name for party in parties)
+
+
+async def _each(stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:
+    """The same request to all three at once; every failure is gathered before any is raised."""
+    results = await asyncio.gather(*(call(party) for party in range(PARTIES)), return_exceptions=True)
+    failures: dict[int, QueryFailed] = {}
+    for party, result in enumerate(results):
+        if isinstance(result, QueryFailed):
+            failures[party] = result
+        elif isinstance(result, BaseException):
+            raise result
+    if failures:
+        hint = next((error.hint for error in failures.values() if error.hint), "")
+        reasons = "; ".join(dict.fromkeys(str(error) for error in failures.values()))
+        worst = max(error.http_status for error in failures.values())
+        raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst)
+    return {party: result for party, result in enumerate(results) if not isinstance(result, BaseException)}
+
+
+def _failure(failed: Mapping[int, QueryStatus], names: Callable[[tuple[int, ...]], str]) -> QueryFailed:
+    """One error for what several helpers report, each in its own words."""
+    failures = {party: status.failure for party, status in failed.items() if status.failure is not None}
+    first = next(iter(failures.values()))
+    said: dict[str, list[int]] = {}
+    for party, failure in sorted(failures.items()):
+        said.setdefault(f"{failed[party].state.value}: {failure.reason}", []).append(party)
+    reasons = [f"{names(tuple(parties))} {text}" for text, parties in said.items()]
+    blamed = {failure.helper for failure in failures.values() if failure.helper is not None}
+    stage = first.stage.value
+    message = f"the query failed at stage {stage}: " + "; ".join(reasons)
+    return QueryFailed(stage, tuple(sorted(blamed)) or tuple(failed), message, first.hint)
+
+
+def _read_answer(stored: object) -> tuple[bytes, object]:
+    """The sealed share, and what should be votes."""
+    if not isinstance(stored, dict) or not isinstance(share := stored.get("share"), str):
+        raise ProtocolError("there is no share in it")
+    try:
+        return bytes.fromhex(share), stored.get("votes")
+    except ValueError:
+        raise ProtocolError("it is not hexadecimal") from None
+
+
+def _read_votes(stored: object) -> list[SignedVote]:
+    if not isinstance(stored, list):
+        raise ProtocolError("there is no list of votes")
+    try:
+        return [SignedVote.decode(bytes.fromhex(vote)) for vote in stored]
+    except (TypeError, ValueError):
+        raise ProtocolError("a vote is not hexadecimal") from None
+
+
+def _path(query: Query) -> str:
+    """Queries are named by their digest: who does not hold the query cannot guess it, and so cannot follow it."""
+    return f"/v1/queries/{query.digest.hex()}"
+
+
+async def _pieces(column: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """A column as it is sent, cut while it is sent, in a thread."""
+    while piece := await asyncio.to_thread(next, column, b""):
+        yield piece
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = time.perf_counter() - start

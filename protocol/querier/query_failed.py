@@ -1,0 +1,28 @@
+"""Why a querier has no answer: the stage, and the helpers it failed at."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from protocol.errors import TrefoilError
+from protocol.text import printable
+
+
+class QueryFailed(TrefoilError):
+    """The query has no answer. Names the stage, and the helpers it failed at (0, 1, 2).
+
+    `http_status` is 0 where a helper did not answer at all. What a helper says is shown only as far as it is printable.
+    """
+
+    def __init__(
+        self, stage: str, helpers: tuple[int, ...], message: str, hint: str = "", *, http_status: int = 0
+    ) -> None:
+        super().__init__(printable(message), printable(hint))
+        self.stage = stage
+        self.helpers = helpers
+        self.http_status = http_status
+
+    @property
+    def refused(self) -> bool:
+        """Whether the helper has understood what was asked and will not do it, rather than being out of reach."""
+        return HTTPStatus.BAD_REQUEST <= self.http_status < HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,0 +1,67 @@
+"""What an answer is worth: how much noise is in it, how far off a bucket may be, and how much may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.answer import Answer
+from protocol.noise_scale import half_width, standard_deviation
+from protocol.querier.bias import BiasBound, bias_bound
+from protocol.query import Query
+
+CONFIDENCE = 0.95
+BIAS_BETA = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """An answer with what it is worth: noise, interval, bias, and what it cost."""
+
+    query: Query
+    answer: Answer
+    noise_sd: float
+    half_width: int
+    bias: BiasBound | None
+    seconds: Mapping[str, float]
+    uploaded_bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        """Everything a person or a program may want of it."""
+        answer = self.answer
+        return {
+            "query_id": self.query.query_id.hex(),
+            "site": self.query.site,
+            "unit": self.query.unit,
+            "debug": self.query.debug,
+            "answer": answer.histogram,
+            "noise": answer.noise.value,
+            "noise_sd": self.noise_sd,
+            "confidence": CONFIDENCE,
+            "half_width": self.half_width,
+            "epsilon_micros": answer.epsilon_micros,
+            "sensitivity": answer.sensitivity,
+            "reports_submitted": answer.submitted,
+            "reports_counted": answer.counted,
+            "rejections": [{reason.value: count for reason, count in each.items()} for each in answer.rejections],
+            "side_count": answer.side_count,
+            "bias_bound": None if self.bias is None else self.bias.bound,
+            "uploaded_bytes": self.uploaded_bytes,
+            "seconds": dict(self.seconds),
+        }
+
+
+def worth(query: Query, answer: Answer, seconds: Mapping[str, float], uploaded_bytes: int) -> QueryResult:
+    """Attach to an answer how far off it may be."""
+    if query.debug:
+        deviation, half = 0.0, 0
+    else:
+        deviation = standard_deviation(query.noise, query.gamma)
+        half = half_width(query.noise, query.gamma, CONFIDENCE)
+    bias = None
+    if answer.side_count is not None:
+        # A report moves by at most Δ = 2·value when epochs are dropped (Theorem 18); less for one bucket.
+        bias = bias_bound(
+            answer.side_count, kappa=query.kappa, sigma=deviation, largest_change=query.sensitivity, beta=BIAS_BETA
+        )
+    return QueryResult(query, answer, deviation, half, bias, seconds, uploaded_bytes)
