@@ -1,0 +1,113 @@
+"""Numerators: the form in which a checked histogram is shared, so that a helper can evaluate it at a point.
+
+Bucket j has label a = j + 1, and what helpers check is F(X) = Σ h_j/(X − a). Summing fractions one by one takes several
+61-bit products each. Instead, buckets stand in groups of 32, and a group is shared as the coefficients of
+
+    N(X) = Σ h_j · D(X)/(X − a)      with D(X) = Π (X − a) over the group's labels
+
+so that F(r) = Σ N(r)/D(r), and evaluating a report is one product of matrices. h ↦ N is linear and can be undone, so
+sums of reports are sums of numerators, and h_j = N(a)/D′(a) is read off once, from the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from protocol.denominations import Amount
+from protocol.field import P, Vector, add, from_integers, inverse, multiply, subtract
+from protocol.matrices import multiply_matrices
+
+GROUP = 32
+
+
+def groups(buckets: int) -> int:
+    """How many groups there are; the last may be smaller."""
+    return -(-buckets // GROUP)
+
+
+def in_groups(numbers: Vector) -> Vector:
+    """Rows of 32 numbers, with zeros at the end of the last."""
+    rows = np.zeros((groups(numbers.size), GROUP), dtype=np.uint64)
+    rows.reshape(-1)[: numbers.size] = numbers
+    return rows
+
+
+def encode(amounts: Sequence[Amount], buckets: int) -> Vector:
+    """Run by a device: the numerators of a histogram with these amounts, in the same steps whatever they are."""
+    basis = _basis(buckets)
+    sums: dict[int, list[int]] = {}
+    for label, value in amounts:
+        place = max(label - 1, 0)
+        row = sums.setdefault(place // GROUP, [0] * GROUP)
+        for power, coefficient in enumerate(basis[place].tolist()):
+            row[power] += value * coefficient
+    numerators = np.zeros(groups(buckets) * GROUP, dtype=np.uint64)
+    for group, row in sums.items():
+        numerators[group * GROUP : (group + 1) * GROUP] = from_integers(row)
+    return numerators[:buckets]
+
+
+def decode(numerators: Vector) -> Vector:
+    """The histogram with these numerators: N(a)/D′(a) for every label, D′(a) being Π (a − b) over the others."""
+    buckets = numerators.size
+    labels = in_groups(np.arange(1, buckets + 1, dtype=np.uint64))
+    values = multiply_matrices(powers(labels, GROUP), in_groups(numerators)[..., None]).reshape(-1)[:buckets]
+    return multiply(values, inverse(_slopes(buckets)))
+
+
+def powers(points: Vector, count: int) -> Vector:
+    """1, r, r², … of every point, `count` of them, along a new last axis."""
+    table = np.ones((*points.shape, count), dtype=np.uint64)
+    known, leap = 1, points
+    while known < count:
+        more = min(known, count - known)
+        table[..., known : known + more] = multiply(table[..., :more], leap[..., None])
+        known += more
+        leap = multiply(leap, leap)
+    return table
+
+
+@lru_cache(maxsize=16)
+def denominators(buckets: int) -> Vector:
+    """D of every group: rows of 33 coefficients, the constant first, with zeros at the end of a smaller one."""
+    labels = in_groups(np.arange(1, buckets + 1, dtype=np.uint64))
+    product = np.zeros((len(labels), GROUP + 1), dtype=np.uint64)
+    product[:, 0] = 1
+    for column in labels.T:
+        # A place without a bucket has label 0 here and no factor.
+        longer = np.roll(product, 1, axis=1)
+        longer = subtract(longer, multiply(product, column[:, None]))
+        product = np.where(column[:, None] > 0, longer, product)
+    product.setflags(write=False)
+    return product
+
+
+@lru_cache(maxsize=16)
+def _basis(buckets: int) -> Vector:
+    """D(X)/(X − a) for every label: rows of 32 coefficients, by dividing from the top."""
+    whole = np.repeat(denominators(buckets), GROUP, axis=0)[:buckets]
+    labels = np.arange(1, buckets + 1, dtype=np.uint64)
+    quotient = np.zeros((buckets, GROUP), dtype=np.uint64)
+    above = np.zeros(buckets, dtype=np.uint64)
+    for power in range(GROUP, 0, -1):
+        above = add(whole[:, power], multiply(above, labels))
+        quotient[:, power - 1] = above
+    quotient.setflags(write=False)
+    return quotient
+
+
+def _slopes(buckets: int) -> Vector:
+    """D′(a) of every label: with v places before it and w after it in its group, (−1)^w · v! · w!."""
+    last = buckets - 1
+    factorials = [1]
+    for number in range(1, GROUP):
+        factorials.append(factorials[-1] * number % P)
+    slopes = []
+    for place in range(buckets):
+        before = place % GROUP
+        after = min(GROUP - 1 - before, last - place)
+        slopes.append((-1) ** after * factorials[before] * factorials[after])
+    return from_integers(slopes)
