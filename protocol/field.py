@@ -26,6 +26,7 @@ _DROPPED_BITS = np.uint64(64 - 61)
 _HALF = np.uint64(32)
 _TOP = np.uint64(61 - 32)
 _TOP_MASK = np.uint64(2 ** (61 - 32) - 1)
+_LOW_MASK = np.uint64(2**32 - 1)
 _TAG_WORDS = 2
 _EXACT_ROWS = 8
 _BLOCK_WORDS = 2**15
@@ -235,6 +236,21 @@ def _multiply_block(left: Vector, right: Vector, out: Vector) -> None:
     out += other
     np.subtract(out, _P, out=other)
     np.minimum(out, other, out=out)
+
+
+def total(vectors: Vector) -> Vector:
+    """Sums of reduced elements along the last axis, of which there are at most 2^32."""
+    # The axis is kept to the end: numpy warns when a single number wraps, and `reduce` is made to wrap.
+    low: Vector = np.add.reduce(vectors & _LOW_MASK, axis=-1, keepdims=True)
+    high: Vector = np.add.reduce(vectors >> _HALF, axis=-1, keepdims=True)
+    # 2^32·high ≡ ⌊high/2^29⌋ + 2^32·(high mod 2^29), as in `RowSum`.
+    sums: Vector = reduce(reduce(low) + (high >> _TOP) + ((high & _TOP_MASK) << _HALF))[..., 0]
+    return sums
+
+
+def dot(left: Vector, right: Vector) -> Vector:
+    """Inner products of reduced vectors along the last axis, of any shapes that broadcast."""
+    return total(multiply(left, right))
 
 
 def power(base: Vector, exponent: int) -> Vector:

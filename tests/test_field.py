@@ -60,6 +60,19 @@ def test_sum_of_no_columns_is_empty() -> None:
     assert field.sum_rows(np.zeros((3, 0), dtype=np.uint64)).tolist() == []
 
 
+@given(st.lists(st.tuples(ELEMENTS, ELEMENTS, ELEMENTS), min_size=1))
+def test_totals_and_inner_products_agree_with_integers(rows: list[tuple[int, int, int]]) -> None:
+    columns = np.array(rows, dtype=np.uint64).T
+    assert field.total(columns).tolist() == [sum(column) % P for column in columns.tolist()]
+    first, second = columns[0].tolist(), columns[1].tolist()
+    assert int(field.dot(columns[0], columns[1])) == sum(a * b for a, b in zip(first, second, strict=True)) % P
+
+
+def test_totals_of_the_largest_element_and_of_nothing() -> None:
+    assert int(field.total(np.full(10**6, P - 1, dtype=np.uint64))) == (P - 1) * 10**6 % P
+    assert field.total(np.zeros((2, 0), dtype=np.uint64)).tolist() == [0, 0]
+
+
 def test_lift_turns_sign_just_above_half_of_p() -> None:
     assert field.lift(vector([0, 1, P // 2, P // 2 + 1, P - 1])) == [0, 1, P // 2, -(P // 2), -1]
 
