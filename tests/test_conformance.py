@@ -17,7 +17,9 @@ import device.device
 import device.memory_store
 import device.report
 import protocol.epsilon
-from benchmarks.conformance.conformance import CONFIG, Config, load_json, report_results, run_file, run_folder, whole
+from benchmarks.conformance.runner import run_file, run_folder
+from benchmarks.conformance.scenario import CONFIG, ScenarioConfig, load_json, whole
+from benchmarks.conformance.view import show_results
 from device.attribution import Award
 from device.conversion import Conversion
 from device.device import Device, Found, Settled
@@ -49,13 +51,13 @@ def test_the_standards_scenarios_pass() -> None:
 
 @pytest.mark.parametrize("path", scenario_files(OURS), ids=lambda path: path.stem)
 def test_our_scenarios_pass(path: Path) -> None:
-    assert run_file(path, Config.load(OURS / CONFIG)).passed
+    assert run_file(path, ScenarioConfig.load(OURS / CONFIG)).passed
 
 
 @pytest.mark.parametrize("path", scenario_files(OURS) + scenario_files(STANDARD), ids=lambda path: path.stem)
 def test_scenarios_pass_on_a_durable_store(path: Path, tmp_path: Path) -> None:
     """The database gives what memory gives, for every scenario there is."""
-    config = Config.load(path.parent / CONFIG)
+    config = ScenarioConfig.load(path.parent / CONFIG)
     length = config.limits.epoch_length
 
     def durable(_store: object, limits: Any, coins: Any, clock: Callable[[], int]) -> Any:
@@ -307,7 +309,7 @@ def test_a_broken_engine_fails_its_scenario(
     scenario: str, mutant: str, apply: Callable[[Patch], None], monkeypatch: Patch
 ) -> None:
     apply(monkeypatch)
-    result = run_file(OURS / f"{scenario}.json", Config.load(OURS / CONFIG))
+    result = run_file(OURS / f"{scenario}.json", ScenarioConfig.load(OURS / CONFIG))
     assert result.mismatches, f"{scenario} does not notice: {mutant}"
     assert not result.error
 
@@ -364,7 +366,7 @@ def test_what_is_not_understood_fails_by_itself(tmp_path: Path) -> None:
 
 def test_config_warns_of_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / CONFIG).write_text('{"maxFun": 3, "maxCreditSize": 4}')
-    assert Config.load(tmp_path / CONFIG).limits.max_credit_size == 4
+    assert ScenarioConfig.load(tmp_path / CONFIG).limits.max_credit_size == 4
     assert "maxFun" in capsys.readouterr().err
 
 
@@ -374,7 +376,7 @@ def test_config_without_a_maximum_lookback(tmp_path: Path) -> None:
     assert isinstance(settings, dict)
     del settings["maxLookbackDays"], settings["epochStart"], settings["fairlyAllocateCreditFraction"]
     (tmp_path / CONFIG).write_text(json.dumps(settings))
-    config = Config.load(tmp_path / CONFIG)
+    config = ScenarioConfig.load(tmp_path / CONFIG)
     assert config.limits.max_lookback_days == 30
     assert (config.coins.epoch_start(), config.coins.credit()) == (0.5, 0.5)
 
@@ -388,7 +390,7 @@ def test_failures_show_expected_and_actual(tmp_path: Path, capsys: pytest.Captur
         "expected": [1, 0],
     }
     (tmp_path / "wrong.json").write_text(json.dumps({"events": [event]}))
-    assert not report_results(run_folder(tmp_path), tmp_path / "out" / "results.json")
+    assert not show_results(run_folder(tmp_path), tmp_path / "out" / "results.json")
     shown = capsys.readouterr().out
     assert "expected [1, 0]" in shown
     assert "actual   [0, 0]" in shown
