@@ -1,1 +1,15 @@
-"""What the system costs and how well it does: workloads, baselines, the paper's experiments, the demonstration."""
+"""What the system costs and how well it does: workloads, baselines, the paper's experiments, the demonstrations.
+
+- `seeded`: randomness that can be repeated, for workloads only
+- `workload`: simulated people, and the real devices that it happens on
+- `bulk_reports`: many sealed reports on all cores
+- `reports_command`: `trefoil reports`
+- `demo`: `trefoil demo`: people, reports, three helpers, one answer
+- `live`: `trefoil live`: the same in a browser
+- `bench`: `trefoil bench`: what things cost on this machine
+- `conformance`: `trefoil conformance`: the standard's scenarios
+- `experiments`: `trefoil experiment` and `plan`: the paper's evaluation
+- `commands`: all of them, for the front door
+
+Results of runs that documents quote are in `results/`.
+"""

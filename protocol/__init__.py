@@ -1,1 +1,32 @@
-"""The language all roles share: numbers, reports, queries and their bytes. Specified in SPEC.md."""
+"""The language all roles share: numbers, reports, queries and their bytes. Specified in SPEC.md.
+
+- `errors`: what can go wrong, in closed vocabularies
+- `wire`: the one encoding of messages
+- `json_message`: JSON from strangers, bounded before it is believed
+- `text`: words from strangers, fit for a terminal
+- `numbered`: closed vocabularies with numbers on the wire
+- `epsilon`: privacy loss as exact integers
+- `field`: vectors over the prime field
+- `matrices`: products of matrices over the field
+- `shares`: secret shares in reports, in the MPC and in the answer
+- `shape`: what is public and decides which numbers are shared and checked
+- `denominations`: how a cap is cut into coins, one polynomial for each weight
+- `numerators`: the form in which a checked histogram is shared
+- `validity`: the proof inside a checked report
+- `hpke`: sealing to a public key
+- `keys`: identities that sign, and keys as files
+- `helper_set`: which three helpers a report is for
+- `set_files`: helper sets as files that three operators sign
+- `report`: a header, one masked body, three sealed payloads
+- `batch`: many reports as a file, and the three columns cut from it
+- `query`: what the querier asks, under her signature
+- `noise_scale`: how much noise an answer carries
+- `joint_scale`: how much, when the helpers draw it together
+- `status`: where a query stands at a helper
+- `vote`: one helper's signed YES or NO on an attempt
+- `answer`: three sealed shares that must fit together
+- `querier`: asking the three helpers, and what their answer is worth
+- `files`: files written whole, and private ones
+- `console`: what every command shows a person
+- `commands`: `trefoil query` and `trefoil helper-set`
+"""

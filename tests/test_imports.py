@@ -1,11 +1,13 @@
-"""Who may import whom (DESIGN.md, "Folders"), enforced over the source itself."""
+"""Who may import whom, enforced over the source itself, and the contents page of every package."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,18 @@ MAY_IMPORT = {
 MPYC_IMPORTERS = {"mpc_helpers/mpc/runtime.py", "benchmarks/bench/naive_mpyc.py"}
 HPKE = "cryptography.hazmat.primitives.hpke"
 HPKE_IMPORTERS = {"protocol/hpke.py"}
+# The rooms of mpc_helpers by floor: a room imports itself and rooms of lower floors, never one of its own floor.
+FLOORS = {
+    "identity": 0,
+    "admission": 1,
+    "ledger": 1,
+    "mpc": 1,
+    "agreement": 2,
+    "helper": 3,
+    "service": 4,
+    "local": 5,
+    "commands": 6,
+}
 FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {"protocol.console", "protocol.errors"}
 
 
@@ -46,7 +60,9 @@ def _named(node: ast.AST, package: str) -> Iterator[tuple[str, int]]:
         case ast.Import(names=names):
             yield from ((alias.name, node.lineno) for alias in names)
         case ast.ImportFrom(module=module, names=names, level=level):
-            base = ".".join(filter(None, [package if level else "", module or ""]))
+            # One dot is this package, each further dot one package up.
+            above = package.split(".")[: len(package.split(".")) + 1 - level] if level else []
+            base = ".".join(filter(None, [*above, module or ""]))
             yield base, node.lineno
             # `from cryptography.hazmat.primitives import hpke` names a module too.
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in names)
@@ -90,13 +106,38 @@ def wrong_computed(path: str, found: Import) -> str | None:
     return "a computed import cannot be checked" if found.module == "<computed>" else None
 
 
+def room_of(module: str) -> str | None:
+    """The room of a module of mpc_helpers; `helper` and `commands` are rooms of one module."""
+    parts = module.split(".")
+    return parts[1] if parts[0] == "mpc_helpers" and len(parts) > 1 else None
+
+
+def wrong_room(path: str, found: Import) -> str | None:
+    here, there = room_of(module_of(path)), room_of(found.module)
+    if here is None or there is None or here == there:
+        return None
+    if here not in FLOORS or there not in FLOORS:
+        return f"{here if here not in FLOORS else there} has no floor: give it one in FLOORS"
+    return None if FLOORS[there] < FLOORS[here] else f"{here} may not import {there}: it is not on a lower floor"
+
+
+def wrong_page(path: str, _: Import) -> str | None:
+    return "a package's __init__ is a contents page and imports nothing" if path.endswith("/__init__.py") else None
+
+
 RULES: tuple[Callable[[str, Import], str | None], ...] = (
     wrong_package,
     wrong_mpyc,
     wrong_hpke,
     wrong_front_door,
     wrong_computed,
+    wrong_room,
+    wrong_page,
 )
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def package_of(path: str) -> str:
@@ -137,7 +178,74 @@ def test_tests_do_not_import_hpke_either() -> None:
     assert broken == []
 
 
+def cycle_in(imported: dict[str, list[Import]]) -> list[str]:
+    """A ring of modules that import each other, at the top or in a function; empty if there is none."""
+    known = {module_of(path) for path in imported}
+    graph = {
+        module_of(path): {one.module for one in found if one.module in known} - {module_of(path)}
+        for path, found in imported.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycle_in(sources()) == []
+
+
+def ring(last: str) -> list[str]:
+    """The cycle in three modules of which the last imports `last`."""
+    planted = {"a": "from device import b", "b": "import device.c", "c": last}
+    return cycle_in({f"device/{name}.py": imports(source, "device") for name, source in planted.items()})
+
+
+def test_a_planted_cycle_is_found() -> None:
+    assert set(ring("from device.a import x")) == {"device.a", "device.b", "device.c"}
+    assert ring("def f():\n    from . import b") != []
+    assert ring("import device.d") == []
+
+
+# Every package's `__init__` is a contents page: a line for each module, in reading order.
+ENTRY = re.compile(r"^- `(\w+)`: \S", re.MULTILINE)
+PACKAGES = sorted(
+    path.parent.relative_to(ROOT)
+    for folder in (*MAY_IMPORT, "tests/support")
+    for path in (ROOT / folder).rglob("__init__.py")
+)
+
+
+def listed_in(page: str) -> list[str]:
+    return ENTRY.findall(ast.get_docstring(ast.parse(page), clean=False) or "")
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=str)
+def test_a_contents_page_lists_every_module_and_no_other(package: Path) -> None:
+    folder = ROOT / package
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    rooms = {path.parent.name for path in folder.glob("*/__init__.py")}
+    listed = listed_in((folder / "__init__.py").read_text())
+    assert sorted(listed) == sorted(modules | rooms), f"mend the docstring of {package}/__init__.py"
+
+
+def test_contents_pages_are_read_as_meant() -> None:
+    lines = ["A room.", "", "- `chair`: to sit on", "- `table`: to eat at", "", "Text: that follows.", ""]
+    assert listed_in('"""' + "\n".join(lines) + '"""') == ["chair", "table"]
+
+
 PLANTED = [
+    ("mpc_helpers/identity/keygen.py", "from mpc_helpers.ledger.ledger import ReportLedger"),
+    ("mpc_helpers/admission/ingest.py", "from mpc_helpers.ledger import attempt"),
+    ("mpc_helpers/mpc/worker.py", "def f():\n    import mpc_helpers.agreement.peers"),
+    ("mpc_helpers/agreement/agreement.py", "from mpc_helpers import helper"),
+    ("mpc_helpers/helper.py", "from mpc_helpers.service.daemon import run"),
+    ("mpc_helpers/service/server.py", "import mpc_helpers.local.launcher"),
+    ("mpc_helpers/service/server.py", "from ..local import launcher"),
+    ("mpc_helpers/attic/box.py", "from mpc_helpers.identity import tls"),
+    ("mpc_helpers/identity/__init__.py", "from mpc_helpers.identity.config import load_config"),
+    ("device/__init__.py", "import ast"),
     ("protocol/wire.py", "from device.epoch import Epoch"),
     ("protocol/wire.py", "def f():\n    import mpc_helpers.helper"),
     ("protocol/wire.py", "import trefoil"),

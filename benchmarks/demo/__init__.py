@@ -1,1 +1,6 @@
-"""The demonstration: people, reports, three helpers and one answer: `trefoil demo`."""
+"""The demonstration: people, reports, three helpers and one answer: `trefoil demo`.
+
+- `demo`: what happens
+- `view`: what a person sees of it
+- `command`: `trefoil demo`
+"""

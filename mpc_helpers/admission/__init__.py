@@ -1,1 +1,10 @@
-"""Admit: which reports of a batch one helper will count, and their sum."""
+"""Admit: which reports of a batch one helper will count, and their sum.
+
+- `rules`: what a report must satisfy, and the byte that says what became of it
+- `headers`: the headers of a chunk, checked all at once
+- `opening`: the two seeds sealed to this helper, checked against the header
+- `ingest`: a whole column: checked, opened and summed, chunk by chunk
+- `column`: a column as it arrives on disk, and the digests of its reports
+- `pool`: processes of this machine that open reports
+- `cluster`: or a cluster of machines that the operator runs
+"""

@@ -1,1 +1,14 @@
-"""Noise: the one computation that the three helpers run together."""
+"""Noise: the one computation that the three helpers run together.
+
+- `session`: who takes part, what a session is bound to, by when it ends, how it fails
+- `noise`: exact discrete noise from fair coins
+- `noisy_sum`: the program: add noise to a shared sum, and keep the result shared
+- `runtime`: MPyC inside a shell of our own
+- `codec`: what parties say inside the computation: field vectors and short bytes
+- `channel`: frames over a byte stream to one peer, and the first words on it
+- `links`: TCP and TLS between the three workers of a session
+- `worker`: a worker as its daemon sees it
+- `worker_main`: a worker from inside
+- `fork_server`: where workers come from
+- `fork_server_main`: the fork server from inside
+"""

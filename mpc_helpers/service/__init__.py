@@ -1,1 +1,11 @@
-"""The helper as a process: its HTTPS interface, its queries and its way to the peers."""
+"""The helper as a process: its HTTPS interface, its queries and its way to the peers.
+
+- `daemon`: one helper put together from its configuration, serving until it is stopped
+- `server`: the HTTPS routes
+- `intake`: who may ask what, the column on its way to disk, a task for every query
+- `jobs`: one query at this helper: its files, its task, its state
+- `transport`: messages to the two peers, each pinned to its certificate
+- `rendezvous`: where the workers of one attempt find each other
+- `worker_sessions`: a worker process for every attempt
+- `metrics`: what a helper counts, for Prometheus
+"""

@@ -1,1 +1,14 @@
-"""Harnesses that several tests share."""
+"""Harnesses that several tests share.
+
+- `protocol_samples`: helpers with fixed keys, reports honest and forged, queries, columns
+- `both_stores`: one test on a store in memory and on a database
+- `small_worlds`: devices with a handful of impressions, and what can be learnt exactly
+- `commit_world`: three ledgers over a network that loses, delays and repeats
+- `commit_runs`: worlds to play
+- `three_agreements`: three helpers that agree and spend in virtual time
+- `three_helpers`: three helpers in one process over real HTTPS
+- `bad_helper`: one bad helper among three
+- `chaos_helper`: a helper process with failpoints
+- `chaos_trio`: three of them, and an audit of all that left
+- `browser`: real Chromium, and demonstrations for it to visit
+"""
