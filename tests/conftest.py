@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.support.commit_runs import Runs
-    from tests.support.three_agreements import Three
+    from tests.support.three_agreements import ThreeAgreements
 
 # A busy machine is no bug: nothing here is decided by how long an example took.
 settings.register_profile("trefoil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,11 +42,11 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[Three]:
+def three(tmp_path: Path) -> Iterator[ThreeAgreements]:
     """For the tests of Agree and Spend: three helpers that have nothing but their ledgers."""
-    from tests.support.three_agreements import Three
+    from tests.support.three_agreements import ThreeAgreements
 
-    three = Three(tmp_path)
+    three = ThreeAgreements(tmp_path)
     yield three
     for ledger in three.ledgers:
         ledger.close()

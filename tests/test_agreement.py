@@ -21,10 +21,10 @@ from tests.support.commit_world import (
     rejected,
     report_digest,
 )
-from tests.support.three_agreements import OTHER, QUERY, Three, play
+from tests.support.three_agreements import OTHER, QUERY, ThreeAgreements, play
 
 
-def test_a_report_counts_only_if_all_three_admitted_it(three: Three) -> None:
+def test_a_report_counts_only_if_all_three_admitted_it(three: ThreeAgreements) -> None:
     batch = QUERY.batch()
     batches = {0: rejected(batch, [0], Rejection.EXPIRED), 2: rejected(batch, [3, 4], Rejection.WRONG_BODY)}
 
@@ -40,7 +40,7 @@ def test_a_report_counts_only_if_all_three_admitted_it(three: Three) -> None:
     play(three, scenario)
 
 
-def test_what_one_query_released_is_seen_by_the_next(three: Three) -> None:
+def test_what_one_query_released_is_seen_by_the_next(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         await three.commit(await three.agree())
         attempts = await three.agree(OTHER)
@@ -52,7 +52,7 @@ def test_what_one_query_released_is_seen_by_the_next(three: Three) -> None:
     play(three, scenario)
 
 
-def test_a_retry_gets_the_same_bytes_and_never_a_new_attempt(three: Three) -> None:
+def test_a_retry_gets_the_same_bytes_and_never_a_new_attempt(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         attempts = await three.agree()
         await three.commit(attempts)
@@ -69,7 +69,9 @@ def test_a_retry_gets_the_same_bytes_and_never_a_new_attempt(three: Three) -> No
     play(three, scenario)
 
 
-def test_a_given_up_attempt_frees_its_reports_everywhere_and_the_next_has_a_higher_number(three: Three) -> None:
+def test_a_given_up_attempt_frees_its_reports_everywhere_and_the_next_has_a_higher_number(
+    three: ThreeAgreements,
+) -> None:
     async def scenario() -> None:
         attempts = await three.agree()
         assert await three.agreements[1].give_up(attempts[1], "the MPC failed")
@@ -85,7 +87,7 @@ def test_a_given_up_attempt_frees_its_reports_everywhere_and_the_next_has_a_high
     play(three, scenario)
 
 
-def test_a_silent_helper_fails_the_query_by_name_and_nothing_is_spent(three: Three) -> None:
+def test_a_silent_helper_fails_the_query_by_name_and_nothing_is_spent(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         three.down = {2}
         errors = await three.agree(seconds=5, helpers=(0, 1))
@@ -98,7 +100,7 @@ def test_a_silent_helper_fails_the_query_by_name_and_nothing_is_spent(three: Thr
     play(three, scenario)
 
 
-def test_a_helper_that_was_not_asked_yet_says_so(three: Three) -> None:
+def test_a_helper_that_was_not_asked_yet_says_so(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         (error, _) = await three.agree(seconds=3, helpers=(0, 1))
         assert "helper 3: has not begun this query" in str(error)
@@ -115,7 +117,7 @@ def test_a_helper_that_was_not_asked_yet_says_so(three: Three) -> None:
     ],
 )
 def test_a_different_question_is_refused_before_anything_is_spent(
-    three: Three, changes: dict[str, Any], message: str
+    three: ThreeAgreements, changes: dict[str, Any], message: str
 ) -> None:
     async def scenario() -> None:
         errors = await three.agree(**changes, seconds=5)
@@ -127,7 +129,7 @@ def test_a_different_question_is_refused_before_anything_is_spent(
     play(three, scenario)
 
 
-def test_too_few_reports_fail_before_anything_is_spent(three: Three) -> None:
+def test_too_few_reports_fail_before_anything_is_spent(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         errors = await three.agree(batches={1: rejected(QUERY.batch(), [1, 2], Rejection.SEEN)}, minimum=5, seconds=5)
         assert all(isinstance(error, TooFewReports) for error in errors)
@@ -136,7 +138,7 @@ def test_too_few_reports_fail_before_anything_is_spent(three: Three) -> None:
     play(three, scenario)
 
 
-def test_busy_reports_are_waited_for_holding_nothing(three: Three) -> None:
+def test_busy_reports_are_waited_for_holding_nothing(three: ThreeAgreements) -> None:
     """The larger query waits for the smaller; when that gives up, it goes on with all of its reports."""
 
     async def scenario() -> None:
@@ -152,7 +154,7 @@ def test_busy_reports_are_waited_for_holding_nothing(three: Three) -> None:
     play(three, scenario)
 
 
-def test_busy_until_the_deadline_is_a_failure_with_its_reason(three: Three) -> None:
+def test_busy_until_the_deadline_is_a_failure_with_its_reason(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         await three.agree(QUERY)
         errors = await three.agree(OTHER, seconds=3)
@@ -161,7 +163,7 @@ def test_busy_until_the_deadline_is_a_failure_with_its_reason(three: Three) -> N
     play(three, scenario)
 
 
-def test_a_smaller_query_takes_reports_that_are_merely_reserved(three: Three) -> None:
+def test_a_smaller_query_takes_reports_that_are_merely_reserved(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         larger = await three.agree(OTHER)
         smaller = await three.agree(QUERY)
@@ -173,7 +175,7 @@ def test_a_smaller_query_takes_reports_that_are_merely_reserved(three: Three) ->
     play(three, scenario)
 
 
-def test_one_copy_in_flight_per_peer_and_subject(three: Three) -> None:
+def test_one_copy_in_flight_per_peer_and_subject(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         await three.agreements[0].peers.call(1, Ask(b"x" * 32))
         three.calls.clear()
@@ -191,7 +193,7 @@ def test_one_copy_in_flight_per_peer_and_subject(three: Three) -> None:
     play(three, scenario)
 
 
-def test_strangers_and_wrong_senders_get_no_reply(three: Three) -> None:
+def test_strangers_and_wrong_senders_get_no_reply(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         head = three.ledgers[2].head
         agreement = three.agreements[0]
@@ -205,7 +207,7 @@ def test_strangers_and_wrong_senders_get_no_reply(three: Three) -> None:
     play(three, scenario)
 
 
-async def claim_another_ledger(three: Three, liar: int, target: int) -> None:
+async def claim_another_ledger(three: ThreeAgreements, liar: int, target: int) -> None:
     """The liar's running daemon signs with the head of a ledger it did not have before."""
     peers: Any = three.agreements[liar].peers
     other = LedgerHead(b"another ledger..", 0, bytes(32))
@@ -214,7 +216,7 @@ async def claim_another_ledger(three: Three, liar: int, target: int) -> None:
     )
 
 
-async def ended_by_alarm(three: Three, running: asyncio.Task[list[Any]]) -> None:
+async def ended_by_alarm(three: ThreeAgreements, running: asyncio.Task[list[Any]]) -> None:
     """Helper 3 changes its ledger in sight of helper 1, whose query then ends at once and not at its deadline."""
     now = asyncio.get_running_loop().time
     assert not running.done()
@@ -229,7 +231,7 @@ async def ended_by_alarm(three: Three, running: asyncio.Task[list[Any]]) -> None
     assert not np.any(three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key))
 
 
-def test_an_alarm_ends_a_query_that_waits_for_proposals(three: Three) -> None:
+def test_an_alarm_ends_a_query_that_waits_for_proposals(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         running = asyncio.get_running_loop().create_task(three.agree(helpers=(0,), seconds=1000))
         await asyncio.sleep(20)
@@ -239,7 +241,7 @@ def test_an_alarm_ends_a_query_that_waits_for_proposals(three: Three) -> None:
     play(three, scenario)
 
 
-def test_an_alarm_at_the_barrier_ends_the_query_and_aborts_what_was_reserved(three: Three) -> None:
+def test_an_alarm_at_the_barrier_ends_the_query_and_aborts_what_was_reserved(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         create = asyncio.get_running_loop().create_task
         running = create(three.agree(helpers=(0,), seconds=1000))
@@ -259,7 +261,7 @@ def test_an_alarm_at_the_barrier_ends_the_query_and_aborts_what_was_reserved(thr
     play(three, scenario)
 
 
-def test_an_alarm_frees_nothing_that_was_voted_for(three: Three) -> None:
+def test_an_alarm_frees_nothing_that_was_voted_for(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         attempts = await three.agree()
         three.down = {2}
@@ -278,7 +280,7 @@ def test_an_alarm_frees_nothing_that_was_voted_for(three: Three) -> None:
     play(three, scenario)
 
 
-def test_one_query_is_agreed_on_once_at_a_time(three: Three) -> None:
+def test_one_query_is_agreed_on_once_at_a_time(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         running = asyncio.get_running_loop().create_task(three.agree(helpers=(0,), seconds=3))
         await asyncio.sleep(1)
@@ -290,7 +292,7 @@ def test_one_query_is_agreed_on_once_at_a_time(three: Three) -> None:
 
 
 async def test_with_the_ledger_in_its_own_thread_and_real_time(tmp_path: Path) -> None:
-    three = Three(tmp_path, threads=True)
+    three = ThreeAgreements(tmp_path, threads=True)
     three.delay = 0.0
     three.start()
     attempts = await three.agree(seconds=60)

@@ -31,7 +31,7 @@ from protocol.set_files import write_set
 from protocol.shares import PARTIES
 from tests import make_vectors
 from tests.support import protocol_samples as samples
-from tests.support.three_helpers import MemoryMpc, Three, real_now
+from tests.support.three_helpers import MemoryMpc, ThreeHelpers, real_now
 from tests.test_vectors import NEGATIVE, Vector, bad_report, reasons
 
 GOOD = 3
@@ -56,7 +56,7 @@ def make_helper(folder: Path, party: int, port: int) -> HelperEntry:
 
 
 @asynccontextmanager
-async def vector_helpers(folder: Path) -> AsyncIterator[Three]:
+async def vector_helpers(folder: Path) -> AsyncIterator[ThreeHelpers]:
     """Three helpers in this process that are the vectors' three helpers."""
     clock, ports = vectors_clock(), _free_ports(PARTIES)
     trio = folder / "trio"
@@ -67,7 +67,7 @@ async def vector_helpers(folder: Path) -> AsyncIterator[Three]:
     sites = {samples.TERMS.site: [samples.TERMS.caller]}
     # Reports live eleven days, so that the vectors' old key is still there to be named; the ledgers forget after seven.
     prepared = prepare(trio, now=clock(), sites=sites, options={"processes": 0, "report_lifetime_days": 11})
-    three = Three(prepared, MemoryMpc(), folder, clock=clock)
+    three = ThreeHelpers(prepared, MemoryMpc(), folder, clock=clock)
     forget(three, samples.NOW - 7 * samples.DAY)
     try:
         for party in range(PARTIES):
@@ -78,7 +78,7 @@ async def vector_helpers(folder: Path) -> AsyncIterator[Three]:
             await three.stop(party)
 
 
-def forget(three: Three, until: int) -> None:
+def forget(three: ThreeHelpers, until: int) -> None:
     """Move the watermark of every ledger, as a helper's housekeeping does."""
     for party in range(PARTIES):
         config = load_config(three.trio.config_path(party))
@@ -87,7 +87,7 @@ def forget(three: Three, until: int) -> None:
         ledger.close()
 
 
-async def fate(three: Three, vector: Vector, mode: NoiseMode) -> tuple[list[int], list[dict[Rejection, int]]]:
+async def fate(three: ThreeHelpers, vector: Vector, mode: NoiseMode) -> tuple[list[int], list[dict[Rejection, int]]]:
     """Ask about good reports with this bad one among them: the answer without its noise, and who rejected what."""
     good = [samples.report(f"{vector['name']} {mode} {index}", [index, *[1] * 7]) for index in range(GOOD)]
     reports: list[SealedReport] = [*good, *[bad_report(vector)] * vector["copies"]]

@@ -51,7 +51,7 @@ from tests.support.bad_helper import (
     never_released,
     truth_of,
 )
-from tests.support.three_helpers import SITE, Three, three_helpers
+from tests.support.three_helpers import SITE, ThreeHelpers, three_helpers
 
 # Agree.
 
@@ -106,7 +106,7 @@ async def test_a_wrong_accepted_root(tmp_path: Path) -> None:
         await answered(three, batch)
 
 
-def veto(three: Three, which: slice) -> Callable[[], None]:
+def veto(three: ThreeHelpers, which: slice) -> Callable[[], None]:
     """Helper 3 leaves reports out for no good reason, under one that sounds good. Returns how to make it stop."""
     helper: Any = helper_of(three, BAD)
     honest = helper._batch
@@ -258,7 +258,7 @@ async def test_everything_it_ever_said_said_again(tmp_path: Path) -> None:
         assert (await three.ask(first, batch)).answer == one.answer
 
 
-def forgeries(bad: BadHelper, three: Three) -> Iterator[tuple[str, bytes]]:
+def forgeries(bad: BadHelper, three: ThreeHelpers) -> Iterator[tuple[str, bytes]]:
     """Messages that are not helper 3's to send, or not here; all else about them is right."""
     vote = bad.vote(next(iter(three.mpc.records)), Word.NO)
     boot, head, identity = bad.peers._boot, helper_of(three, BAD)._ledger.head, bad.peers.identity

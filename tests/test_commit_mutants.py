@@ -32,7 +32,7 @@ from tests.support.commit_runs import (
     says,
     vote_of,
 )
-from tests.support.commit_world import KEYS, Plan, World, run, violations
+from tests.support.commit_world import KEYS, CommitWorld, Plan, run, violations
 
 
 def without_guards(path: Path) -> None:
@@ -173,7 +173,7 @@ def test_letting_the_share_out_before_released_is_on_disk_is_caught(
     """A crash before the commit forgets the release; the bad helper then says NO to both, and a second one follows."""
 
     def play(*, early: bool) -> list[str]:
-        world: World = runs.world(
+        world: CommitWorld = runs.world(
             ONE,
             Plan(
                 seed=17,
@@ -192,7 +192,7 @@ def test_letting_the_share_out_before_released_is_on_disk_is_caught(
     assert any("S3" in text for text in play(early=True))
 
 
-def _two_faced(world: World, target: int, envelope: Envelope) -> Envelope | None:
+def _two_faced(world: CommitWorld, target: int, envelope: Envelope) -> Envelope | None:
     body = envelope.body
     if not isinstance(body, messages.State):
         return envelope
@@ -207,7 +207,7 @@ def _two_faced(world: World, target: int, envelope: Envelope) -> Envelope | None
 _correct_release = ReportLedger.release
 
 
-def _released_in_memory(world: World) -> Callable[..., None]:
+def _released_in_memory(world: CommitWorld) -> Callable[..., None]:
     def release(self: ReportLedger, attempt_id: bytes, votes: list[HeardVote]) -> None:
         record = self.record(attempt_id)
         if self.owner.helper == 0 and record is not None and record.sealed_share is not None:

@@ -22,7 +22,7 @@ from device.device import Device, Found, Settled
 from device.impression import Impression
 from device.limits import DeviceLimits
 from protocol.epsilon import MICROS
-from tests.support.small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, World, paid_by, query, worst_loss
+from tests.support.small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, SmallWorld, paid_by, query, worst_loss
 
 BUDGET = MICROS
 LIMITS = DeviceLimits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
@@ -43,7 +43,7 @@ def loss(
 ) -> Fraction:
     """What the best querier learns by asking with `function`, over one epoch or both."""
     menu = [query(ask(function)), query(ask(function, (0, 1))), query(ask(function, epsilon=0.25))]
-    return worst_loss(World(having, LIMITS, make), World(lacking, LIMITS, make), menu)
+    return worst_loss(SmallWorld(having, LIMITS, make), SmallWorld(lacking, LIMITS, make), menu)
 
 
 def nothing_is_something(relevant: Relevant, award: Award, /) -> Sequence[int]:
@@ -94,7 +94,7 @@ def test_a_function_that_wants_more_than_the_value_learns_nothing_more(monkeypat
     monkeypatch.setattr("device.device.attribute", lambda function, relevant, award: (20, 0) if relevant else (0, 0))
     # Over two epochs the charge is the sensitivity of a clipped report, whatever this one says.
     menu = [query(ask(greedy, (0, 1)))]
-    assert worst_loss(World((Event(0, 0),), LIMITS), World((), LIMITS), menu) > BUDGET
+    assert worst_loss(SmallWorld((Event(0, 0),), LIMITS), SmallWorld((), LIMITS), menu) > BUDGET
 
 
 # An impression that the querier itself showed on its own site: an event it knows of.
@@ -134,7 +134,7 @@ def test_a_function_that_reads_the_queriers_own_events_learns_nothing_more() -> 
 
 def test_own_events_cost_nothing_and_are_not_seen() -> None:
     """Public events cost nothing: they are no part of the report."""
-    world = World((OWN,), LIMITS)
+    world = SmallWorld((OWN,), LIMITS)
     assert world.ask(query(ask(lambda relevant, award: [award.value, 0]))) == (0, 0)
     assert paid_by(world.store, 0) == 0
 
@@ -149,7 +149,7 @@ def test_a_function_that_fails_says_nothing(error: type[BaseException]) -> None:
     def never(impression: Impression) -> bool:
         raise error
 
-    world = World((Event(0, 0),), LIMITS)
+    world = SmallWorld((Event(0, 0),), LIMITS)
     assert world.ask(query(ask(fails))) == (0, 0)
     assert world.ask(query(ask(fails, (0, 1)))) == (0, 0)
     assert world.ask(query(replace(ask(nothing_is_something), relevant=never))) == (0, 0)

@@ -29,8 +29,8 @@ from tests.support.small_worlds import (
     Events,
     PlainDevice,
     Query,
+    SmallWorld,
     Voting,
-    World,
     query,
     subsets,
     w3c,
@@ -79,7 +79,7 @@ def worst_of(
     watched: Sequence[FilterKind] = (FilterKind.SITE,),
 ) -> Fraction:
     """The largest loss over all pairs of neighbours."""
-    pairs = ([World(events, limits, make, watched) for events in pair] for pair in neighbours())
+    pairs = ([SmallWorld(events, limits, make, watched) for events in pair] for pair in neighbours())
     return max(worst_loss(world, neighbour, menu) for world, neighbour in pairs)
 
 
@@ -106,7 +106,7 @@ def test_a_quota_that_runs_out_tells_nothing() -> None:
     menu = [query(ask((0, 1))), query(ask((1,), value=1)), query(ask((0, 1)), site="store.example")]
     for epoch in (0, 1):
         watched = (FilterKind.SITE, FilterKind.IMPRESSION_SITE)
-        pair = [World(seen, limits, watched=watched) for seen in (events, without_epoch(events, epoch))]
+        pair = [SmallWorld(seen, limits, watched=watched) for seen in (events, without_epoch(events, epoch))]
         # Two sites ask here, each within its own budget.
         assert worst_loss(pair[0], pair[1], menu) <= 2 * BUDGET
         assert worst_loss(pair[0], pair[1], menu[:2]) <= BUDGET
@@ -188,7 +188,7 @@ Strategy = Callable[[Answers], Query]
 
 
 def transcripts(
-    world: World, other: World, strategy: Strategy, rounds: int
+    world: SmallWorld, other: SmallWorld, strategy: Strategy, rounds: int
 ) -> Iterator[tuple[Decimal, Decimal, Answers]]:
     """Every sequence of noisy answers that `strategy` can see, with its exact probability under both databases."""
     start: tuple[Voting, Voting] = ((), ())
@@ -230,7 +230,7 @@ def test_adaptive_transcripts_differ_by_at_most_the_budget() -> None:
     For every set S of transcripts P(S) ≤ e^budget·P'(S), and the other way round, because it holds for each of them.
     """
     menu = [query(ask((0, 1), buckets=1, query_sensitivity=2)), query(ask((0,), epsilon=0.5, buckets=1))]
-    world, other = World((Event(0, 0), Event(1, 0)), LIMITS), World((Event(1, 0),), LIMITS)
+    world, other = SmallWorld((Event(0, 0), Event(1, 0)), LIMITS), SmallWorld((Event(1, 0),), LIMITS)
     with localcontext() as context:
         context.prec = 60
         limit = (Decimal(BUDGET) / MICROS).exp() * (1 + Decimal(10) ** -40)
@@ -245,7 +245,7 @@ def test_adaptive_transcripts_differ_by_at_most_the_budget() -> None:
 def test_the_game_finds_what_the_transcripts_show() -> None:
     """The largest ratio over all transcripts of a querier who asks the same thing until the budget is gone."""
     asked = query(ask((0, 1), buckets=1, query_sensitivity=2))
-    world, other = World((Event(0, 0),), LIMITS), World((), LIMITS)
+    world, other = SmallWorld((Event(0, 0),), LIMITS), SmallWorld((), LIMITS)
     with localcontext() as context:
         context.prec = 60
         seen = max((p / other_p).ln() for p, other_p, _ in transcripts(world, other, lambda _: asked, 4))

@@ -46,7 +46,7 @@ from tests.support.small_worlds import (
     Options,
     PlainDevice,
     RewindableStore,
-    World,
+    SmallWorld,
     fixed_coins,
     query,
     quick_folder,
@@ -286,7 +286,7 @@ def finish_child(child: int, read: int) -> bytes:
     return said
 
 
-def exhausted(world: World, owner: FilterOwner, epochs: Iterable[int]) -> None:
+def exhausted(world: SmallWorld, owner: FilterOwner, epochs: Iterable[int]) -> None:
     """Make these epochs unable to pay this filter."""
     filters = world.store.filters_of([owner])
     for epoch in epochs:
@@ -294,8 +294,8 @@ def exhausted(world: World, owner: FilterOwner, epochs: Iterable[int]) -> None:
     world.store.keep(filters)
 
 
-def world_of(seen: Iterable[Event]) -> World:
-    world = World(seen, replace(LIMITS, site_budget=2**40, global_budget=2**40, conversion_site_quota=None))
+def world_of(seen: Iterable[Event]) -> SmallWorld:
+    world = SmallWorld(seen, replace(LIMITS, site_budget=2**40, global_budget=2**40, conversion_site_quota=None))
     world.clock.now = START + 3 * WEEK - 3600
     return world
 
@@ -325,7 +325,7 @@ def replace_site(event: Event) -> Event:
     return event._replace(site=PUBLISHER)
 
 
-def paid_now(world: World, options: Options, epoch: int) -> dict[FilterOwner, int]:
+def paid_now(world: SmallWorld, options: Options, epoch: int) -> dict[FilterOwner, int]:
     """What one epoch pays for one request, to every filter."""
     before = spent_in(world.store)
     world.ask(query(options))
@@ -359,7 +359,7 @@ def test_whether_an_epoch_is_dropped_depends_on_its_own_filters_alone(
     limits = replace(LIMITS, impression_site_quota=MICROS // 2)
     worlds = []
     for changed, refusing in ((seen, set[int]()), (others, emptied)):
-        world = World([*own, *(event for event in changed if event.epoch != epoch)], limits)
+        world = SmallWorld([*own, *(event for event in changed if event.epoch != epoch)], limits)
         world.clock.now = START + 3 * WEEK - 3600
         exhausted(world, FilterOwner(FilterKind.SITE, QUERIER), refusing - {epoch})
         filters = world.store.filters_of([FilterOwner(FilterKind.GLOBAL, "")])

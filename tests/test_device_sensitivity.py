@@ -23,7 +23,7 @@ from tests.support.small_worlds import (
     Events,
     Options,
     PlainDevice,
-    World,
+    SmallWorld,
     fixed_coins,
     l1,
     noise_rate,
@@ -68,7 +68,7 @@ def all_outcomes(
     for first in sets:
         for second in sets:
             later = tuple(event._replace(epoch=1) for event in second)
-            world = World(first + later, LIMITS, make)
+            world = SmallWorld(first + later, LIMITS, make)
             world.device._coins = fixed_coins(coin)
             report = world.ask(query(options))
             site = (paid_by(world.store, 0), paid_by(world.store, 1))

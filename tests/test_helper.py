@@ -23,14 +23,16 @@ from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode, SignedQuery
 from protocol.report import EPSILON_SPAN, SealedReport
 from protocol.status import QueryState
-from tests.support.three_helpers import Three, terms, three_helpers
+from tests.support.three_helpers import ThreeHelpers, terms, three_helpers
 
 
 def one_hot(bucket: int, buckets: int) -> list[int]:
     return [int(index == bucket) for index in range(buckets)]
 
 
-async def check_exact(three: Three, histograms: list[list[int]], wishes: QueryOptions, kappa: int = 0) -> list[int]:
+async def check_exact(
+    three: ThreeHelpers, histograms: list[list[int]], wishes: QueryOptions, kappa: int = 0
+) -> list[int]:
     """Ask, and compare answer − noise with the plaintext sum, number by number. Returns the noise."""
     buckets = len(histograms[0]) - (1 if kappa else 0)
     batch = three.batch(three.seal(histograms, terms(buckets, kappa=kappa)))

@@ -12,15 +12,15 @@ from mpc_helpers.ledger.rebuild import Export, accept_peer, export, rebuild
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
-from tests.support.three_helpers import Three, real_now, terms, three_helpers
+from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 
 
-def opened(three: Three, party: int) -> tuple[HelperConfig, Membership]:
+def opened(three: ThreeHelpers, party: int) -> tuple[HelperConfig, Membership]:
     config = load_config(three.trio.config_path(party))
     return config, load_membership(config, real_now())
 
 
-def lose(three: Three, party: int) -> None:
+def lose(three: ThreeHelpers, party: int) -> None:
     path = opened(three, party)[0].ledger
     for file in path.parent.glob(path.name + "*"):
         file.unlink()

@@ -26,7 +26,7 @@ from protocol.querier.view import Follower, bar, noise_mode, permille, show
 from protocol.querier.worth import CONFIDENCE, QueryResult, worth
 from protocol.query import NoiseMode, Query
 from protocol.status import QueryState, QueryStatus
-from tests.support.three_helpers import MemoryMpc, Three, real_now, terms, three_helpers
+from tests.support.three_helpers import MemoryMpc, ThreeHelpers, real_now, terms, three_helpers
 
 
 def lying(monkeypatch: pytest.MonkeyPatch, party: int, lie: Callable[[AnswerShare], AnswerShare]) -> None:
@@ -168,8 +168,8 @@ def test_a_saved_query_is_not_resumed_under_other_wishes(tmp_path: Path) -> None
             ask(other)
 
 
-def offline(tmp_path: Path) -> Three:
-    return Three(prepare(tmp_path / "trio", now=real_now()), MemoryMpc(), tmp_path)
+def offline(tmp_path: Path) -> ThreeHelpers:
+    return ThreeHelpers(prepare(tmp_path / "trio", now=real_now()), MemoryMpc(), tmp_path)
 
 
 def test_a_damaged_query_file_is_said_so(tmp_path: Path) -> None:
@@ -189,7 +189,9 @@ def test_an_empty_batch_cannot_be_queried(tmp_path: Path) -> None:
         make_query(type(batch)(batch.path), QueryOptions(), three.helper_set, three.site_key(), three.clock())
 
 
-def result_of(three: Three, *, kappa: int = 0, debug: bool = False, histogram: list[int] | None = None) -> QueryResult:
+def result_of(
+    three: ThreeHelpers, *, kappa: int = 0, debug: bool = False, histogram: list[int] | None = None
+) -> QueryResult:
     numbers = histogram or [5, -3, 120]
     report = three.seal([[0] * (len(numbers) + bool(kappa))], terms(len(numbers), kappa=kappa, debug=debug))
     query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE)).query

@@ -27,13 +27,13 @@ from protocol.keys import IdentityKey, load_identity
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.query import SignedQuery
-from tests.support.three_helpers import SITE, Three, real_now, terms, three_helpers
+from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers
 
 Reply = tuple[int, Any]
 
 
 @asynccontextmanager
-async def talking_to(three: Three, party: int = 0) -> AsyncIterator[aiohttp.ClientSession]:
+async def talking_to(three: ThreeHelpers, party: int = 0) -> AsyncIterator[aiohttp.ClientSession]:
     helper = three.helper_set.helpers[party]
     connector = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(helper.tls_pin))
     async with aiohttp.ClientSession(helper.address, connector=connector) as session:
@@ -41,7 +41,7 @@ async def talking_to(three: Three, party: int = 0) -> AsyncIterator[aiohttp.Clie
 
 
 @asynccontextmanager
-async def talking_as(three: Three, party: int) -> AsyncIterator[aiohttp.ClientSession]:
+async def talking_as(three: ThreeHelpers, party: int) -> AsyncIterator[aiohttp.ClientSession]:
     """To helper 1, with the certificate of one of the three."""
     config = load_config(three.trio.config_path(party))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -68,7 +68,7 @@ def url(signed: SignedQuery, rest: str = "") -> str:
     return f"/v1/queries/{signed.query.digest.hex()}{rest}"
 
 
-def small_batch(three: Three, count: int = 5, **more: Any) -> BatchReader:
+def small_batch(three: ThreeHelpers, count: int = 5, **more: Any) -> BatchReader:
     return three.batch(three.seal([[1, 0, 0, 0]] * count, terms(4, **more)))
 
 

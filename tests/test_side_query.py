@@ -29,7 +29,7 @@ from tests.support.small_worlds import (
     Events,
     PlainDevice,
     Query,
-    World,
+    SmallWorld,
     paid_by,
     query,
     repeated_loss,
@@ -73,12 +73,14 @@ def menu(form: SideQueryForm) -> list[Query]:
     ]
 
 
-def pairs(make: Callable[..., PlainDevice] = Device, limits: DeviceLimits = LIMITS) -> list[tuple[World, World]]:
+def pairs(
+    make: Callable[..., PlainDevice] = Device, limits: DeviceLimits = LIMITS
+) -> list[tuple[SmallWorld, SmallWorld]]:
     """Every world beside itself without one of its epochs."""
     neighbours = [
         (world, without_epoch(world, epoch)) for world in WORLDS for epoch in {event.epoch for event in world}
     ]
-    return [(World(having, limits, make), World(lacking, limits, make)) for having, lacking in neighbours]
+    return [(SmallWorld(having, limits, make), SmallWorld(lacking, limits, make)) for having, lacking in neighbours]
 
 
 def worst_of(asked: Sequence[Query], make: Callable[..., PlainDevice] = Device) -> Fraction:
@@ -137,7 +139,7 @@ def test_a_flag_from_data_leaks(form: SideQueryForm) -> None:
 
 def test_every_requested_epoch_pays_kappa_with_data_or_without() -> None:
     """⌈ε·(sensitivity + κ)/Δ⌉ where there is an impression, ⌈ε·κ/Δ⌉ where not, to site and global filter."""
-    world = World((Event(0, 0),), LIMITS)
+    world = SmallWorld((Event(0, 0),), LIMITS)
     world.ask(query(ask((0, 1), SideQueryForm.GENERAL)))
     for kind, site in ((FilterKind.SITE, "shop.example"), (FilterKind.GLOBAL, "")):
         assert paid_by(world.store, 0, kind, site) == 250_000 * (4 + 2) // 4
@@ -151,7 +153,9 @@ def test_colluding_queriers_with_flags_stay_under_twice_the_global_budget() -> N
     asked = [query(ask((0, 1), SideQueryForm.GENERAL), site=site) for site in ("shop.example", "store.example")]
     for epoch in (0, 1):
         events = (Event(0, 0), Event(1, 1))
-        world, neighbour = (World(seen, limits, watched=watched) for seen in (events, without_epoch(events, epoch)))
+        world, neighbour = (
+            SmallWorld(seen, limits, watched=watched) for seen in (events, without_epoch(events, epoch))
+        )
         assert worst_loss(world, neighbour, asked) <= 2 * BUDGET
 
 
@@ -159,14 +163,17 @@ def test_the_last_touch_form_needs_last_touch() -> None:
     """Theorem 16 is about last touch; under another function its flag would miss biased reports."""
     asked = replace(ask((0, 1), SideQueryForm.LAST_TOUCH), function=EqualCredit())
     with pytest.raises(RangeError, match="last-touch"):
-        World((), LIMITS).ask(query(asked))
+        SmallWorld((), LIMITS).ask(query(asked))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_report_that_lost_something_is_always_flagged(form: SideQueryForm) -> None:
     """Equation (23) of the paper: reports that dropped epochs changed are among the flagged, so the bound holds."""
     for events in WORLDS:
-        world, rich = World(events, LIMITS), World(events, replace(LIMITS, site_budget=2**50, global_budget=2**50))
+        world, rich = (
+            SmallWorld(events, LIMITS),
+            SmallWorld(events, replace(LIMITS, site_budget=2**50, global_budget=2**50)),
+        )
         flagged = changed = 0
         for asked in (menu(form)[0], menu(form)[2], menu(form)[0]) * 4:
             report, full = world.ask(asked), rich.ask(asked)

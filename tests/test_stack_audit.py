@@ -17,7 +17,7 @@ from mpc_helpers.mpc.noisy_sum import ExactNoise
 from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
 from tests.support import three_helpers
-from tests.support.three_helpers import Three, terms
+from tests.support.three_helpers import ThreeHelpers, terms
 from tests.support.three_helpers import three_helpers as started
 from tests.test_noise_audit import RATE, SENSITIVITY, Samples, epsilon_at_least, misfits
 
@@ -25,7 +25,7 @@ BUCKETS = 2**14
 EPSILON_MICROS = int(1_000_000 * RATE * SENSITIVITY)
 
 
-async def answer(three: Three, value: int, mode: NoiseMode) -> tuple[Samples, Samples]:
+async def answer(three: ThreeHelpers, value: int, mode: NoiseMode) -> tuple[Samples, Samples]:
     """What the querier gets on one report with `value` in every bucket, and what helper 3 knows of its noise."""
     paid = terms(BUCKETS, epsilon_micros=EPSILON_MICROS, sensitivity=SENSITIVITY)
     batch = three.batch(three.seal([[value] * BUCKETS], paid))

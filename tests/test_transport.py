@@ -13,10 +13,10 @@ from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.service.rendezvous import MAX_REMEMBERED, Rendezvous
 from mpc_helpers.service.transport import Certificates, PeerError, Transport
 from protocol.errors import ProtocolError, TrefoilError
-from tests.support.three_helpers import Three, real_now, terms, three_helpers
+from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 
 
-def certificates_of(three: Three, party: int, folder: Path) -> Certificates:
+def certificates_of(three: ThreeHelpers, party: int, folder: Path) -> Certificates:
     config = load_config(three.trio.config_path(party))
     folder.mkdir(exist_ok=True)
     return Certificates(load_membership(config, real_now()), config.tls, folder)

@@ -26,7 +26,7 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.querier.worth import QueryResult
 from protocol.report import SealedReport
-from tests.support.three_helpers import Three, real_now, terms, three_helpers
+from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 
 BUCKETS = 24
 ANY = QueryOptions(tolerated_bad_permille=1000, seconds=30)
@@ -36,7 +36,7 @@ ANY = QueryOptions(tolerated_bad_permille=1000, seconds=30)
 class Story:
     """Twenty-four reports, and everything that was ever answered about them."""
 
-    three: Three
+    three: ThreeHelpers
     reports: list[SealedReport] = field(init=False)
     total: np.ndarray[tuple[int], np.dtype[np.int64]] = field(init=False)
 
@@ -62,7 +62,7 @@ def seen(result: QueryResult) -> list[int]:
     return [counts.get(Rejection.SEEN, 0) for counts in result.answer.rejections]
 
 
-async def restart(three: Three, *parties: int) -> None:
+async def restart(three: ThreeHelpers, *parties: int) -> None:
     for party in parties:
         await three.stop(party)
     for party in parties:
@@ -148,7 +148,7 @@ async def test_what_was_voted_for_is_answered_even_after_its_deadline(tmp_path: 
         assert (await three.ask(asked, batch)).answer == result.answer
 
 
-async def try_again(three: Three, asked: SavedQuery, batch: BatchReader) -> QueryResult | QueryFailed:
+async def try_again(three: ThreeHelpers, asked: SavedQuery, batch: BatchReader) -> QueryResult | QueryFailed:
     try:
         return await three.ask(asked, batch)
     except QueryFailed as error:
@@ -158,12 +158,12 @@ async def try_again(three: Three, asked: SavedQuery, batch: BatchReader) -> Quer
 # One helper has lost its ledger.
 
 
-def opened(three: Three, party: int) -> tuple[HelperConfig, Membership]:
+def opened(three: ThreeHelpers, party: int) -> tuple[HelperConfig, Membership]:
     config = load_config(three.trio.config_path(party))
     return config, load_membership(config, real_now())
 
 
-async def lose_ledger(three: Three, party: int) -> None:
+async def lose_ledger(three: ThreeHelpers, party: int) -> None:
     """All helpers stop; this one's disk is gone."""
     for each in range(3):
         await three.stop(each)

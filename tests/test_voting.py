@@ -10,10 +10,10 @@ import pytest
 
 from mpc_helpers.ledger.attempt import Outcome, State
 from mpc_helpers.ledger.ledger import LedgerError, Standing
-from tests.support.three_agreements import OTHER, QUERY, Three, play
+from tests.support.three_agreements import OTHER, QUERY, ThreeAgreements, play
 
 
-def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(three: Three) -> None:
+def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         attempts = await three.agree()
         three.down = {2}
@@ -52,7 +52,7 @@ class FlakyDatabase:
 
 @pytest.mark.parametrize("trouble", ["disk I/O error", "readonly"])
 def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
-    three: Three, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    three: ThreeAgreements, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FlakyDatabase(three.ledgers[0])
     vote, votes = three.ledgers[0].vote, 0
@@ -87,7 +87,7 @@ def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
     assert [trouble in told[0], "database is locked" in told[1], len(told)] == [True, True, 2]
 
 
-def test_a_helper_asks_on_after_its_ledger_failed(three: Three) -> None:
+def test_a_helper_asks_on_after_its_ledger_failed(three: ThreeAgreements) -> None:
     """What the others push does not arrive, so that only asking can tell it that they have voted."""
 
     async def scenario() -> None:
@@ -112,7 +112,7 @@ def test_a_helper_asks_on_after_its_ledger_failed(three: Three) -> None:
 
 @pytest.mark.parametrize("move", ["vote", "release"])
 def test_a_move_that_is_on_disk_but_reported_as_failed_is_taken_up(
-    three: Three, move: str, monkeypatch: pytest.MonkeyPatch
+    three: ThreeAgreements, move: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = three.ledgers[0]
     really = getattr(ledger, move)

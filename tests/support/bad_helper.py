@@ -23,7 +23,7 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.querier.worth import QueryResult
 from protocol.vote import SignedVote, Vote
-from tests.support.three_helpers import Three, terms
+from tests.support.three_helpers import ThreeHelpers, terms
 
 BAD = 2
 HONEST = (0, 1)
@@ -34,13 +34,13 @@ LONG = QueryOptions(tolerated_bad_permille=1000, seconds=60)
 Tamper = Callable[[int, Body], Body | None]
 
 
-def helper_of(three: Three, party: int) -> Helper:
+def helper_of(three: ThreeHelpers, party: int) -> Helper:
     helper = three.intakes[party]._helper
     assert isinstance(helper, Helper)
     return helper
 
 
-def agreement_of(three: Three, party: int) -> Agreement:
+def agreement_of(three: ThreeHelpers, party: int) -> Agreement:
     return helper_of(three, party)._agreement
 
 
@@ -52,7 +52,7 @@ def honestly(_target: int, body: Body) -> Body:
 class BadHelper:
     """Helper 3 with a hand on its mouth: `tamper` sees each message to each peer, and may change or swallow it."""
 
-    three: Three
+    three: ThreeHelpers
     tamper: Tamper = honestly
     sent: list[tuple[int, bytes]] = field(default_factory=list)
     carry: Any = None
@@ -90,27 +90,27 @@ class BadHelper:
         )
 
 
-def five_reports(three: Three) -> BatchReader:
+def five_reports(three: ThreeHelpers) -> BatchReader:
     one_each = np.eye(BUCKETS, dtype=int).tolist()[:5]
     return three.batch(three.seal(one_each, terms(BUCKETS)))
 
 
-def truth_of(three: Three, result: QueryResult) -> list[int]:
+def truth_of(three: ThreeHelpers, result: QueryResult) -> list[int]:
     return [got - drawn for got, drawn in zip(result.answer.histogram, three.noise_of(result), strict=True)]
 
 
-def heads(three: Three) -> list[int]:
+def heads(three: ThreeHelpers) -> list[int]:
     """How far the honest ledgers have come."""
     return [helper_of(three, party)._ledger.head.sequence for party in HONEST]
 
 
-def live_states(three: Three, asked: SavedQuery) -> list[State | None]:
+def live_states(three: ThreeHelpers, asked: SavedQuery) -> list[State | None]:
     key = QueryName.of(asked.query).key
     records = [helper_of(three, party)._ledger.live(key) for party in HONEST]
     return [record.state if record else None for record in records]
 
 
-async def never_released(three: Three, asked: SavedQuery, batch: BatchReader, match: str) -> QueryFailed:
+async def never_released(three: ThreeHelpers, asked: SavedQuery, batch: BatchReader, match: str) -> QueryFailed:
     """The query fails, and the honest helpers hold nothing of it: its reports are free for the next."""
     with pytest.raises(QueryFailed, match=match) as refused:
         await three.ask(asked, batch)
@@ -120,7 +120,7 @@ async def never_released(three: Three, asked: SavedQuery, batch: BatchReader, ma
     return refused.value
 
 
-async def answered(three: Three, batch: BatchReader) -> None:
+async def answered(three: ThreeHelpers, batch: BatchReader) -> None:
     """A new query over the same reports is answered, each counted once."""
     result = await three.ask(three.query(batch, LONG), batch)
     assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]

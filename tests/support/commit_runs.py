@@ -14,7 +14,7 @@ from mpc_helpers.agreement.messages import Ask, Envelope, Propose
 from mpc_helpers.ledger.attempt import Word
 from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from protocol.vote import SignedVote, Vote
-from tests.support.commit_world import IDENTITIES, KEYS, REALM, AskedQuery, Plan, World, run
+from tests.support.commit_world import IDENTITIES, KEYS, REALM, AskedQuery, CommitWorld, Plan, run
 
 ONE = (AskedQuery.of(1, range(6)),)
 # For runs that are meant to end badly: nothing is gained by watching them ask for ever.
@@ -30,16 +30,16 @@ class Runs:
         self._folder = folder
         self._numbers = itertools.count()
 
-    def play(self, queries: tuple[AskedQuery, ...], plan: Plan, **settings: Any) -> World:
+    def play(self, queries: tuple[AskedQuery, ...], plan: Plan, **settings: Any) -> CommitWorld:
         """Play a world to its end."""
         world = self.world(queries, plan, **settings)
         run(world.play)
         return world
 
-    def world(self, queries: tuple[AskedQuery, ...], plan: Plan, **settings: Any) -> World:
+    def world(self, queries: tuple[AskedQuery, ...], plan: Plan, **settings: Any) -> CommitWorld:
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
-        return World(folder, queries, plan, **settings)
+        return CommitWorld(folder, queries, plan, **settings)
 
 
 def fails_at(helper: int) -> Callable[[int, int], bool]:
@@ -85,7 +85,7 @@ def no_votes_to(helper: int | None, until: float) -> Callable[[int, int, Envelop
     return block
 
 
-async def empty_at(world: World, helper: int, time: float, *, trusted: bool) -> None:
+async def empty_at(world: CommitWorld, helper: int, time: float, *, trusted: bool) -> None:
     """Helper's disk is destroyed at `time` and comes back empty; with `trusted`, its peers are told that is fine."""
     for node in world.nodes:
         world.spawn(node.start())
@@ -105,10 +105,10 @@ async def empty_at(world: World, helper: int, time: float, *, trusted: bool) -> 
     await world.stop()
 
 
-def honest_sums(world: World) -> list[dict[int, frozenset[bytes]]]:
+def honest_sums(world: CommitWorld) -> list[dict[int, frozenset[bytes]]]:
     both = (known for known in world.summed.values() if 0 in known and 1 in known)
     return [{0: known[0], 1: known[1]} for known in both]
 
 
-def helpers_that_answered(world: World, query: AskedQuery) -> set[int]:
+def helpers_that_answered(world: CommitWorld, query: AskedQuery) -> set[int]:
     return {helper for helper, key, _, _ in world.out if key == query.name.key}

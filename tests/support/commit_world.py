@@ -124,7 +124,7 @@ class Plan:
 
 
 @dataclass
-class World:
+class CommitWorld:
     """Three nodes, the network, and everything an outsider could ever collect."""
 
     folder: Path
@@ -236,7 +236,7 @@ class World:
 class Node:
     """One helper: its ledger, its agreement, and a small version of the page `Helper.answer`."""
 
-    def __init__(self, world: World, helper: int, path: Path) -> None:
+    def __init__(self, world: CommitWorld, helper: int, path: Path) -> None:
         self.world = world
         self.helper = helper
         self.path = path
@@ -351,7 +351,7 @@ class Node:
 STARTING = (Step.START_BEFORE_SWEEP, Step.SWEEP_BEFORE_COMMIT, Step.SWEEP_AFTER_COMMIT, Step.START_AFTER_SWEEP)
 
 
-def violations(world: World) -> list[str]:
+def violations(world: CommitWorld) -> list[str]:
     """S1, S3, L1 and L2 of COMMIT.md, read off the ledgers on disk and what was let out."""
     ledgers = {helper: _reopen(world, helper) for helper in world.honest}
     try:
@@ -365,7 +365,7 @@ def violations(world: World) -> list[str]:
             ledger.close()
 
 
-def _safety(world: World, ledgers: dict[int, ReportLedger]) -> list[str]:
+def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found = []
     let_out: dict[bytes, set[bytes]] = defaultdict(set)
     bytes_of: dict[tuple[int, bytes], set[bytes]] = defaultdict(set)
@@ -392,7 +392,7 @@ def _safety(world: World, ledgers: dict[int, ReportLedger]) -> list[str]:
     return found
 
 
-def _liveness(world: World, ledgers: dict[int, ReportLedger]) -> list[str]:
+def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found = []
     for helper, ledger in ledgers.items():
         found += [f"L1: stuck as {record.state.value} at helper {helper}" for record in ledger.unsettled()]
@@ -422,7 +422,7 @@ def _union(sets: Iterable[frozenset[bytes]]) -> frozenset[bytes]:
     return frozenset(itertools.chain.from_iterable(sets))
 
 
-def _reopen(world: World, helper: int) -> ReportLedger:
+def _reopen(world: CommitWorld, helper: int) -> ReportLedger:
     return ReportLedger(world.nodes[helper].path, Owner(helper, KEYS[helper]))
 
 

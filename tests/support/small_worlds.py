@@ -119,7 +119,7 @@ def noise_rate(options: Options) -> Fraction:
     return Fraction(conversion.loss_terms.epsilon_micros, conversion.loss_terms.query_sensitivity)
 
 
-class World:
+class SmallWorld:
     """A device with these impressions and these limits, to be asked in any state of its filters."""
 
     def __init__(
@@ -179,7 +179,7 @@ def l1(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(abs(one - other) for one, other in zip(first, second, strict=True))
 
 
-def worst_loss(world: World, neighbour: World, menu: Sequence[Query]) -> Fraction:
+def worst_loss(world: SmallWorld, neighbour: SmallWorld, menu: Sequence[Query]) -> Fraction:
     """The largest log-likelihood ratio, in micro-epsilons, that any adaptive querier can see: sup ln P(o)/P'(o).
 
     By induction over what is left to ask. A transcript's ratio is the product of its answers' ratios; an answer to q
@@ -210,7 +210,7 @@ def worst_loss(world: World, neighbour: World, menu: Sequence[Query]) -> Fractio
     return solve((), ())
 
 
-def repeated_loss(world: World, neighbour: World, queries: Iterable[Query]) -> Fraction:
+def repeated_loss(world: SmallWorld, neighbour: SmallWorld, queries: Iterable[Query]) -> Fraction:
     """The same for one fixed list of queries, asked one after the other."""
     return sum((asked.rate * l1(world.ask(asked), neighbour.ask(asked)) for asked in queries), Fraction(0))
 

@@ -25,7 +25,7 @@ OTHER = AskedQuery.of(2, range(4, 10))
 PARAMETERS = b"p" * 32
 
 
-class Three:
+class ThreeAgreements:
     """Three helpers over a network that works, except where a test says otherwise."""
 
     def __init__(self, folder: Path, *, threads: bool = False) -> None:
@@ -98,7 +98,7 @@ class Three:
             await agreement.close()
 
 
-def play(three: Three, scenario: Callable[[], Awaitable[None]]) -> None:
+def play(three: ThreeAgreements, scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         three.start()
         try:

@@ -171,7 +171,7 @@ class _MemorySession:
 
 
 @dataclass(slots=True)
-class Three:
+class ThreeHelpers:
     """Three helpers in this process, each of which can be stopped and started again."""
 
     trio: Trio
@@ -245,13 +245,13 @@ async def three_helpers(
     intercept: Intercept | None = None,
     options: Mapping[str, object] | None = None,
     start: bool = True,
-) -> AsyncIterator[Three]:
+) -> AsyncIterator[ThreeHelpers]:
     """Three helpers in one process, over real HTTPS and real ledgers."""
     shutil.copytree(_template(), folder / "trio")
     trio = prepare(
         folder / "trio", now=clock(), sites=sites or {SITE: [SITE]}, options={"processes": 0, **(options or {})}
     )
-    three = Three(trio, MemoryMpc(intercept), folder, dict(steps or {}), clock)
+    three = ThreeHelpers(trio, MemoryMpc(intercept), folder, dict(steps or {}), clock)
     try:
         if start:
             await asyncio.gather(*(three.start(party) for party in range(PARTIES)))
