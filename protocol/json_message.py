@@ -11,7 +11,7 @@ from protocol.errors import ProtocolError
 def decode_json(data: bytes) -> object:
     """The value in `data`. Python would also take NaN, and the last of two fields with one name."""
     try:
-        value: object = json.loads(data, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
+        value: object = json.loads(data.decode(), parse_constant=_no_constant, object_pairs_hook=_no_repeats)
     except ProtocolError:
         raise
     except RecursionError:
