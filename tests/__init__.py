@@ -1,1 +1,1 @@
-"""Tests: one file per module. README.md says what each level proves."""
+"""Tests: one file per module. README.md beside this says what each level proves."""

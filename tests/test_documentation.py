@@ -1,8 +1,9 @@
-"""Every command block in README and the guides is run here, in order, so that documentation cannot rot.
+"""Every command block of every document is run here, in order, so that documentation cannot rot.
 
 A block is ```console with lines that begin with "$ ". ```console background holds commands that stay up: they are
 started, the page goes on once they answer, and they are stopped at its end. `make` is checked without being run: it
-would make the virtual environment that these tests run in. Python examples are run each on its own.
+would make the virtual environment that these tests run in. Python examples are run each on its own. A command that is
+only named, in a sentence or a table, must exist and know its options.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 
 from mpc_helpers.local.launcher import health
 from protocol.helper_set import HelperSet
+from trefoil import app
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "mpc_helpers/DEPLOY.md", "device/README.md", "benchmarks/README.md", "benchmarks/GUIDE.md"]
+FOLDERS = ("protocol", "device", "mpc_helpers", "benchmarks", "tests")
+DOCUMENTS = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in DOCUMENTS)
 SECONDS = 120
+_NAMED = re.compile(r"(?:`|^    |^\$ )((?:trefoil|make) [^`\n]+)", re.MULTILINE)
 _BLOCK = re.compile(r"^```console([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -154,12 +160,31 @@ def test_a_command_that_fails_fails_its_page(workplace: Path) -> None:
         run("trefoil query --reports none --helpers none --site-key none", workplace)
 
 
+def unknown(command: str) -> str | None:
+    """What is wrong with a command that a page names: a word that is no command, an option that it does not know."""
+    program, *words = command.split()
+    if program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return None if words[0].rstrip(",") in targets else words[0]
+    place = typer.main.get_command(app)
+    while isinstance(place, typer.core.TyperGroup) and words and not words[0].startswith("-"):
+        if words[0] not in place.commands:
+            return words[0]
+        place = place.commands[words.pop(0)]
+    known = {option for parameter in place.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    options = (word.partition("=")[0] for word in words if word.startswith("--"))
+    return next((option for option in options if option not in known | {"--help"}), None)
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_links_between_pages_lead_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
-        if not target.startswith(("http://", "https://")):
-            assert (ROOT / page).parent.joinpath(target).exists(), f"{page} points at {target}"
+def test_every_command_that_a_page_names_is_known(page: str) -> None:
+    named = {command: unknown(command) for command in _NAMED.findall((ROOT / page).read_text())}
+    assert {command: wrong for command, wrong in named.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("command", ["trefoil dance", "trefoil bench sing", "trefoil query --sing", "make merry"])
+def test_a_command_that_is_not_known_is_noticed(command: str) -> None:
+    assert unknown(command) == command.split()[-1]
 
 
 @pytest.mark.parametrize(("page", "number"), [(page, n) for page in PAGES for n in range(len(examples(page)))])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class AccountingChoice(StrEnum):
-    """Whose accounting: see benchmarks/README.md."""
+    """Whose accounting: see benchmarks/experiments/README.md."""
 
     PAPER = "paper"
     ARTIFACT = "artifact"
