@@ -30,7 +30,7 @@ from tests.support.small_worlds import (
     PlainDevice,
     Query,
     SmallWorld,
-    Voting,
+    Spending,
     query,
     subsets,
     w3c,
@@ -191,8 +191,8 @@ def transcripts(
     world: SmallWorld, other: SmallWorld, strategy: Strategy, rounds: int
 ) -> Iterator[tuple[Decimal, Decimal, Answers]]:
     """Every sequence of noisy answers that `strategy` can see, with its exact probability under both databases."""
-    start: tuple[Voting, Voting] = ((), ())
-    pending: list[tuple[Answers, Decimal, Decimal, tuple[Voting, Voting]]] = [((), Decimal(1), Decimal(1), start)]
+    start: tuple[Spending, Spending] = ((), ())
+    pending: list[tuple[Answers, Decimal, Decimal, tuple[Spending, Spending]]] = [((), Decimal(1), Decimal(1), start)]
     while pending:
         seen, p, other_p, (mine, theirs) = pending.pop()
         if len(seen) == rounds:

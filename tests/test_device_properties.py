@@ -72,6 +72,7 @@ events = st.builds(
     day=st.integers(1, 5),
     site=st.sampled_from(PUBLISHERS),
     priority=st.integers(0, 2),
+    match_value=st.just(0),
 )
 functions: st.SearchStrategy[AttributionFunction] = st.sampled_from(
     [LastTouch(), FirstTouch(), EqualCredit(), LastNTouch((2.0, 1.0)), LastNSlots()]

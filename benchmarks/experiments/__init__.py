@@ -15,6 +15,8 @@
 - `bias`: what a querier learns from the side query
 - `experiments`: every experiment as a function from options to a result
 - `through_mpc`: one point of Fig. 4 with real devices and helpers
+- `small_worlds`: devices with a handful of impressions, and what a querier can learn from them, exactly
+- `guarantees`: every promise about sites as such a game
 - `attack`: what colluding sites can learn or destroy
 - `bad_helper`: what one bad helper can learn or destroy
 - `plan`: what-if for designers

@@ -144,15 +144,18 @@ def everything(*, accounting: Accounting = AccountingChoice.PAPER, common: Commo
 
 @app.command(epilog="Example: trefoil experiment attack --json attack.json")
 def attack(json: Json = None) -> None:
-    """What colluding sites, or one bad helper with the querier, can learn or destroy."""
+    """What sites, alone or together, or one bad helper with the querier, can learn or destroy."""
     from benchmarks.experiments.attack import attack_table, measure
     from benchmarks.experiments.bad_helper import bad_helper_table, measure_bad_helper
+    from benchmarks.experiments.guarantees import guarantee_table, measure_guarantees
 
-    attacks, findings = measure(), measure_bad_helper()
+    guarantees, attacks, findings = measure_guarantees(), measure(), measure_bad_helper()
+    show(guarantee_table(guarantees), json)
     show(attack_table(attacks), json)
     show(bad_helper_table(findings), json)
     measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
-    write_json(json, {"experiment": "attack", **measured})
+    promised = [one.as_json() for one in guarantees]
+    write_json(json, {"experiment": "attack", "guarantees": promised, **measured})
 
 
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
