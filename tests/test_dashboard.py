@@ -104,6 +104,14 @@ class TestMarkup:
         assert 'class="capacity"' in budget_bar(0, 4)
 
 
+def test_the_page_says_what_a_budget_does_not_bound(world: World) -> None:
+    """The guarantee as it holds: twice the budget in case 2 of Theorem 1, and one bound for all sites together."""
+    text = text_of(world.page())
+    assert "Twice as much is possible where a site counts ads on its own pages" in text
+    assert "they learn at most 16 ε about a week" in text
+    assert "two budgets of the one and one of the other" in text
+
+
 class TestWords:
     def test_amounts_are_exact(self) -> None:
         assert (epsilon(250_000), epsilon(1), epsilon(0)) == ("0.25 ε", "0.000001 ε", "0 ε")

@@ -38,6 +38,10 @@ _MEANING = (
     + words.factor(1_000_000)
     + ". When a budget is used up, your device goes on answering, but with empty reports. No site is told how much is "
     "left, and none can tell an empty report from a full one.",
+    "This counts what one site can learn about what you did elsewhere. Twice as much is possible where a site counts "
+    "ads on its own pages, asks how many reports were empty, or works together with those who showed you the ads. "
+    "Sites that act on one another's answers are bounded only together: they learn at most {together} about a "
+    "{length}. Whether two devices are both yours, a site can learn by two budgets of the one and one of the other.",
 )
 _REPORTS = (
     "Every call gives a report, whatever your device found: what you see here, the site does not. "
@@ -114,7 +118,8 @@ class OverviewPage:
 
     def _meaning(self) -> Markup:
         length = words.epoch_length_words(self._overview.limits.epoch_length)
-        paragraphs = [text.format(length=length) for text in _MEANING]
+        together = epsilon(2 * self._overview.limits.global_budget)
+        paragraphs = [text.format(length=length, together=together) for text in _MEANING]
         return section("meaning", "What a spent budget means", [tag("p", text) for text in paragraphs])
 
     def _sites(self) -> Markup:

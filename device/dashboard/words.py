@@ -36,7 +36,7 @@ def used(spent: int, capacity: int) -> str:
     if spent >= capacity:
         return "nothing left: from this week come empty reports only, and no site can tell"
     share = f"{round(100 * spent / capacity)} % used"
-    return f"{share}; the odds of any guess about this week moved by at most {factor(spent)}"
+    return f"{share}; by itself this moved the odds of any guess about this week by at most {factor(spent)}"
 
 
 def filter_words(kind: FilterKind) -> str:
