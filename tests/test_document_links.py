@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.service import server
+from protocol.errors import Rejection
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("protocol", "device", "mpc_helpers", "benchmarks", "tests")
@@ -122,6 +124,18 @@ def test_nothing_points_outside_the_repository() -> None:
     outside = re.compile(r"\.\./shared|\bshared/\w|\bDESIGN\b(?!\.md|\]\()|\bthe issue\b")
     named = {name(path) for path, text in texts().items() if outside.search(text)}
     assert named <= MAY_NAME_SHARED
+
+
+def test_every_status_code_and_every_rejection_is_in_the_specification() -> None:
+    text = (ROOT / "protocol" / "SPEC.md").read_text()
+    codes = {
+        int(code) for row in re.findall(r"^\| (\d{3}(?:, \d{3})*) \|", text, re.MULTILINE) for code in row.split(", ")
+    }
+    assert codes >= {200, 400, 405, 500, 503, 507, *server._STATUS.values()}
+    listed = re.findall(r"(\d+) \| ([a-z ]+) \|", text[text.index("| number | reason") :].split("\n\n")[0])
+    assert {(reason.number, reason.name.lower().replace("_", " ")) for reason in Rejection} == {
+        (int(number), reason) for number, reason in listed
+    }
 
 
 def test_every_crash_point_is_in_the_document() -> None:
