@@ -49,13 +49,13 @@ bench: $(READY)
 	$(BIN)/trefoil bench throughput
 
 chaos: $(READY)
-	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s tests/test_commit_crashes.py tests/test_chaos.py
+	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_commit_crashes.py tests/test_chaos.py
 
 load: $(READY)
-	TREFOIL_LOAD=all $(BIN)/python -m pytest -s tests/test_load.py
+	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py
 
 fuzz: $(READY)
-	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s tests/test_fuzz.py
+	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis artefacts

@@ -12,6 +12,7 @@ from mpc_helpers.commands import app as helpers_app
 from protocol.commands import app as protocol_app
 from protocol.console import err, out
 from protocol.errors import TrefoilError
+from protocol.stopping import interrupt_when_terminated
 
 WELCOME = """\
 Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which
@@ -42,6 +43,7 @@ def welcome(context: typer.Context) -> None:
 
 def main() -> None:
     """Run a command; a mistake of the person's gets one clear line and what to do next, never a traceback."""
+    interrupt_when_terminated()
     try:
         app()
     except TrefoilError as error:

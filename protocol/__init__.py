@@ -27,6 +27,7 @@
 - `answer`: three sealed shares that must fit together
 - `querier`: asking the three helpers, and what their answer is worth
 - `files`: files written whole, and private ones
+- `stopping`: being asked to stop, by Ctrl-C or SIGTERM
 - `console`: what every command shows a person
 - `commands`: `trefoil query` and `trefoil helper-set`
 """

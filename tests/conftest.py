@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 settings.register_profile("trefoil", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("trefoil")
 
+# Seconds for pytest-timeout, far more than any test takes on a busy machine: at the limit a test fails with a traceback
+# and the next one runs. `pytest --timeout` overrides it, as the long hunts of the Makefile do.
+os.environ.setdefault("PYTEST_TIMEOUT", "180")
+
 _SHOWN = "shown at the end"
 
 

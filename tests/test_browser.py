@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,6 +27,7 @@ from tests.support.browser import (
     person,
     picture,
 )
+from tests.support.processes import IN_BACKGROUND, TREFOIL, started
 
 pytestmark = needs_chromium
 START_SECONDS = 90
@@ -63,18 +62,15 @@ def page(browser: Browser) -> Iterator[Page]:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map]:
     """`trefoil live` as a person starts it, with three helpers, on any free ports; stopped as Ctrl-C does."""
     addresses = tmp_path_factory.mktemp("live") / "addresses.json"
-    command = [sys.executable, "trefoil.py", "live", "--port", "0", "--json", str(addresses)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            deadline = time.monotonic() + START_SECONDS
-            while not addresses.exists():
-                assert process.poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
-            yield Map({Place[name.upper()]: origin for name, origin in json.loads(addresses.read_text()).items()})
-        finally:
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=START_SECONDS)
-    assert process.returncode == 0, errors.decode()
+    with started([*IN_BACKGROUND, *TREFOIL, "live", "--port", "0", "--json", str(addresses)]) as process:
+        deadline = time.monotonic() + START_SECONDS
+        while not addresses.exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        yield Map({Place[name.upper()]: origin for name, origin in json.loads(addresses.read_text()).items()})
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, said
 
 
 def click_ad(page: Page, where: Map, place: Place, number: int = 0) -> None:

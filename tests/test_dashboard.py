@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -38,6 +36,7 @@ from device.report import PlainSeal
 from device.sqlite_store import SqliteStore
 from device.storage import LOGGED_EPOCHS, EpochEntry, EpochOutcome, ReportRecord
 from protocol.errors import TrefoilError
+from tests.support.processes import TREFOIL, started
 
 START = 1_790_000_000
 WEEK = 7 * 86_400
@@ -376,7 +375,7 @@ class TestActions:
             return text_of(body)
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> str:
+def wait_for(path: Path, process: subprocess.Popen[str]) -> str:
     """What a process writes to `path` when it is ready."""
     deadline = time.monotonic() + 30
     while not path.exists():
@@ -386,19 +385,17 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> str:
 
 
 class TestCommand:
-    def test_serves_a_database_until_interrupted(self, tmp_path: Path) -> None:
+    def test_serves_a_database_at_the_address_it_says(self, tmp_path: Path) -> None:
+        """How it stops is in test_stopping."""
         path, where = tmp_path / "device.sqlite", tmp_path / "url.json"
         agent.create(path)
-        command = [sys.executable, "trefoil.py", "device", "dashboard", "--db", str(path), "--json", str(where)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            try:
-                started = json.loads(wait_for(where, process))["url"]
-                with urllib.request.urlopen(started, timeout=10) as response:  # noqa: S310 - an address of our own
-                    assert response.status == 200
-            finally:
-                process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
-            assert process.returncode == 0 and started in out.decode() and not err
+        with started([*TREFOIL, "device", "dashboard", "--db", str(path), "--json", str(where)]) as process:
+            url = json.loads(wait_for(where, process))["url"]
+            with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - an address of our own
+                assert response.status == 200
+            process.terminate()
+            assert url in process.communicate(timeout=20)[0]
+            assert process.returncode == 0
 
     async def test_a_busy_database_is_a_page_that_says_so(self, tmp_path: Path) -> None:
         limits = DeviceLimits()

@@ -99,7 +99,10 @@ def started(commands: list[str], workplace: Path) -> Iterator[None]:
         for process in running:
             process.send_signal(signal.SIGINT)
         for process in running:
-            process.wait(30)
+            try:
+                process.wait(30)
+            finally:
+                process.kill()
 
 
 def wait_until_helpers_answer(workplace: Path) -> None:

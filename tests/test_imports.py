@@ -36,7 +36,11 @@ FLOORS = {
     "local": 5,
     "commands": 6,
 }
-FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {"protocol.console", "protocol.errors"}
+FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {
+    "protocol.console",
+    "protocol.errors",
+    "protocol.stopping",
+}
 
 
 @dataclass(frozen=True)

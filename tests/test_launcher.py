@@ -1,12 +1,10 @@
-"""Three real processes: the happy path, restarts, a killed helper, a stopped helper, Ctrl-C."""
+"""Three real processes: the happy path, restarts, a killed helper, a stopped helper, a killed launcher."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
+from tests.support.processes import TREFOIL, output_until, started
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 
@@ -135,35 +134,9 @@ def test_a_helper_that_cannot_start_says_why(tmp_path: Path) -> None:
         raise AssertionError("it started")
 
 
-def test_ctrl_c_stops_launch_and_its_helpers(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trefoil", "launch", "--dir", str(tmp_path / "trio")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launch:
-        assert launch.stdout is not None
-        said = []
-        for line in launch.stdout:
-            said.append(line)
-            if line.startswith("helper-1: up"):
-                break
-        helpers = prepare(tmp_path / "trio", now=real_now(), ports=_ports(tmp_path / "trio")).helper_set.helpers
-        assert all(health(helper) for helper in helpers), said
-        launch.send_signal(signal.SIGINT)
-        rest = launch.stdout.read()
-    assert launch.returncode == 0, rest
-    assert rest.splitlines()[-2:] == ["stopping", "stopped"]
-    assert not any(health(helper, 0.5) for helper in helpers)
-
-
-def _ports(folder: Path) -> list[int]:
-    return [helper.endpoint[1] for helper in Trio(folder).helper_set.helpers]
-
-
 def test_a_killed_launcher_leaves_no_helper_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trefoil", "launch", "--dir", str(tmp_path / "trio")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launch:
-        assert launch.stdout is not None
-        for line in launch.stdout:
-            if line.startswith("helper-1: up"):
-                break
+    with started([*TREFOIL, "launch", "--dir", str(tmp_path / "trio")]) as launch:
+        output_until(launch, "helper-1: up")
         launch.kill()
     helpers = Trio(tmp_path / "trio").helper_set.helpers
     deadline = time.monotonic() + 30

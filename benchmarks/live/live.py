@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import tempfile
 import webbrowser
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -30,6 +29,7 @@ from device.device import Device
 from mpc_helpers.local.launcher import Trio, launched, prepare
 from protocol.console import err, out, write_json
 from protocol.keys import load_identity
+from protocol.stopping import stop_event
 
 
 class Demonstration:
@@ -79,7 +79,7 @@ def prepared(folder: Path, trio: Trio, port: int, seed: int) -> Iterator[tuple[D
 
 
 def run(*, port: int, seed: int, open_browser: bool, json_file: Path | None) -> None:
-    """Start everything, say where it is, and stop it all together at Ctrl-C. Nothing is kept."""
+    """Start everything, say where it is, and stop it all together at Ctrl-C or SIGTERM. Nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="trefoil-live-") as name:
         folder = Path(name)
         trio = prepare(folder / "helpers", now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
@@ -93,7 +93,7 @@ def run(*, port: int, seed: int, open_browser: bool, json_file: Path | None) -> 
 async def _until_stopped(
     shown: Demonstration, sockets: Mapping[Place, socket], *, open_browser: bool, json_file: Path | None
 ) -> None:
-    stop = _stop_signal()
+    stop = stop_event()
     async with shown.serving(sockets):
         start = f"{shown.where[Place.HOME]}/"
         out.print(f"\nOpen this in your browser:\n\n  {start}\n\nPress Ctrl-C to stop; nothing is kept.", markup=False)
@@ -101,12 +101,3 @@ async def _until_stopped(
         if open_browser:
             webbrowser.open(start)
         await stop.wait()
-
-
-def _stop_signal() -> asyncio.Event:
-    """Set when someone wants the demonstration to end, so that helpers and files go in order."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop

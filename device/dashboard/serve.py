@@ -1,4 +1,4 @@
-"""Serving a dashboard until it is interrupted, for `trefoil device dashboard` and the live demonstration."""
+"""Serving a dashboard until it is stopped, for `trefoil device dashboard` and the live demonstration."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from device.dashboard.guard import HOST, listen, origin_of
 from device.dashboard.server import Dashboard
 from protocol.console import out, write_json
 from protocol.errors import TrefoilError
+from protocol.stopping import stop_event
 
 # Ends of connections are not waited for: whoever stops the command wants it to stop.
 SHUTDOWN_SECONDS = 1.0
@@ -42,19 +43,21 @@ def take_port(port: int) -> socket:
 
 
 def run(path: Path, *, port: int, open_browser: bool, json_file: Path | None) -> None:
-    """Until Ctrl-C. The start URL is printed, and opened if the person wants."""
+    """Until Ctrl-C or SIGTERM. The start URL is printed, and opened if the person wants."""
     with agent.opened(path) as device, take_port(port) as bound:
         dashboard = Dashboard(device, origin_of(bound))
+        asyncio.run(_until_stopped(path, dashboard, bound, open_browser=open_browser, json_file=json_file))
+
+
+async def _until_stopped(
+    path: Path, dashboard: Dashboard, bound: socket, *, open_browser: bool, json_file: Path | None
+) -> None:
+    stop = stop_event()
+    async with serving(dashboard.app(), bound):
         start = dashboard.invite()
         out.print(f"The privacy dashboard of {path}, for this machine only:\n", markup=False, soft_wrap=True)
         out.print(f"  {start}\n\nThe link works once. Press Ctrl-C to stop.", markup=False, soft_wrap=True)
         write_json(json_file, {"url": start})
         if open_browser:
             webbrowser.open(start)
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_serve(dashboard, bound))
-
-
-async def _serve(dashboard: Dashboard, bound: socket) -> None:
-    async with serving(dashboard.app(), bound):
-        await asyncio.Event().wait()
+        await stop.wait()

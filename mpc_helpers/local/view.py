@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.live import Live
 from rich.table import Table
@@ -16,6 +13,7 @@ from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, health, launched_
 from protocol.console import out
 from protocol.errors import TrefoilError
 from protocol.shares import PARTIES
+from protocol.stopping import stop_flag
 
 LOOK_SECONDS = 1.0
 
@@ -27,7 +25,7 @@ def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int]
             f"three helpers need three ports, not {len(ports)}", "Give --port three times, or not at all."
         )
     wanted = {site: [site] for site in sites or [DEFAULT_SITE]}
-    with _told_to_stop() as stop:
+    with stop_flag() as stop:
         say(f"starting three helpers from {folder}")
         with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
             _introduce(running, list(wanted))
@@ -37,22 +35,6 @@ def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int]
                 _watch_plain(running, stop)
             say("stopping")
         say("stopped")
-
-
-@contextlib.contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, instead of breaking off whatever is being done."""
-    stop = threading.Event()
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 def say(text: str) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -38,6 +37,7 @@ from mpc_helpers.service.worker_sessions import WorkerSessions
 from protocol.errors import TrefoilError
 from protocol.query import NoiseMode
 from protocol.report import VERSION
+from protocol.stopping import stop_event
 
 _LOG = logging.getLogger("trefoil.daemon")
 # The last part of the peers' address (SPEC, section 8).
@@ -242,9 +242,7 @@ async def _until_told(config: HelperConfig, stop_with_stdin: bool, executor: str
     loop = asyncio.get_running_loop()
     # Threads here mostly wait: for the disk, or for the processes that open reports.
     loop.set_default_executor(ThreadPoolExecutor(THREADS, "blocking"))
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    stop = stop_event()
     if stop_with_stdin:
         loop.add_reader(0, lambda: stop.set() if not os.read(0, 1024) else None)
     async with serving(config, parts, executor=executor):

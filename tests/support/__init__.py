@@ -7,6 +7,7 @@
 - `commit_runs`: worlds to play
 - `three_agreements`: three helpers that agree and spend in virtual time
 - `three_helpers`: three helpers in one process over real HTTPS
+- `processes`: processes that are dead when their test has ended
 - `bad_helper`: one bad helper among three
 - `chaos_helper`: a helper process with failpoints
 - `chaos_trio`: three of them, and an audit of all that left
