@@ -140,10 +140,10 @@ def test_the_chain_of_a_ledger() -> None:
 def test_the_greeting_of_a_session() -> None:
     scale = text("pairwise") + blob32(text("1/4"))
     session = MpcSession(0, ATTEMPT, sum_parameters(SumKind.PAIRWISE, Fraction(1, 4)), 10, 60.0)
-    ours = text("trefoil-mpc/1") + struct.pack(">QI", 2**61 - 1, 10)
+    ours = text("trefoil-mpc/2") + struct.pack(">QI", 2**61 - 1, 10)
     ours += text(metadata.version("mpyc")) + struct.pack(">H", sys.hash_info.width)
     digest = h("mpc parameters", ours, scale)
-    assert channel._hello(session, 2) == text("trefoil-mpc/1") + bytes([0, 2]) + ATTEMPT + digest
+    assert channel._hello(session, 2) == text("trefoil-mpc/2") + bytes([0, 2]) + ATTEMPT + digest
 
 
 def test_the_parameters_of_an_attempt_and_the_order_of_rejections() -> None:

@@ -2,8 +2,10 @@
 
 - `session`: who takes part, what a session is bound to, by when it ends, how it fails
 - `noise`: exact discrete noise from fair coins
+- `joint`: noise that three parties draw together and prove to each other
 - `noisy_sum`: the program: add noise to a shared sum, and keep the result shared
 - `runtime`: MPyC inside a shell of our own
+- `steps`: messages of announced size
 - `codec`: what parties say inside the computation: field vectors and short bytes
 - `channel`: frames over a byte stream to one peer, and the first words on it
 - `links`: TCP and TLS between the three workers of a session

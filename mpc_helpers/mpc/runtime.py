@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 
 from mpc_helpers.identity.tls import TlsIdentity
 from mpc_helpers.mpc import codec
-from mpc_helpers.mpc.channel import Channel, Intercept, close_all, greet, lost, memory_mesh, receive_at
+from mpc_helpers.mpc.channel import MAX_FRAME, Channel, Intercept, close_all, greet, lost, memory_mesh, receive_at
 from mpc_helpers.mpc.links import Links, together
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
+from mpc_helpers.mpc.steps import StepInbox
 from protocol.errors import ProtocolError
 from protocol.field import P
 from protocol.shares import PARTIES
@@ -34,7 +35,7 @@ PAIR_KEY_SIZE = 16
 THRESHOLD = 1
 # A program sends a handful of messages per peer; a peer that sends this many unasked is flooding us.
 MAX_UNREAD = 64
-_DATA, _DONE, _GIVING_UP = 0, 1, 2
+_DATA, _DONE, _GIVING_UP, _STEP = 0, 1, 2, 3
 _MAX_REASON = 200
 _LABEL_SIZE = 8
 
@@ -167,6 +168,7 @@ class _Exchanger:
         self._fail = fail
         self._unread: dict[int, bytes] = {}
         self._wanted: dict[int, asyncio.Future[bytes]] = {}
+        self.inbox = StepInbox(session.steps.get(self.peer, {}))
 
     def send(self, label: int, payload: bytes) -> None:
         """Called by MPyC."""
@@ -184,7 +186,11 @@ class _Exchanger:
     @property
     def awaited(self) -> bool:
         """Whether the program waits for this peer."""
-        return bool(self._wanted)
+        return bool(self._wanted) or self.inbox.awaited
+
+    def post(self, step: int, body: bytes) -> None:
+        """A message of announced size."""
+        self._channel.send(bytes([_STEP, step]) + body)
 
     def finish(self) -> None:
         """Tell the peer that nothing more will come."""
@@ -198,21 +204,32 @@ class _Exchanger:
         """Deliver frames until the peer is done. A peer that goes away first fails everything pending, at once."""
         try:
             while not self.done.done():
-                self._deliver(await self._channel.receive())
+                self._deliver(await self._channel.receive(self._limit))
         except (OSError, ProtocolError) as error:
             self._fail(lost(Stage.COMPUTE, self.peer, error))
+
+    @property
+    def _limit(self) -> int:
+        """The largest frame that may come next: exactly what is announced, where something is."""
+        if not self._session.steps:
+            return MAX_FRAME
+        return 1 + max(self.inbox.next_size, _MAX_REASON)
 
     def _deliver(self, frame: bytes) -> None:
         if frame == bytes([_DONE]):
             # Nothing more will come, so what is awaited never will: fail now instead of at the deadline.
-            if self._wanted:
+            if self._wanted or not self.inbox.complete:
                 raise ConnectionError("finished without sending its part")
             self.done.set_result(None)
             return
         if frame[:1] == bytes([_GIVING_UP]):
             reason = frame[1 : 1 + _MAX_REASON].decode(errors="replace")
             raise ConnectionError(f"it gave up and says: {reason if reason.isprintable() else '?'}")
-        if len(frame) <= 1 + _LABEL_SIZE or frame[0] != _DATA:
+        if frame[:1] == bytes([_STEP]):
+            self.inbox.deliver(frame[1:])
+            return
+        # A program of announced steps sends nothing through MPyC, so such a frame is no part of it.
+        if len(frame) <= 1 + _LABEL_SIZE or frame[0] != _DATA or self._session.steps:
             raise ProtocolError("a frame of no known kind")
         label = int.from_bytes(frame[1 : 1 + _LABEL_SIZE], "big", signed=True)
         payload = frame[1 + _LABEL_SIZE :]
@@ -229,9 +246,10 @@ class _Exchanger:
 class Engine:
     """What a program may do with the other two parties. Values are vectors of `buckets` numbers, shares local."""
 
-    def __init__(self, session: MpcSession, runtime: _Runtime) -> None:
+    def __init__(self, session: MpcSession, runtime: _Runtime, exchangers: Sequence[_Exchanger]) -> None:
         self.session = session
         self._runtime = runtime
+        self._exchangers = {exchanger.peer: exchanger for exchanger in exchangers}
         self._secure_field = runtime.SecFld(modulus=P)
 
     @property
@@ -240,8 +258,10 @@ class Engine:
         return self.session.party
 
     def pair_key(self, lacking: int) -> bytes:
-        """The PRSS key common to the two parties other than `lacking`. Chosen by the lower of the two, alone:
-        whatever is derived from it must be bound to a nonce that all three fixed later.
+        """The PRSS key common to the two parties other than `lacking`, drawn for this session by the lower of them.
+
+        One party alone may have chosen it. What it decides must be bound to a nonce that all three fixed later
+        (`joint_nonce`), or be one of three parts of which an honest pair drew one (`joint.streams`).
         """
         low, high = (party for party in range(PARTIES) if party != lacking)
         return self._runtime.pair_keys[low, high]
@@ -252,6 +272,14 @@ class Engine:
         if not all(isinstance(item, bytes) for item in received):
             raise ProtocolError("a vector where bytes belong")
         return list(received)
+
+    def post(self, peer: int, step: int, body: bytes) -> None:
+        """Send a message of the size that the session announces for this step."""
+        self._exchangers[peer].post(step, body)
+
+    async def take(self, peer: int, step: int) -> bytes:
+        """What `peer` sends in this step, of exactly the announced size."""
+        return await self._exchangers[peer].inbox.take(step)
 
     def vector(self, local: Sequence[int]) -> Any:
         """This party's Shamir shares of a vector, as MPyC holds them. Python integers only: numpy's wrap silently."""
@@ -324,7 +352,9 @@ class _Party:
 
     async def _compute(self, program: Program[T]) -> T:
         self._progress.enter(Stage.COMPUTE, ())
-        result = await self._unless_failed(program(Engine(self._session, self._runtime)))
+        result = await self._unless_failed(program(Engine(self._session, self._runtime, self._exchangers)))
+        if not all(exchanger.inbox.all_taken for exchanger in self._exchangers):
+            raise MpcError(Stage.COMPUTE, "the program ended without looking at all that its peers sent")
         self._progress.enter(Stage.FINISH, ())
         # The result is returned only when both peers are done too: nobody votes for a sum that another lacks.
         for exchanger in self._exchangers:

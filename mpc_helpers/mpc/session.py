@@ -6,9 +6,10 @@ Nothing here touches MPyC, so that a daemon can describe a session and read its 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from importlib import metadata
 
 from protocol.errors import ProtocolError, TrefoilError
@@ -19,7 +20,8 @@ from protocol.wire import Reader, Writer, tagged_hash
 DIGEST_SIZE = 32
 MAX_BUCKETS = 2**16
 # Also the version of the messages between parties: a change to either must change this.
-PROTOCOL_NAME = "trefoil-mpc/1"
+PROTOCOL_NAME = "trefoil-mpc/2"
+MAX_STEP = 2**25
 
 
 class Stage(Enum):
@@ -30,6 +32,7 @@ class Stage(Enum):
     HELLO = "comparing session and parameters"
     KEYS = "exchanging pair keys"
     COMPUTE = "computing"
+    PROOF = "checking a proof"
     FINISH = "finishing"
 
 
@@ -111,7 +114,8 @@ class MpcSession:
 
     `session_digest` covers query, attempt and accepted root; `parameters` is the encoding of whatever else must be
     equal (mode, scale); the field, the number of buckets and the engine's version are added here. `seconds` bounds
-    the whole session, from the first connection to the last byte.
+    the whole session, from the first connection to the last byte. `steps` has, for a program that announces its
+    messages, the size of what each peer sends in each step.
     """
 
     party: int
@@ -119,10 +123,13 @@ class MpcSession:
     parameters: bytes
     buckets: int
     seconds: float
+    steps: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (0 <= self.party < PARTIES):
             raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}")
+        if not all(size <= MAX_STEP for sizes in self.steps.values() for size in sizes.values()):
+            raise ProtocolError(f"a step has at most {MAX_STEP} bytes")
         if len(self.session_digest) != DIGEST_SIZE:
             raise ProtocolError(f"a session digest has {DIGEST_SIZE} bytes, not {len(self.session_digest)}")
         if not (0 < self.buckets <= MAX_BUCKETS):
@@ -137,10 +144,16 @@ class MpcSession:
         The width of Python's hash is in it because MPyC labels messages with hashes of tuples.
         """
         ours = Writer().text(PROTOCOL_NAME).uint(P, 8).uint(self.buckets, 4)
-        ours.text(metadata.version("mpyc")).uint(sys.hash_info.width, 2)
+        ours.text(_mpyc_version()).uint(sys.hash_info.width, 2)
         return tagged_hash("mpc parameters", ours.done(), self.parameters)
 
     @property
     def peers(self) -> tuple[int, ...]:
         """The two other parties."""
         return tuple(party for party in range(PARTIES) if party != self.party)
+
+
+@cache
+def _mpyc_version() -> str:
+    """Looked up once: it means reading a file."""
+    return metadata.version("mpyc")

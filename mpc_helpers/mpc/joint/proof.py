@@ -1,0 +1,243 @@
+"""A one-round proof that everything a party sent was right, to two verifiers who each know half of what it used.
+
+Prover i; its left verifier i + 2 holds all components i + 1, its right verifier i + 1 all components i + 2 and what it
+received. The claim is ⟨u, v⟩ = T with u known left, v known right and T the sum of a part of each (JOINT.md §3).
+
+A gate's relation s_L ⊕ s_R ⊕ ab ⊕ cd = 0 becomes a product of signs: with u = (−1)^s_L·unit(a + 2c) and
+v = H·(−1)^s_R·unit(b + 2d), H the 4 × 4 Hadamard matrix, ⟨u, v⟩ is 1 for a right gate and −1 for a wrong one. So N
+gates are one inner product that is N, and no weights are needed. Rows are folded with powers of a point X:
+
+    U(X) = Σ u_r·X^r + μ·X^M        V(X) = Σ v_r·X^−r + ν·X
+
+The coefficient of X^0 in ⟨U, V⟩ is ⟨u, v⟩. The prover sends all others; the verifiers compare at a secret point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpc_helpers.mpc.joint.circuit import Words
+from mpc_helpers.mpc.joint.layout import FIELD_ROWS, LIFTED, Layout
+from protocol.field import P, Vector, add, dot, multiply, reduce, subtract, total
+
+Codes = npt.NDArray[np.uint8]
+
+_CODES = 2 * LIFTED
+_P = np.uint64(P)
+# Work is cut into blocks of about this many words, which stay in the processor's cache.
+_BLOCK = 2**15
+# Reduced elements that add up within a word.
+_ADDENDS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """What one verifier knows of a claim: a code per gate, as three bit planes of rows × columns, and field numbers.
+
+    The code first + 2·second + 4·sign is the signed unit vector (−1)^sign·unit(first + 2·second).
+    """
+
+    first: Words
+    second: Words
+    sign: Words
+    numbers: Vector
+
+    @classmethod
+    def of(cls, layout: Layout, first: Words, second: Words, sign: Words, numbers: Vector) -> Half:
+        """Gate-major words as rows, and bucket-major numbers as eight rows, both filled up with zeros."""
+        first, second, sign = (_rows(plane, layout.rows, layout.columns) for plane in (first, second, sign))
+        return cls(first, second, sign, _rows(numbers, FIELD_ROWS, layout.field_columns))
+
+    def codes(self, rows: slice) -> Codes:
+        """One byte per gate of these rows."""
+        found = _bits(self.sign[rows])
+        for plane in (self.second, self.first):
+            found <<= 1
+            found |= _bits(plane[rows])
+        return found
+
+
+def _rows(values: npt.NDArray[np.uint64], rows: int, columns: int) -> npt.NDArray[np.uint64]:
+    flat = values.reshape(-1)
+    if flat.size < rows * columns:
+        flat = np.concatenate([flat, np.zeros(rows * columns - flat.size, dtype=np.uint64)])
+    return flat.reshape(rows, columns)
+
+
+def _bits(words: Words) -> Codes:
+    """Bit i of word w as byte 64w + i, whatever the byte order of this machine."""
+    raw = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
+    return np.unpackbits(raw, axis=1, bitorder="little")
+
+
+def exponents(rows: int) -> list[int]:
+    """Of the coefficients, in the order in which they are sent."""
+    return [exponent for exponent in range(1 - rows, rows + 2) if exponent]
+
+
+def coefficients(left: Half, right: Half, left_mask: Vector, right_mask: Vector) -> Vector:
+    """Run by the prover, who knows both halves: ⟨U, V⟩ without its coefficient of X^0."""
+    rows = left.first.shape[0]
+    found = dict.fromkeys(range(1 - rows, rows + 2), 0)
+    _collect(found, 1 - rows, _diagonals(_agreements(left, right)).tolist())
+    _collect(found, 1 - FIELD_ROWS, _field_diagonals(_field_products(left.numbers, right.numbers)))
+    # Row r of u meets ν at exponent r + 1; row r of v meets μ at M − r.
+    _collect(found, 1, _masked(left, right_mask))
+    _collect(found, 1, reversed_onto(rows, _masked(right, left_mask, hadamard=True)))
+    found[rows + 1] += int(dot(left_mask, right_mask))
+    return np.array([found[exponent] % P for exponent in exponents(rows)], dtype=np.uint64)
+
+
+def _collect(found: dict[int, int], first: int, values: Sequence[int]) -> None:
+    for exponent, value in enumerate(values, start=first):
+        found[exponent] += value
+
+
+def reversed_onto(rows: int, values: Sequence[int]) -> list[int]:
+    """Values for exponents M, M − 1, … as a list for exponents 1 to M."""
+    return [0] * (rows - len(values)) + list(reversed(values))
+
+
+def _agreements(left: Half, right: Half) -> npt.NDArray[np.int64]:
+    """For rows r of u and s of v: Σ over gates of ⟨u_r, v_s⟩, 64 gates an instruction; nothing is lifted."""
+    rows, columns = left.first.shape
+    wrong = np.empty((rows, rows), dtype=np.int64)
+    step = max(1, _BLOCK // (rows * columns))
+    for start in range(0, rows, step):
+        some = slice(start, start + step)
+        found = left.first[some, None] & right.first[None]
+        found ^= left.second[some, None] & right.second[None]
+        found ^= left.sign[some, None]
+        found ^= right.sign[None]
+        wrong[some] = np.bitwise_count(found).sum(axis=2, dtype=np.int64)
+    wrong *= -2
+    wrong += 64 * columns
+    return wrong
+
+
+def _diagonals(matrix: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Sums over r − s = 1 − M, …, M − 1: each row is put one place further, then columns are added up."""
+    rows = matrix.shape[0]
+    skewed = np.zeros((rows, 2 * rows), dtype=np.int64)
+    skewed[:, :rows] = matrix[:, ::-1]
+    cut = skewed.reshape(-1)[: rows * (2 * rows - 1)].reshape(rows, 2 * rows - 1)
+    sums: npt.NDArray[np.int64] = np.add.reduce(cut, axis=0)
+    return sums
+
+
+def _field_products(left: Vector, right: Vector) -> list[list[int]]:
+    return [[int(value) for value in dot(row[None], right)] for row in left]
+
+
+def _field_diagonals(products: list[list[int]]) -> list[int]:
+    found = [0] * (2 * FIELD_ROWS - 1)
+    for r, row in enumerate(products):
+        for s, value in enumerate(row):
+            found[r - s + FIELD_ROWS - 1] += value
+    return found
+
+
+def _masked(half: Half, mask: Vector, *, hadamard: bool = False) -> list[int]:
+    """⟨row, mask⟩ for every row: of gates and, in the first eight, of numbers."""
+    rows, columns = half.first.shape
+    lanes = 64 * columns
+    of_gates, of_numbers = mask[: LIFTED * lanes].reshape(lanes, LIFTED), mask[LIFTED * lanes :]
+    if hadamard:
+        of_gates = transformed(of_gates)
+    table = np.concatenate([of_gates, _negated(of_gates)], axis=1).reshape(-1)
+    places = np.arange(0, _CODES * lanes, _CODES, dtype=np.intp)
+    found: list[int] = []
+    step = max(1, _BLOCK // lanes)
+    for start in range(0, rows, step):
+        codes = half.codes(slice(start, start + step))
+        found += map(int, total(np.take(table, places + codes)).tolist())
+    for row, value in enumerate(dot(half.numbers, of_numbers).tolist()):
+        found[row] += int(value)
+    return found
+
+
+def _negated(vector: Vector) -> Vector:
+    return reduce(_P - vector)
+
+
+def transformed(vectors: Vector) -> Vector:
+    """H·w for every row w: H[k][k'] = (−1)^popcount(k ∧ k')."""
+    w0, w1, w2, w3 = vectors.T
+    sums, differences = (add(w0, w1), add(w2, w3)), (subtract(w0, w1), subtract(w2, w3))
+    return np.stack(
+        [add(*sums), add(*differences), subtract(*sums), subtract(*differences)],
+        axis=1,
+    )
+
+
+def fold_left(half: Half, mask: Vector, point: int) -> Vector:
+    """Run by the left verifier: U(t)."""
+    rows = half.first.shape[0]
+    powers = _powers(point, rows)
+    gates = _folded_gates(half, powers).reshape(-1)
+    return _with_mask(gates, _folded_numbers(half, powers), mask, pow(point, rows, P))
+
+
+def fold_right(half: Half, mask: Vector, point: int) -> Vector:
+    """Run by the right verifier: V(t)."""
+    powers = _powers(pow(point, -1, P), half.first.shape[0])
+    gates = transformed(_folded_gates(half, powers)).reshape(-1)
+    return _with_mask(gates, _folded_numbers(half, powers), mask, point)
+
+
+def evaluate(values: Vector, rows: int, point: int) -> int:
+    """Σ values·t^exponent over the coefficients that are sent."""
+    inverse = pow(point, -1, P)
+    below, above = _powers(inverse, rows)[:0:-1], _powers(point, rows + 2)[1:]
+    return int(dot(values, np.concatenate([below, above])))
+
+
+def _powers(base: int, count: int) -> Vector:
+    found = [1]
+    while len(found) < count:
+        found.append(found[-1] * base % P)
+    return np.array(found, dtype=np.uint64)
+
+
+def _with_mask(gates: Vector, numbers: Vector, mask: Vector, factor: int) -> Vector:
+    return add(np.concatenate([gates, numbers]), multiply(mask, np.array([factor], dtype=np.uint64)))
+
+
+def _folded_numbers(half: Half, powers: Vector) -> Vector:
+    return total(multiply(half.numbers, powers[:FIELD_ROWS, None]).T)
+
+
+def _folded_gates(half: Half, powers: Vector) -> Vector:
+    """Σ_r powers[r]·(signed unit vector of row r), lanes × 4. Several rows share one look-up of four numbers."""
+    rows, columns = half.first.shape
+    lanes = 64 * columns
+    group = 4 if lanes >= 2**12 else 2
+    folded = np.zeros((lanes, LIFTED), dtype=np.uint64)
+    pending = 0
+    for start in range(0, rows, group):
+        codes = half.codes(slice(start, start + group))
+        index = codes[group - 1].astype(np.uint16)
+        for row in reversed(range(group - 1)):
+            index *= np.uint16(_CODES)
+            index |= codes[row]
+        folded += np.take(_table(powers[start : start + group]), index, axis=0)
+        pending += 1
+        if pending == _ADDENDS - 1:
+            folded, pending = reduce(folded), 0
+    return reduce(folded)
+
+
+def _table(powers: Vector) -> Vector:
+    """Folded vectors for all codes of some rows, that of the first row lowest."""
+    table = np.zeros((1, LIFTED), dtype=np.uint64)
+    for power in powers:
+        own = np.zeros((_CODES, LIFTED), dtype=np.uint64)
+        places = np.arange(LIFTED)
+        own[places, places] = power
+        own[LIFTED + places, places] = _P - power
+        table = add(own[:, None], table[None]).reshape(-1, LIFTED)
+    return table
