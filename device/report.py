@@ -35,8 +35,7 @@ class HelperSetSeal:
 
     def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
         terms = report_terms(conversion, now, debug=debug)
-        for helper in self.helper_set.helpers:
-            helper.active_key(terms.time)
+        self.helper_set.sealing_keys(terms.time)
         return lambda histogram: seal_report(histogram, terms, self.helper_set)
 
 

@@ -16,7 +16,8 @@ from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.query import NoiseMode, Query, decode_noise_mode, encode_noise_mode
-from protocol.report import HASH_SIZE, MAX_BUCKETS
+from protocol.report import HASH_SIZE
+from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, open_shamir
 from protocol.wire import Reader, Writer
 

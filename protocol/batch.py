@@ -23,7 +23,9 @@ import numpy.typing as npt
 
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector
-from protocol.report import HASH_SIZE, PAYLOAD_SIZE, SealedReport, header_digest
+from protocol.hpke import Suite
+from protocol.report import HASH_SIZE, SealedReport, header_digest, payload_size
+from protocol.shape import MAX_EXPLICIT
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF
 
 Digests = npt.NDArray[np.uint8]
@@ -31,15 +33,17 @@ Digests = npt.NDArray[np.uint8]
 DIGEST_SPAN = 2**14
 Order = npt.NDArray[np.int64]
 
-_BATCH_MAGIC = b"trefoil batch 1\n"
-_COLUMN_MAGIC = b"trefoil column1\n"
-_PREAMBLE = struct.Struct(">16sIII")
+_BATCH_MAGIC = b"trefoil batch 2\n"
+_COLUMN_MAGIC = b"trefoil column2\n"
+_PREAMBLE = struct.Struct(">16sIIII")
 PREAMBLE_SIZE = _PREAMBLE.size
 _CHECKSUM_SIZE = 4
-MAX_HEADER = 1024
+# The longest header has 1,801 bytes: 239 fixed, 544 of texts, 10 of cap and spread, three points with 42 planes.
+MAX_HEADER = 2048
 _SPAN_BYTES = 2**21
 _PIECE_BYTES = 2**19
-MAX_BODY = 8 * (2**16 + 1)
+MAX_BODY = ELEMENT_SIZE * MAX_EXPLICIT
+_PAYLOAD_SIZES = frozenset(payload_size(suite) for suite in Suite)
 
 
 class DigestRows(Protocol):
@@ -57,11 +61,15 @@ class Layout:
     magic: bytes
     header: int
     body: int
+    # How many payloads a record has, and the size of each.
     payloads: int
+    payload: int
 
     def __post_init__(self) -> None:
-        if not (0 < self.header <= MAX_HEADER and 0 <= self.body <= MAX_BODY and self.body % 8 == 0):
+        if not (0 < self.header <= MAX_HEADER and 0 <= self.body <= MAX_BODY and self.body % ELEMENT_SIZE == 0):
             raise ProtocolError("the file's preamble has impossible sizes")
+        if self.payload not in _PAYLOAD_SIZES:
+            raise ProtocolError(f"no cipher suite has payloads of {self.payload} bytes")
 
     @property
     def checksum(self) -> int:
@@ -71,7 +79,7 @@ class Layout:
     @property
     def record(self) -> int:
         """Bytes per record."""
-        return self.header + self.body + self.payloads * PAYLOAD_SIZE + self.checksum
+        return self.header + self.body + self.payloads * self.payload + self.checksum
 
     def file_size(self, count: int) -> int:
         """Bytes of a file with so many records, so that an upload can be bounded before it begins."""
@@ -79,17 +87,17 @@ class Layout:
 
     def encode(self) -> bytes:
         """The preamble."""
-        return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads)
+        return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads, self.payload)
 
     @classmethod
     def decode(cls, data: bytes, magic: bytes, payloads: int) -> Layout:
         """The preamble in `data`, if it is of the wanted kind."""
         if len(data) < PREAMBLE_SIZE:
             raise ProtocolError("the file ends inside its preamble")
-        found, header, body, count = _PREAMBLE.unpack(data[:PREAMBLE_SIZE])
+        found, header, body, count, payload = _PREAMBLE.unpack(data[:PREAMBLE_SIZE])
         if found != magic or count != payloads:
             raise ProtocolError("the file does not begin as this kind of file does")
-        return cls(magic, header, body, count)
+        return cls(magic, header, body, count, payload)
 
     def expect(self, data: bytes) -> None:
         """Refuse a file that begins with anything but this preamble."""
@@ -120,16 +128,16 @@ class BatchWriter:
 
     def add(self, report: SealedReport) -> None:
         """Append one report; one of another shape than the first is refused and nothing is written."""
-        layout = Layout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES)
-        if any(len(payload) != PAYLOAD_SIZE for payload in report.payloads):
-            raise ProtocolError(f"a payload has {PAYLOAD_SIZE} bytes; another would move all that follow it")
+        layout = Layout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES, len(report.payloads[0]))
+        if any(len(payload) != layout.payload for payload in report.payloads):
+            raise ProtocolError("a report's payloads have one size; another would move all that follow it")
         if self._layout is None:
             self._file.write(layout.encode())
             self._layout = layout
         elif layout != self._layout:
             raise TrefoilError(
                 f"this report has another shape than those in {self._path}",
-                "Keep one file per site, caller, unit and number of buckets.",
+                "Keep one file per site, caller, unit, number of buckets, cap, spread and cipher suite.",
             )
         record = report.header + report.body + b"".join(report.payloads)
         self._file.write(record + zlib.crc32(record).to_bytes(_CHECKSUM_SIZE, "big"))
@@ -224,7 +232,8 @@ class BatchReader(_RecordFile):
             raise ProtocolError(f"record {index + 1} of {self.path} is damaged", "Restore the file from a copy.")
         body_at = self.layout.header
         payload_at = body_at + self.layout.body
-        cut = [content[payload_at + party * PAYLOAD_SIZE :][:PAYLOAD_SIZE] for party in range(PARTIES)]
+        size = self.layout.payload
+        cut = [content[payload_at + party * size :][:size] for party in range(PARTIES)]
         return SealedReport(content[:body_at], content[body_at:payload_at], (cut[0], cut[1], cut[2]))
 
     def check(self) -> None:
@@ -250,19 +259,30 @@ class BatchReader(_RecordFile):
         """What helper `party` needs of every report, in `order`, without decoding any of them; some at a time."""
         layout = self._column_layout(party)
         yield layout.encode()
-        payload_at = self.layout.header + self.layout.body + party * PAYLOAD_SIZE
+        payload_at = self.layout.header + self.layout.body + party * layout.payload
         kept = self.layout.header + layout.body
         span = max(1, _PIECE_BYTES // self.layout.record)
         for start in range(0, len(order), span):
             rows = self.records[order[start : start + span]]
-            yield np.hstack([rows[:, :kept], rows[:, payload_at : payload_at + PAYLOAD_SIZE]]).tobytes()
+            yield np.hstack([rows[:, :kept], rows[:, payload_at : payload_at + layout.payload]]).tobytes()
+
+    def column_hashes(self) -> tuple[bytes, bytes, bytes]:
+        """What the query signs of the three columns, so that nobody can give a helper another in her name."""
+        first, second, third = (self._column_hash(party) for party in range(PARTIES))
+        return first, second, third
+
+    def _column_hash(self, party: int) -> bytes:
+        hashed = ColumnHash()
+        for piece in self.column(party, self.order()):
+            hashed.add(piece)
+        return hashed.digest()
 
     def column_size(self, party: int) -> int:
         """Bytes of that column."""
         return self._column_layout(party).file_size(self.count)
 
     def _column_layout(self, party: int) -> Layout:
-        return column_layout(party, self.layout.header, self.layout.body)
+        return column_layout(party, self.layout.header, self.layout.body, self.layout.payload)
 
 
 class ColumnReader(_RecordFile):
@@ -302,7 +322,7 @@ class ColumnChunk:
     def payloads(self) -> list[bytes]:
         """Every payload."""
         end = self.layout.record
-        return [self.data[at + end - PAYLOAD_SIZE : at + end] for at in range(0, len(self.data), end)]
+        return [self.data[at + end - self.layout.payload : at + end] for at in range(0, len(self.data), end)]
 
     def bodies(self) -> list[memoryview]:
         """Every body; empty ones at the helper that does not use them."""
@@ -329,9 +349,9 @@ def read_chunk(path: Path, layout: Layout, start: int, count: int) -> ColumnChun
         return ColumnChunk(layout, file.read(count * layout.record))
 
 
-def column_layout(party: int, header: int, body: int) -> Layout:
+def column_layout(party: int, header: int, body: int, payload: int) -> Layout:
     """Helper 1 never uses the body, so its column leaves the bodies out."""
-    return Layout(_COLUMN_MAGIC, header, body if BODY_SEED in SEEDS_OF[party] else 0, 1)
+    return Layout(_COLUMN_MAGIC, header, body if BODY_SEED in SEEDS_OF[party] else 0, 1, payload)
 
 
 def sorted_order(digests: Digests) -> Order:
@@ -339,6 +359,21 @@ def sorted_order(digests: Digests) -> Order:
     words = digests.view(">u8")
     order: Order = np.lexsort([words[:, column] for column in reversed(range(words.shape[1]))])
     return order
+
+
+class ColumnHash:
+    """The hash over every byte of one helper's column, preamble included: what a query signs for each of the three."""
+
+    def __init__(self) -> None:
+        self._state = hashlib.sha256(b"trefoil/1 column\0")
+
+    def add(self, piece: bytes) -> None:
+        """The next bytes."""
+        self._state.update(piece)
+
+    def digest(self) -> bytes:
+        """The hash, once all are in."""
+        return self._state.digest()
 
 
 class BatchRoot:

@@ -31,7 +31,7 @@ class Rejection(Numbered):
     FROM_THE_FUTURE = 8, "dated in the future"
     WRONG_SITE = 9, "made for another site"
     WRONG_CALLER = 10, "made for another caller"
-    WRONG_SHAPE = 11, "other buckets, unit or side query"
+    WRONG_SHAPE = 11, "other suite, buckets, unit, cap or side query"
     WRONG_MODE = 12, "debug report in a real query, or the reverse"
     NOISE_TOO_SMALL = 13, "paid for more noise than the query adds"
     UNOPENABLE = 14, "payload does not open under this header"
@@ -39,6 +39,7 @@ class Rejection(Numbered):
     WRONG_BODY = 16, "body differs from its hash or leaves the field"
     DUPLICATE = 17, "twice in the batch"
     SEEN = 18, "already spent"
+    INVALID = 19, "numbers outside the cap"
 
 
 class Rejected(ProtocolError):

@@ -8,6 +8,7 @@ report, and nobody can tag a device by serving it a file of its own.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
@@ -81,14 +82,13 @@ class HelperEntry:
         """Host and port that the helper listens on."""
         return _host_and_port(self.address)
 
-    def active_key(self, now: int) -> HpkeKeyConfig:
-        """The key to seal to now; with several, the one that lasts longest."""
+    def active_key(self, now: int, suite: Suite) -> PublicKey | None:
+        """The key of a suite to seal to now; with several, the one that lasts longest."""
         active = [config for config in self.hpke_keys if config.state(now) is KeyState.ACTIVE]
-        if not active:
-            raise TrefoilError(
-                f"helper {self.name} has no active HPKE key", "Fetch a newer helper set from your device's vendor."
-            )
-        return max(active, key=lambda config: (config.not_after, config.key.key_id))
+        of_suite = [config for config in active if config.key.suite is suite]
+        if not of_suite:
+            return None
+        return max(of_suite, key=lambda config: (config.not_after, config.key.key_id)).key
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,18 @@ class HelperSet:
             raise ProtocolError(f"a helper set has at most three signatures, not {len(self.signatures)}")
         _check_distinct(self.helpers)
         object.__setattr__(self, "digest", _digest(self.helpers))
+
+    def sealing_keys(self, now: int) -> tuple[PublicKey, PublicKey, PublicKey]:
+        """What a device seals to now: the highest suite in which all three helpers have an active key."""
+        for suite in sorted(Suite, key=lambda known: known.value, reverse=True):
+            first, second, third = (helper.active_key(now, suite) for helper in self.helpers)
+            if first and second and third:
+                return first, second, third
+        idle = [helper for helper in self.helpers if not any(helper.active_key(now, suite) for suite in Suite)]
+        raise TrefoilError(
+            f"helper {idle[0].name} has no active HPKE key" if idle else "the helpers have no HPKE suite in common",
+            "Fetch a newer helper set from your device's vendor.",
+        )
 
     def signed_bytes(self) -> bytes:
         """What each helper signs: the digest, and also number, addresses and pins, which the digest leaves out."""
@@ -249,6 +261,26 @@ def _check_distinct(helpers: tuple[HelperEntry, ...]) -> None:
                 f"helper {first} ({one.name}) and helper {second} ({other.name}) share {shared}",
                 "Each operator makes keys of its own with: trefoil keygen helper. Then put the set together again.",
             )
+    for helper in helpers:
+        ids = [config.key.key_id for config in helper.hpke_keys]
+        if len(set(ids)) != len(ids):
+            raise ProtocolError(
+                f"helper {helper.name} has two HPKE keys of one id",
+                "A report names keys by their id. List every key once; make another with: trefoil keygen renew",
+            )
+
+
+def check_key_ids(sets: Sequence[HelperSet]) -> None:
+    """Among all the sets that someone knows, a key id must mean one key of one helper: lookups go by the id."""
+    known: dict[bytes, tuple[int, PublicKey]] = {}
+    for helper_set in sets:
+        for party, helper in enumerate(helper_set.helpers):
+            for key in (config.key for config in helper.hpke_keys):
+                if known.setdefault(key.key_id, (party, key)) != (party, key):
+                    raise ProtocolError(
+                        f"helper set {helper_set.number} has a key of {helper.name} under the id of another key",
+                        "Ask its operator for a new key, and the three for a new set.",
+                    )
 
 
 def _shared(one: HelperEntry, other: HelperEntry) -> str | None:
@@ -256,9 +288,16 @@ def _shared(one: HelperEntry, other: HelperEntry) -> str | None:
     if one.identity_key == other.identity_key:
         return "an identity key"
     # In any validity: whoever holds a key can open what was sealed to it, now or once.
-    if not {config.key.raw for config in one.hpke_keys}.isdisjoint(config.key.raw for config in other.hpke_keys):
+    if not _held(one).isdisjoint(_held(other)):
         return "an HPKE key"
+    if not {config.key.key_id for config in one.hpke_keys}.isdisjoint(config.key.key_id for config in other.hpke_keys):
+        return "the id of an HPKE key"
     return "a TLS pin" if one.tls_pin == other.tls_pin else None
+
+
+def _held(helper: HelperEntry) -> set[bytes]:
+    """Every half of every key."""
+    return set().union(*(config.key.halves for config in helper.hpke_keys))
 
 
 def _digest(helpers: tuple[HelperEntry, ...]) -> bytes:

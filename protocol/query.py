@@ -8,22 +8,27 @@ from fractions import Fraction
 
 from protocol.epsilon import MICROS, validate_terms
 from protocol.errors import ProtocolError
-from protocol.hpke import PUBLIC_KEY_SIZE, PublicKey, Suite
+from protocol.hpke import CLASSICAL, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.report import (
     HASH_SIZE,
     MAX_SITE_LENGTH,
     MAX_UNIT_LENGTH,
-    check_shape,
+    Schema,
+    check_cap,
     check_site,
     check_unit,
-    vector_length,
+    schema_of,
 )
+from protocol.shape import Shape, shape_of
+from protocol.shares import PARTIES
 from protocol.wire import Reader, Writer, tagged_hash
 
-VERSION = 1
+VERSION = 2
 QUERY_ID_SIZE = 16
 MAX_BATCH = 2**32 - 1
+# Half of what p/2 allows: a bucket's sum stays below it, and the noise has as much room again.
+MAX_SUM = 2**59
 _SIGNATURE_LABEL = "query"
 
 
@@ -42,6 +47,8 @@ class Query:
     """What is asked, of which batch, at which noise, for whose eyes.
 
     `query_id` is the querier's choice, scoped by site and caller: the same id asked again gets the same answer.
+    `suite` is the one that all reports are sealed in, and the answer too. `columns` are the hashes of what each helper
+    is given.
     `debug` asks for an answer without noise, over reports that devices marked as debug and no others.
     """
 
@@ -61,20 +68,27 @@ class Query:
     minimum_reports: int
     tolerated_bad_permille: int
     deadline: int
+    columns: tuple[bytes, bytes, bytes]
     debug: bool = False
+    cap: int = 0
+    spread: int = 0
+    suite: Suite = CLASSICAL
 
     def __post_init__(self) -> None:
         check_site(self.site)
         check_site(self.caller)
         check_unit(self.unit)
         validate_terms(self.epsilon_micros, self.sensitivity)
-        sized = ((self.query_id, QUERY_ID_SIZE), (self.helper_set, HASH_SIZE), (self.batch_root, HASH_SIZE))
-        if any(len(value) != size for value, size in sized) or len(self.answer_key) != PUBLIC_KEY_SIZE:
-            raise ProtocolError("a query id has 16 bytes; digests and the answer key have 32")
+        digests = (self.helper_set, self.batch_root, *self.columns)
+        if len(self.query_id) != QUERY_ID_SIZE or any(len(digest) != HASH_SIZE for digest in digests):
+            raise ProtocolError("a query id has 16 bytes, and a digest has 32")
+        if len(self.columns) != PARTIES:
+            raise ProtocolError("a query has one column for each helper")
         self.answer_public_key.check_usable()
-        check_shape(self.buckets, self.kappa)
+        check_cap(self.shape, self.sensitivity)
         if not (0 < self.batch_size <= MAX_BATCH):
             raise ProtocolError("a batch holds at least one report", "Collect reports first; the batch is empty.")
+        self._check_sums()
         if not (0 < self.minimum_reports <= self.batch_size):
             raise ProtocolError(
                 f"the minimum of {self.minimum_reports} reports cannot be met by a batch of {self.batch_size}",
@@ -85,6 +99,15 @@ class Query:
         if not (0 < self.deadline < 2**63):
             raise ProtocolError("the deadline is a time in seconds since 1970")
 
+    def _check_sums(self) -> None:
+        """A sum that passes p/2 would come out negative. Without a cap, Δ bounds what an honest report holds."""
+        largest = max(self.cap or self.sensitivity, self.kappa)
+        if self.batch_size * largest >= MAX_SUM:
+            raise ProtocolError(
+                f"{self.batch_size} reports of up to {largest} each could sum to 2^59 or more, which would wrap",
+                "Ask in a coarser unit, or about fewer reports.",
+            )
+
     @property
     def gamma(self) -> Fraction:
         """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise, as the samplers take it."""
@@ -93,7 +116,12 @@ class Query:
     @property
     def length(self) -> int:
         """How many numbers the answer has, side query included."""
-        return vector_length(self.buckets, self.kappa)
+        return self.shape.length
+
+    @property
+    def shape(self) -> Shape:
+        """Which numbers every report shares, and what of them is checked."""
+        return shape_of(self.buckets, self.kappa, self.cap, self.spread)
 
     @property
     def digest(self) -> bytes:
@@ -103,7 +131,7 @@ class Query:
     @property
     def answer_public_key(self) -> PublicKey:
         """Whom the answer shares are sealed to."""
-        return PublicKey(Suite.X25519_HKDF_SHA256_AES_128_GCM, self.answer_key)
+        return PublicKey(self.suite, self.answer_key)
 
     def encode(self) -> bytes:
         """The canonical bytes."""
@@ -117,11 +145,16 @@ class Query:
             .uint(self.sensitivity, 8)
             .uint(self.buckets, 4)
             .uint(self.kappa, 8)
+            .uint(schema_of(self.shape).value, 2)
+            .uint(self.cap, 8)
+            .uint(self.spread, 2)
             .text(self.unit)
             .fixed(self.helper_set, HASH_SIZE)
             .fixed(self.batch_root, HASH_SIZE)
             .uint(self.batch_size, 4)
-            .fixed(self.answer_key, PUBLIC_KEY_SIZE)
+            .fixed(b"".join(self.columns), PARTIES * HASH_SIZE)
+            .uint(self.suite.value, 2)
+            .fixed(self.answer_key, self.suite.public_size)
             .uint(encode_noise_mode(self.noise), 1)
             .uint(self.minimum_reports, 4)
             .uint(self.tolerated_bad_permille, 2)
@@ -145,11 +178,15 @@ class Query:
             sensitivity=reader.uint(8),
             buckets=reader.uint(4),
             kappa=reader.uint(8),
+            cap=_read_cap(reader),
+            spread=reader.uint(2),
             unit=reader.text(limit=MAX_UNIT_LENGTH),
             helper_set=reader.fixed(HASH_SIZE),
             batch_root=reader.fixed(HASH_SIZE),
             batch_size=reader.uint(4),
-            answer_key=reader.fixed(PUBLIC_KEY_SIZE),
+            columns=(reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE)),
+            suite=(suite := _read_suite(reader)),
+            answer_key=reader.fixed(suite.public_size),
             noise=decode_noise_mode(reader.uint(1)),
             minimum_reports=reader.uint(4),
             tolerated_bad_permille=reader.uint(2),
@@ -205,6 +242,23 @@ def decode_noise_mode(code: int) -> NoiseMode:
         if known == code:
             return mode
     raise ProtocolError(f"unknown noise mode {code}")
+
+
+def _read_cap(reader: Reader) -> int:
+    """Schema and cap: one says what the other means, so that a query has one encoding."""
+    schema, cap = reader.uint(2), reader.uint(8)
+    if schema not in {known.value for known in Schema}:
+        raise ProtocolError(f"unknown schema {schema}")
+    if (schema == Schema.CHECKED_HISTOGRAM.value) != (cap > 0):
+        raise ProtocolError(f"schema {schema} does not go with a cap of {cap}")
+    return cap
+
+
+def _read_suite(reader: Reader) -> Suite:
+    code = reader.uint(2)
+    if code not in {known.value for known in Suite}:
+        raise ProtocolError(f"unknown cipher suite {code}")
+    return Suite(code)
 
 
 def _boolean(code: int) -> bool:

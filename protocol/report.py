@@ -8,19 +8,23 @@ can ever hold different shares of the same report. No field of it depends on the
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
+from typing import assert_never
 
 from protocol import field as prime_field
-from protocol.epsilon import MAX_SENSITIVITY, validate_terms
+from protocol import validity
+from protocol.epsilon import validate_terms
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
 from protocol.helper_set import HelperSet
-from protocol.hpke import KEY_ID_SIZE, OVERHEAD, PrivateKey, Suite
-from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF, Entropy, component, share
+from protocol.hpke import CLASSICAL, KEY_ID_SIZE, PrivateKey, Suite
+from protocol.shape import Shape, shape_of
+from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF, Entropy, SharedVector, component, share
 from protocol.wire import Reader, Writer
 
 VERSION = 1
@@ -28,10 +32,8 @@ NONCE_SIZE = 16
 HASH_SIZE = 32
 # Coarse, so that the time in a header says nothing that the site does not know already.
 TIME_STEP = 3600
-MAX_BUCKETS = 2**16
 MAX_SITE_LENGTH = 253
 MAX_UNIT_LENGTH = 32
-PAYLOAD_SIZE = 2 * SEED_SIZE + OVERHEAD
 
 # The fixed part of a header, field by field as `struct` writes them. Where a field stands follows from this alone.
 _FIELDS = {
@@ -51,6 +53,8 @@ _FIELDS = {
     "body hash": "32s",
 }
 FIXED = struct.Struct(">" + "".join(_FIELDS.values()))
+_CAP_SIZE = 8
+_SPREAD_SIZE = 2
 
 
 def _span(name: str) -> slice:
@@ -87,9 +91,10 @@ _PAYLOAD_INFO = tuple(b"trefoil/1 payload for helper " + bytes([party + 1]) for 
 
 
 class Schema(Enum):
-    """What the shared vector means. Encodings that helpers can check for range may join under new numbers."""
+    """What the shared vector means: any numbers at all, or numbers that helpers can check."""
 
     HISTOGRAM = 1
+    CHECKED_HISTOGRAM = 2
 
 
 class Flags(IntFlag):
@@ -102,8 +107,10 @@ class Flags(IntFlag):
 class ReportTerms:
     """What a device promises about a report: for whom it is and what was assumed when it was paid for.
 
-    `epsilon_micros` is the ε requested, rounded down, never what was charged; Δ is `sensitivity`. The shared vector
-    has `buckets` numbers, and one more at the end for the side query when κ is not zero.
+    `epsilon_micros` is the ε requested, rounded down, never what was charged; Δ is `sensitivity`. A histogram has
+    `buckets` numbers, and one more at the end for the side query when κ is not zero. With a `cap` the report is
+    checked: helpers count it only if its numbers are not negative and their sum is within the cap. Cap and `spread`
+    are the query's constants, the same for every conversion in it.
     """
 
     site: str
@@ -115,6 +122,8 @@ class ReportTerms:
     kappa: int = 0
     unit: str = "count"
     debug: bool = False
+    cap: int = 0
+    spread: int = 0
 
     def __post_init__(self) -> None:
         validate_terms(self.epsilon_micros, self.sensitivity)
@@ -123,17 +132,28 @@ class ReportTerms:
         check_unit(self.unit)
         if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
             raise ProtocolError(f"a report's time is a whole number of hours since 1970, not {self.time}")
-        check_shape(self.buckets, self.kappa)
+        check_cap(self.shape, self.sensitivity)
+
+    @property
+    def shape(self) -> Shape:
+        """Which numbers are shared, and what of them is checked."""
+        return shape_of(self.buckets, self.kappa, self.cap, self.spread)
 
     @property
     def length(self) -> int:
-        """How many numbers are shared."""
-        return vector_length(self.buckets, self.kappa)
+        """How many numbers the histogram has."""
+        return self.shape.length
 
 
-def vector_length(buckets: int, kappa: int) -> int:
-    """A side query adds one bucket, the last."""
-    return buckets + (1 if kappa else 0)
+def schema_of(shape: Shape) -> Schema:
+    """A shape with a cap is a checked one."""
+    return Schema.CHECKED_HISTOGRAM if shape.checked else Schema.HISTOGRAM
+
+
+def check_cap(shape: Shape, sensitivity: int) -> None:
+    """No report may move the answer by more than the noise is scaled to."""
+    if shape.cap > sensitivity:
+        raise ProtocolError(f"a cap of {shape.cap} is above the sensitivity {sensitivity} that the noise is scaled to")
 
 
 def check_site(site: str) -> None:
@@ -142,14 +162,6 @@ def check_site(site: str) -> None:
         raise ProtocolError(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
     if site != site.lower():
         raise ProtocolError(f"a site is written in lower case, not {site!r}")
-
-
-def check_shape(buckets: int, kappa: int) -> None:
-    """How many buckets a histogram may have, and how much its side query may weigh."""
-    if not (0 <= kappa <= MAX_SENSITIVITY):
-        raise ProtocolError(f"κ must be 0 to 2^40, not {kappa}")
-    if not (0 < buckets <= MAX_BUCKETS):
-        raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {buckets}")
 
 
 def check_unit(unit: str) -> None:
@@ -173,8 +185,9 @@ class Header:
     nonce: bytes
     commitments: tuple[bytes, bytes, bytes]
     body_hash: bytes
-    suite: Suite = Suite.X25519_HKDF_SHA256_AES_128_GCM
-    schema: Schema = Schema.HISTOGRAM
+    suite: Suite = CLASSICAL
+    # 1/P(r) for each point and plane of a checked report. The points follow from all the rest.
+    openings: bytes = b""
 
     def __post_init__(self) -> None:
         sized = [(self.helper_set, HASH_SIZE), (self.nonce, NONCE_SIZE), (self.body_hash, HASH_SIZE)]
@@ -182,14 +195,21 @@ class Header:
         sized += [(commitment, HASH_SIZE) for commitment in self.commitments]
         if any(len(value) != size for value, size in sized):
             raise ProtocolError("a header field has the wrong length")
+        prime_field.decode(self.openings, len(self.openings) // ELEMENT_SIZE)
 
     def encode(self) -> bytes:
-        """The bytes a device seals and a helper authenticates: 239 of fixed layout, then unit, site and caller."""
+        """The bytes a device seals and a helper authenticates."""
+        if len(self.openings) != ELEMENT_SIZE * self.terms.shape.openings:
+            raise ProtocolError(f"a header of this shape has {self.terms.shape.openings} openings")
+        return self.prefix() + self.openings
+
+    def prefix(self) -> bytes:
+        """All but the openings: 239 bytes of fixed layout, then unit, site and caller; in a checked report the cap."""
         terms = self.terms
         fixed = FIXED.pack(
             VERSION,
             self.suite.value,
-            self.schema.value,
+            schema_of(terms.shape).value,
             Flags.DEBUG if terms.debug else 0,
             self.helper_set,
             *self.key_ids,
@@ -202,7 +222,10 @@ class Header:
             *self.commitments,
             self.body_hash,
         )
-        return fixed + Writer().text(terms.unit).text(terms.site).text(terms.caller).done()
+        writer = Writer().text(terms.unit).text(terms.site).text(terms.caller)
+        if terms.shape.checked:
+            writer.uint(terms.cap, _CAP_SIZE).uint(terms.spread, _SPREAD_SIZE)
+        return fixed + writer.done()
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
@@ -224,16 +247,36 @@ class Header:
             raise Rejected(Rejection.MALFORMED, f"unknown flags {flags:#04x}")
         reader = Reader(data[FIXED.size :])
         unit, site, caller = (reader.text(limit=limit) for limit in (MAX_UNIT_LENGTH, MAX_SITE_LENGTH, MAX_SITE_LENGTH))
+        cap, spread = _read_cap(reader, Schema(schema))
+        debug = bool(flags & Flags.DEBUG)
+        terms = ReportTerms(site, caller, time, epsilon, sensitivity, buckets, kappa, unit, debug, cap, spread)
+        openings = reader.fixed(ELEMENT_SIZE * terms.shape.openings)
         reader.finish()
-        terms = ReportTerms(
-            site, caller, time, epsilon, sensitivity, buckets, kappa, unit, debug=bool(flags & Flags.DEBUG)
-        )
-        return cls(terms, helper_set, (key1, key2, key3), nonce, (c1, c2, c3), body, Suite(suite), Schema(schema))
+        return cls(terms, helper_set, (key1, key2, key3), nonce, (c1, c2, c3), body, Suite(suite), openings)
 
 
-def header_size(unit: str, site: str, caller: str) -> int:
+def _read_cap(reader: Reader, schema: Schema) -> tuple[int, int]:
+    match schema:
+        case Schema.HISTOGRAM:
+            return 0, 0
+        case Schema.CHECKED_HISTOGRAM:
+            cap, spread = reader.uint(_CAP_SIZE), reader.uint(_SPREAD_SIZE)
+            if not cap:
+                raise ProtocolError("a checked report has a cap")
+            return cap, spread
+        case _:
+            assert_never(schema)
+
+
+def header_size(unit: str, site: str, caller: str, shape: Shape) -> int:
     """How many bytes a header with these texts has."""
-    return FIXED.size + len(Writer().text(unit).text(site).text(caller).done())
+    checked = _CAP_SIZE + _SPREAD_SIZE + ELEMENT_SIZE * shape.openings if shape.checked else 0
+    return FIXED.size + len(Writer().text(unit).text(site).text(caller).done()) + checked
+
+
+def payload_size(suite: Suite) -> int:
+    """Bytes of a sealed payload: two seeds, and what sealing adds."""
+    return 2 * SEED_SIZE + suite.overhead
 
 
 def check_known(header: bytes) -> None:
@@ -285,11 +328,12 @@ class SealedReport:
             reader.finish()
         except ProtocolError as error:
             raise Rejected(Rejection.MALFORMED, str(error)) from None
-        terms = Header.decode(header).terms
-        if len(body) != ELEMENT_SIZE * terms.length:
-            raise Rejected(Rejection.MALFORMED, f"a body of {len(body)} bytes for {terms.length} numbers")
-        if any(len(payload) != PAYLOAD_SIZE for payload in payloads):
-            raise Rejected(Rejection.MALFORMED, f"a payload has {PAYLOAD_SIZE} bytes")
+        decoded = Header.decode(header)
+        numbers, size = decoded.terms.shape.explicit, payload_size(decoded.suite)
+        if len(body) != ELEMENT_SIZE * numbers:
+            raise Rejected(Rejection.MALFORMED, f"a body of {len(body)} bytes for {numbers} numbers")
+        if any(len(payload) != size for payload in payloads):
+            raise Rejected(Rejection.MALFORMED, f"a payload has {size} bytes")
         return cls(header, body, payloads)
 
 
@@ -299,27 +343,76 @@ def seal_report(
     """Run by a device, last step of a conversion: *Share · Seal*. Zeros for a null report take the same path.
 
     `histogram` has `terms.length` numbers. `entropy` exists for test vectors; devices use the operating system's.
+    Seeds are drawn here and forgotten here: a checked report sealed twice with the same seeds would show its content.
     """
     if len(histogram) != terms.length:
         raise ProtocolError(f"the terms promise {terms.length} numbers, not {len(histogram)}")
-    shared = share(histogram, entropy=entropy)
-    keys = [helper.active_key(terms.time).key for helper in helper_set.helpers]
+    if not terms.shape.checked:
+        return _seal(share(histogram, entropy=entropy), terms, helper_set, lambda _: b"", entropy)
+    draw = _hedged(entropy, f"{helper_set.digest.hex()} {terms} {histogram}".encode())
+    return seal_deal(validity.deal(histogram, terms.shape, draw), terms, helper_set, entropy=entropy)
+
+
+def seal_deal(
+    dealt: validity.Deal,
+    terms: ReportTerms,
+    helper_set: HelperSet,
+    *,
+    entropy: Entropy = os.urandom,
+    self_check: bool = True,
+) -> SealedReport:
+    """*Seal* of a checked report: points from the prefix, openings, the device's own check, payloads.
+
+    Without the check it is how a device would seal that lies; tests and demonstrations do.
+    """
+
+    def openings(prefix: bytes) -> bytes:
+        points = validity.points_of(prefix, terms.shape.points)
+        opened = validity.open_at(dealt, points)
+        if self_check and not validity.holds(dealt, points, opened):
+            raise ProtocolError("the report's proof does not hold", "This is a defect of the device.")
+        return validity.encode_openings(opened)
+
+    return _seal(dealt.shared, terms, helper_set, openings, entropy)
+
+
+def _seal(
+    shared: SharedVector,
+    terms: ReportTerms,
+    helper_set: HelperSet,
+    openings: Callable[[bytes], bytes],
+    entropy: Entropy,
+) -> SealedReport:
+    keys = helper_set.sealing_keys(terms.time)
     nonce = entropy(NONCE_SIZE)
     body = prime_field.encode(shared.body)
     commit = [seed_commitment(index, nonce, seed) for index, seed in enumerate(shared.seeds)]
-    header = Header(
+    prefix = Header(
         terms=terms,
         helper_set=helper_set.digest,
         key_ids=(keys[0].key_id, keys[1].key_id, keys[2].key_id),
         nonce=nonce,
         commitments=(commit[0], commit[1], commit[2]),
         body_hash=body_digest(body),
-    ).encode()
+        suite=keys[0].suite,
+    ).prefix()
+    header = prefix + openings(prefix)
     sealed = [
         keys[party].seal(b"".join(shared.seeds[index] for index in SEEDS_OF[party]), payload_info(party, header))
         for party in range(PARTIES)
     ]
     return SealedReport(header, body, (sealed[0], sealed[1], sealed[2]))
+
+
+def _hedged(entropy: Entropy, content: bytes) -> Callable[[], validity.Seeds]:
+    """Seeds from new randomness and from what they are for: a random state that was copied does not repeat them."""
+
+    def draw() -> validity.Seeds:
+        key = entropy(SEED_SIZE)
+        first, second, third = (hmac.digest(key, bytes([index]) + content, "sha256") for index in range(PARTIES))
+        return first, second, third
+
+    return draw
 
 
 def open_payload(party: int, header: bytes, payload: bytes, key: PrivateKey) -> tuple[bytes, bytes]:
@@ -366,9 +459,11 @@ def open_report(party: int, report: SealedReport, keys: Mapping[bytes, PrivateKe
     if key is None:
         raise Rejected(Rejection.UNKNOWN_KEY, header.key_ids[party].hex())
     seeds = open_payload(party, report.header, report.payloads[party], key)
-    length = header.terms.length
-    body = open_body(report.header, report.body, length) if BODY_SEED in SEEDS_OF[party] else None
-    return {index: component(index, seed, length, body) for index, seed in zip(SEEDS_OF[party], seeds, strict=True)}
+    shape = header.terms.shape
+    body = open_body(report.header, report.body, shape.explicit) if BODY_SEED in SEEDS_OF[party] else None
+    return {
+        index: component(index, seed, shape.expanded, body) for index, seed in zip(SEEDS_OF[party], seeds, strict=True)
+    }
 
 
 def header_digest(header: bytes) -> bytes:

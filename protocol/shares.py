@@ -54,13 +54,13 @@ class SharedVector:
 
 
 def component(index: int, seed: bytes, length: int, body: Vector | None) -> Vector:
-    """x₁ and x₂ are expanded from their seeds; x₃ is the body without its mask."""
+    """x₁ and x₂ are expanded from their seeds; x₃ is the body without its mask, and beyond the body the mask alone."""
     expanded = expand(seed, length)
     if index != BODY_SEED:
         return expanded
     if body is None:
         raise ProtocolError("the third component needs the body")
-    return subtract(body, expanded)
+    return np.concatenate([subtract(body, expanded[: body.size]), expanded[body.size :]])
 
 
 def share(values: Sequence[int], *, entropy: Entropy = os.urandom) -> SharedVector:

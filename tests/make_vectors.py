@@ -122,7 +122,7 @@ def unknown_kinds() -> Iterator[Negative]:
         ("unknown suite", 2, R.UNKNOWN_SUITE),
         ("unknown schema", 4, R.UNKNOWN_SCHEMA),
     ):
-        yield Negative(name, altered(report, at, b"\x00\x02"), same(reason), same(reason))
+        yield Negative(name, altered(report, at, b"\x00\x03"), same(reason), same(reason))
     yield Negative("unknown flag", altered(report, 6, b"\x02"), same(R.MALFORMED), same(R.MALFORMED))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +21,12 @@ from protocol.batch import (
     sorted_order,
 )
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.report import PAYLOAD_SIZE, SealedReport
+from protocol.report import SealedReport
 from protocol.shares import PARTIES
 from tests.support import protocol_samples as samples
 
 REPORTS = [samples.report(f"batch {index}", [index] * 8) for index in range(7)]
-PREAMBLE = 28
+PREAMBLE = 32
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_writer_after_a_crash_in_the_preamble_begins_anew(path: Path, left: in
     assert list(BatchReader(path)) == REPORTS[:2]
 
 
-@pytest.mark.parametrize("content", [b"x", b"my notes", b"trefoil batch 2", b"no batch, and long enough for one"])
+@pytest.mark.parametrize("content", [b"x", b"my notes", b"trefoil batch 1", b"no batch, and long enough for one"])
 def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes"
     path.write_bytes(content)
@@ -109,7 +110,7 @@ def test_a_report_of_another_shape_is_refused_and_nothing_written(path: Path) ->
         (replace(REPORTS[0], payloads=(b"", b"", b"")), ProtocolError),
         (replace(REPORTS[0], body=REPORTS[0].body[:-1]), ProtocolError),
         (replace(REPORTS[0], header=b""), ProtocolError),
-        (replace(REPORTS[0], header=bytes(1025)), ProtocolError),
+        (replace(REPORTS[0], header=bytes(2049)), ProtocolError),
     ]
     with BatchWriter(path) as writer:
         for report, error in wrong:
@@ -160,7 +161,7 @@ def test_a_column_holds_nothing_of_the_other_payloads(tmp_path: Path) -> None:
     batch = BatchReader(tmp_path / "batch").layout
     for party, path in enumerate(paths):
         data = path.read_bytes()
-        layout = column_layout(party, batch.header, batch.body)
+        layout = column_layout(party, batch.header, batch.body, 112)
         assert len(data) == layout.file_size(7) == PREAMBLE + 7 * layout.record
         for report in REPORTS:
             assert [payload in data for payload in report.payloads] == [party == index for index in range(PARTIES)]
@@ -183,14 +184,14 @@ def test_batches_and_columns_are_not_mistaken_for_each_other(tmp_path: Path) -> 
 
 def test_a_chunk_holds_whole_records(path: Path) -> None:
     batch = BatchReader(path).layout
-    layout = column_layout(1, batch.header, batch.body)
+    layout = column_layout(1, batch.header, batch.body, 112)
     with pytest.raises(ProtocolError, match="whole records"):
         ColumnChunk(layout, bytes(layout.record + 1))
 
 
 def test_impossible_sizes_are_refused(path: Path) -> None:
     data = path.read_bytes()
-    for header, body in ((0, 64), (1025, 64), (273, 63), (273, 8 * (2**16 + 2))):
+    for header, body in ((0, 64), (2049, 64), (273, 63), (273, 8 * (2**17 + 1))):
         path.write_bytes(data[:16] + header.to_bytes(4, "big") + body.to_bytes(4, "big") + data[24:])
         with pytest.raises(ProtocolError, match="impossible sizes"):
             BatchReader(path)
@@ -223,4 +224,18 @@ def test_a_column_can_be_written_to_any_stream(path: Path) -> None:
     stream = io.BytesIO()
     stream.writelines(batch.column(2, batch.order()))
     assert stream.getvalue().count(REPORTS[0].payloads[2]) == 1
-    assert len(REPORTS[0].payloads[2]) == PAYLOAD_SIZE
+    assert len(REPORTS[0].payloads[2]) == 112
+
+
+def test_a_payload_of_no_suite_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:28] + (113).to_bytes(4, "big") + data[32:])
+    with pytest.raises(ProtocolError, match="payloads of 113 bytes"):
+        BatchReader(path)
+
+
+def test_the_hashes_of_the_columns_are_of_their_bytes(path: Path) -> None:
+    batch = BatchReader(path)
+    columns = [b"".join(batch.column(party, batch.order())) for party in range(PARTIES)]
+    expected = [hashlib.sha256(b"trefoil/1 column\0" + data).digest() for data in columns]
+    assert list(batch.column_hashes()) == expected

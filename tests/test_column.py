@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import tracemalloc
 from pathlib import Path
@@ -40,7 +41,8 @@ def upload(column: ColumnReader, to: Path, pieces: list[bytes], root: bytes | No
     with ColumnDraft(to, column.layout, len(column)) as draft:
         for piece in pieces:
             draft.add(piece)
-        return draft.keep(batch_root(column.digests()) if root is None else root)
+        signed = batch_root(column.digests()) if root is None else root
+        return draft.keep(signed, hashlib.sha256(b"trefoil/1 column\0" + column.path.read_bytes()).digest())
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -32,7 +32,7 @@ from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
 from device.storage import ReportRecord, Store
 from protocol.epsilon import MICROS
-from protocol.report import PAYLOAD_SIZE, Header, SealedReport
+from protocol.report import Header, SealedReport
 from tests.support.protocol_samples import HELPER_SET
 from tests.support.protocol_samples import NOW as SAMPLES_NOW
 from tests.support.small_worlds import (
@@ -397,7 +397,7 @@ def test_no_field_of_a_header_depends_on_the_person(seen: list[Event], options: 
     assert len(reports[0].encode()) == len(reports[1].encode())
     for report in reports:
         assert len(report.body) == 8 * checked(options).buckets + 8 * bool(checked(options).side_query)
-        assert [len(payload) for payload in report.payloads] == [PAYLOAD_SIZE] * 3
+        assert [len(payload) for payload in report.payloads] == [112] * 3
     # What is drawn afresh is drawn afresh.
     assert reports[0].header != reports[1].header and reports[0].digest != reports[1].digest
 

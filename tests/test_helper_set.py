@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState, entry_to_json
-from protocol.hpke import PublicKey, Suite
+from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig, KeyState, check_key_ids, entry_to_json
+from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey, PublicKey, Suite
 from tests.support import protocol_samples as samples
 
 SET = samples.HELPER_SET
@@ -123,12 +123,66 @@ def test_key_states_through_a_life() -> None:
 
 def test_devices_seal_to_the_active_key_that_lasts_longest() -> None:
     entry = samples.helper_entry(0)
-    assert entry.active_key(samples.OLD_END - 1).key == samples.KEYS[0].public
+    assert entry.active_key(samples.OLD_END - 1, CLASSICAL) == samples.KEYS[0].public
     only_old = replace(entry, hpke_keys=entry.hpke_keys[1:])
-    assert only_old.active_key(samples.OLD_END - 1).key == samples.OLD_KEYS[0].public
+    assert only_old.active_key(samples.OLD_END - 1, CLASSICAL) == samples.OLD_KEYS[0].public
+    old_set = replace(SET, helpers=(only_old, *SET.helpers[1:]))
     for now in (samples.SET_START - 1, samples.OLD_END):
-        with pytest.raises(TrefoilError, match="no active HPKE key"):
-            only_old.active_key(now)
+        assert only_old.active_key(now, CLASSICAL) is None
+        with pytest.raises(TrefoilError, match="helper Alder has no active HPKE key"):
+            old_set.sealing_keys(now)
+
+
+def with_keys(*more: tuple[PrivateKey, int, int]) -> HelperSet:
+    """The set with one more key for each helper that is named here, in order: key, not_before, not_after."""
+    helpers = list(SET.helpers)
+    for party, (key, start, end) in enumerate(more):
+        config = HpkeKeyConfig(key.public, start, end)
+        helpers[party] = replace(helpers[party], hpke_keys=(*helpers[party].hpke_keys, config))
+    return HelperSet(SET.number, (helpers[0], helpers[1], helpers[2]))
+
+
+def test_devices_seal_in_the_highest_suite_that_all_three_have() -> None:
+    new = [PrivateKey.generate(POST_QUANTUM) for _ in range(3)]
+    start, end = samples.NOW, samples.SET_END
+    two = with_keys((new[0], start, end), (new[1], start, end))
+    assert [key.suite for key in two.sealing_keys(samples.NOW)] == [CLASSICAL] * 3
+    three = with_keys((new[0], start, end), (new[1], start, end), (new[2], start + 3600, end))
+    assert [key.suite for key in three.sealing_keys(start)] == [CLASSICAL] * 3
+    assert three.sealing_keys(start + 3600) == tuple(key.public for key in new)
+
+
+def test_helpers_without_a_suite_in_common_cannot_be_sealed_to() -> None:
+    first, second, third = SET.helpers
+    lone = replace(first, hpke_keys=(HpkeKeyConfig(PrivateKey.generate(POST_QUANTUM).public, 0, samples.SET_END),))
+    with pytest.raises(TrefoilError, match="no HPKE suite in common"):
+        HelperSet(1, (lone, second, third)).sealing_keys(samples.NOW)
+
+
+def test_a_key_id_stands_for_one_key_in_a_set_and_in_all_known_sets() -> None:
+    """Two keys of one id are 2^32 work to make; here an id is written over instead."""
+    twice = replace(SET.helpers[0], hpke_keys=(SET.helpers[0].hpke_keys[0],) * 2)
+    with pytest.raises(ProtocolError, match="two HPKE keys of one id"):
+        replace(SET, helpers=(twice, *SET.helpers[1:]))
+    check_key_ids([SET, SET])
+    other = replace(SET.helpers[0], hpke_keys=(HpkeKeyConfig(PrivateKey.generate().public, 0, 10),))
+    newer = replace(SET, number=8, helpers=(other, *SET.helpers[1:]))
+    check_key_ids([SET, newer])
+    object.__setattr__(other.hpke_keys[0].key, "key_id", samples.OLD_KEYS[0].public.key_id)
+    with pytest.raises(ProtocolError, match="under the id of another key"):
+        check_key_ids([SET, newer])
+    object.__setattr__(other.hpke_keys[0].key, "key_id", samples.OLD_KEYS[1].public.key_id)
+    with pytest.raises(ProtocolError, match="share the id of an HPKE key"):
+        replace(SET, number=8, helpers=(other, *SET.helpers[1:]))
+
+
+def test_half_a_hybrid_key_is_not_two_helpers_either() -> None:
+    one, other = PrivateKey.generate(POST_QUANTUM), PrivateKey.generate(POST_QUANTUM)
+    mixed = PrivateKey.from_raw(POST_QUANTUM, one.raw[:64] + other.raw[64:])
+    alone = PrivateKey.from_raw(CLASSICAL, one.raw[64:])
+    for shared in (mixed, alone):
+        with pytest.raises(ProtocolError, match="share an HPKE key"):
+            with_keys((one, 0, 10), (shared, 0, 10))
 
 
 @pytest.mark.parametrize(("not_before", "not_after"), [(-1, 5), (5, 5), (6, 5), (0, 2**63)])
@@ -172,9 +226,10 @@ def test_a_set_has_three_helpers(count: int) -> None:
         HelperSet(1, helpers)
 
 
-def test_one_helper_may_list_its_own_key_twice() -> None:
-    """Two validities of one key are odd, but concern nobody else."""
-    assert len(with_first(lambda one: replace(one, hpke_keys=(*one.hpke_keys, OLD_KEY_OF_FIRST))).helpers) == 3
+def test_one_helper_may_not_list_its_own_key_twice() -> None:
+    """A report names a key by its id, and the key's validity must follow from that."""
+    with pytest.raises(ProtocolError, match="two HPKE keys of one id"):
+        with_first(lambda one: replace(one, hpke_keys=(*one.hpke_keys, OLD_KEY_OF_FIRST)))
 
 
 PLACES: list[tuple[tuple[str | int, ...], object]] = [

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_private_file
-from protocol.hpke import OVERHEAD, PrivateKey, PublicKey, Suite
+from protocol.hpke import POST_QUANTUM, PrivateKey, PublicKey, Suite
 from protocol.keys import (
     IdentityKey,
     load_hpke_key,
@@ -84,7 +84,7 @@ def test_a_damaged_identity_file_is_refused(tmp_path: Path, content: bytes) -> N
         load_identity(tmp_path / "key")
 
 
-@pytest.mark.parametrize("suite", [2, None, "1", [1]])
+@pytest.mark.parametrize("suite", [3, None, "1", [1]])
 def test_an_hpke_key_of_an_unknown_suite_is_refused(tmp_path: Path, suite: object) -> None:
     stored = {"trefoil_key": "hpke", "suite": suite, "private": "00" * 32}
     write_private_file(tmp_path / "key", json.dumps(stored).encode())
@@ -123,7 +123,7 @@ def test_private_parts_do_not_show() -> None:
 def test_a_seal_opens_under_its_own_context_alone(plaintext: bytes, info: bytes, other: bytes) -> None:
     key = samples.KEYS[0]
     sealed = key.public.seal(plaintext, info)
-    assert len(sealed) == len(plaintext) + OVERHEAD
+    assert len(sealed) == len(plaintext) + SUITE.overhead
     assert key.open(sealed, info) == plaintext
     if info != other:
         with pytest.raises(ProtocolError, match="does not open"):
@@ -171,3 +171,53 @@ def test_a_key_id_belongs_to_its_key() -> None:
     ids = {key.public.key_id for key in (*samples.KEYS, *samples.OLD_KEYS)}
     assert len(ids) == 6
     assert samples.KEYS[0].public.key_id == samples.hpke_key("Alder").public.key_id
+
+
+POST_QUANTUM_KEY = PrivateKey.from_raw(POST_QUANTUM, samples.entropy("hybrid key")(96))
+
+
+def test_a_hybrid_key_opens_what_was_sealed_to_it_and_nothing_else() -> None:
+    key = PrivateKey.from_raw(POST_QUANTUM, POST_QUANTUM_KEY.raw)
+    assert len(key.public.raw) == POST_QUANTUM.public_size == 1216
+    sealed = PublicKey(POST_QUANTUM, key.public.raw).seal(b"seeds", b"info")
+    assert len(sealed) == 5 + POST_QUANTUM.overhead == 5 + 1136
+    assert key.open(sealed, b"info") == b"seeds"
+    for other in (PrivateKey.generate(POST_QUANTUM), _with_half_of(key, 0), _with_half_of(key, 64)):
+        with pytest.raises(ProtocolError, match="does not open"):
+            other.open(sealed, b"info")
+    for at in (0, 1000, 1100, len(sealed) - 1):
+        changed = bytearray(sealed)
+        changed[at] ^= 1
+        with pytest.raises(ProtocolError, match="does not open"):
+            key.open(bytes(changed), b"info")
+    assert key.raw.hex() not in repr(key)
+
+
+def _with_half_of(key: PrivateKey, at: int) -> PrivateKey:
+    """Whoever broke X25519 alone, or ML-KEM alone."""
+    other = PrivateKey.generate(POST_QUANTUM).raw
+    return PrivateKey.from_raw(POST_QUANTUM, key.raw[:64] + other[64:] if at else other[:64] + key.raw[64:])
+
+
+def test_a_hybrid_key_on_disk(tmp_path: Path) -> None:
+    save_hpke_key(tmp_path / "key", POST_QUANTUM_KEY)
+    assert load_hpke_key(tmp_path / "key").public == POST_QUANTUM_KEY.public
+
+
+@pytest.mark.parametrize("suite", Suite)
+def test_a_key_has_one_encoding(suite: Suite) -> None:
+    """X25519 ignores its top bit and reduces the rest: written otherwise, one key would pass for two."""
+    raw = PrivateKey.generate(suite).public.raw
+    with pytest.raises(ProtocolError, match="only encoding"):
+        PublicKey(suite, raw[:-1] + bytes([raw[-1] | 128]))
+    with pytest.raises(ProtocolError, match="only encoding"):
+        PublicKey(suite, raw[:-32] + (2**255 - 19 + 9).to_bytes(32, "little"))
+    PublicKey(suite, raw[:-32] + (2**255 - 20).to_bytes(32, "little"))
+
+
+def test_what_is_no_mlkem_key_is_refused() -> None:
+    raw = POST_QUANTUM_KEY.public.raw
+    with pytest.raises(ProtocolError, match="no ML-KEM key"):
+        PublicKey(POST_QUANTUM, b"\xff" * 24 + raw[24:])
+    with pytest.raises(ProtocolError, match="not a usable point"):
+        PublicKey(POST_QUANTUM, raw[:-32] + bytes(32)).check_usable()

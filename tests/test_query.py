@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.epsilon import MAX_MICROS, MAX_SENSITIVITY
 from protocol.errors import ProtocolError
+from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey
 from protocol.query import MAX_BATCH, NoiseMode, Query, SignedQuery
 from tests.support import protocol_samples as samples
 
@@ -24,9 +25,9 @@ QUERIES = st.builds(
     site=NAMES,
     caller=NAMES,
     epsilon_micros=st.integers(1, MAX_MICROS),
-    sensitivity=st.integers(1, MAX_SENSITIVITY),
+    sensitivity=st.integers(1, 2**26),
     buckets=st.integers(1, 2**16),
-    kappa=st.integers(0, MAX_SENSITIVITY),
+    kappa=st.integers(0, 2**26),
     unit=st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=32),
     helper_set=HASHES,
     batch_root=HASHES,
@@ -36,8 +37,18 @@ QUERIES = st.builds(
     minimum_reports=st.integers(1, 1000),
     tolerated_bad_permille=st.integers(0, 1000),
     deadline=st.integers(1, 2**63 - 1),
+    columns=st.tuples(HASHES, HASHES, HASHES),
     debug=st.booleans(),
+    suite=st.just(CLASSICAL),
 )
+
+
+def checked(query: Query, cap: int, spread: int) -> Query:
+    within = min(cap, query.sensitivity)
+    return replace(query, cap=within, spread=min(spread, query.buckets, within))
+
+
+CHECKED = st.builds(checked, QUERIES, st.integers(1, 2**26), st.integers(1, 20))
 OTHER: dict[str, Any] = {
     "query_id": bytes(16),
     "site": "shoq.example",
@@ -55,16 +66,26 @@ OTHER: dict[str, Any] = {
     "minimum_reports": 2,
     "tolerated_bad_permille": 999,
     "deadline": 1,
+    "columns": (bytes(32), bytes(32), b"\x01" * 32),
     "debug": True,
+    "cap": 99,
+    "spread": 2,
+    "suite": POST_QUANTUM,
+}
+# A field that only makes sense with another.
+WITH: dict[str, dict[str, Any]] = {
+    "cap": {"spread": 1},
+    "spread": {"cap": 100},
+    "suite": {"answer_key": PrivateKey.generate(POST_QUANTUM).public.raw},
 }
 
 
-@given(QUERIES)
+@given(st.one_of(QUERIES, CHECKED))
 def test_decoding_reverses_encoding(query: Query) -> None:
     assert Query.decode(query.encode()) == query
 
 
-@given(QUERIES, st.data())
+@given(st.one_of(QUERIES, CHECKED), st.data())
 def test_no_second_encoding_decodes(query: Query, data: st.DataObject) -> None:
     changed = bytearray(query.encode())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -94,9 +115,11 @@ def test_every_field_has_another_value_to_try() -> None:
 
 @pytest.mark.parametrize("name", OTHER)
 def test_every_field_is_in_the_digest_and_under_the_signature(name: str) -> None:
-    changed = replace(QUERY, **{name: OTHER[name]})
-    assert changed.digest != QUERY.digest
-    signed = SignedQuery.sign(QUERY, samples.QUERIER)
+    together = WITH.get(name, {})
+    before = replace(QUERY, cap=100, spread=1) if name in ("cap", "spread") else QUERY
+    changed = replace(before, **{**together, name: OTHER[name]})
+    assert changed.digest != before.digest
+    signed = SignedQuery.sign(before, samples.QUERIER)
     signed.verify(samples.QUERIER.public)
     with pytest.raises(ProtocolError, match="not signed by the key registered"):
         replace(signed, query=changed).verify(samples.QUERIER.public)
@@ -137,6 +160,16 @@ WRONG: list[dict[str, Any]] = [
     {"tolerated_bad_permille": 1001},
     {"deadline": 0},
     {"deadline": 2**63},
+    {"columns": (bytes(32), bytes(32), bytes(31))},
+    {"columns": (bytes(32), bytes(32))},
+    {"cap": 101, "spread": 1},
+    {"cap": 5, "spread": 6},
+    {"cap": 5},
+    {"spread": 1},
+    {"suite": POST_QUANTUM},
+    {"sensitivity": 2**40, "batch_size": 2**19},
+    {"kappa": 2**40, "batch_size": 2**19},
+    {"sensitivity": 2**40, "cap": 2**40, "spread": 1, "batch_size": 2**19},
 ]
 
 
@@ -156,8 +189,33 @@ def test_codes_outside_their_vocabulary_are_refused(from_end: int, value: int) -
 
 
 def test_another_version_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match="unknown query version 2"):
-        Query.decode(b"\x00\x02" + QUERY.encode()[2:])
+    with pytest.raises(ProtocolError, match="unknown query version 1"):
+        Query.decode(b"\x00\x01" + QUERY.encode()[2:])
+
+
+def test_a_sum_that_could_wrap_is_never_asked_for() -> None:
+    """2^20 reports of 2^40 each once came out negative. A cap below Δ leaves room for more reports."""
+    largest = samples.query(sensitivity=2**40, batch_size=2**19 - 1)
+    assert largest.batch_size * largest.sensitivity < 2**59
+    with pytest.raises(ProtocolError, match="would wrap"):
+        replace(largest, batch_size=2**19)
+    replace(largest, cap=2**20, spread=1, batch_size=2**32 - 1)
+
+
+@pytest.mark.parametrize(("schema", "cap", "spread"), [(1, 1, 1), (2, 0, 0), (3, 1, 1), (0, 0, 0), (1, 0, 1)])
+def test_a_schema_and_its_cap_go_together(schema: int, cap: int, spread: int) -> None:
+    encoded = QUERY.encode()
+    at = encoded.index((8).to_bytes(4, "big") + bytes(8)) + 12
+    assert encoded[at : at + 12] == b"\x00\x01" + bytes(10)
+    forged = schema.to_bytes(2, "big") + cap.to_bytes(8, "big") + spread.to_bytes(2, "big")
+    with pytest.raises(ProtocolError):
+        Query.decode(encoded[:at] + forged + encoded[at + 12 :])
+
+
+def test_the_answer_is_sealed_in_the_suite_of_the_reports() -> None:
+    key = PrivateKey.generate(POST_QUANTUM)
+    query = Query.decode(samples.query(suite=POST_QUANTUM, answer_key=key.public.raw).encode())
+    assert key.open(query.answer_public_key.seal(b"share", b"info"), b"info") == b"share"
 
 
 def test_there_is_no_mode_without_noise() -> None:

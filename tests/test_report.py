@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol import field, numerators
 from protocol.epsilon import MAX_MICROS, MAX_SENSITIVITY
 from protocol.errors import ProtocolError, Rejected, Rejection, TrefoilError
+from protocol.helper_set import HelperSet, HpkeKeyConfig
+from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey
 from protocol.report import (
     BODY_HASH_SPAN,
     COMMITMENT_SPANS,
@@ -18,9 +21,7 @@ from protocol.report import (
     FIXED,
     HELPER_SET_SPAN,
     KEY_ID_SPANS,
-    MAX_BUCKETS,
     NONCE_SPAN,
-    PAYLOAD_SIZE,
     SENSITIVITY_SPAN,
     TIME_SPAN,
     Header,
@@ -29,11 +30,15 @@ from protocol.report import (
     check_seeds,
     coarse_time,
     header_size,
+    open_payload,
     open_report,
+    payload_size,
     seal_report,
     seed_commitment,
 )
+from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, reconstruct
+from protocol.validity import points_of
 from tests.support import protocol_samples as samples
 
 NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=20).map(str.lower)
@@ -129,7 +134,7 @@ def test_positions_of_fields_are_those_of_the_layout() -> None:
     assert [REPORT.header[span] for span in KEY_ID_SPANS] == list(header.key_ids)
     assert REPORT.header[BODY_HASH_SPAN] == header.body_hash
     terms = header.terms
-    assert len(REPORT.header) == header_size(terms.unit, terms.site, terms.caller)
+    assert len(REPORT.header) == header_size(terms.unit, terms.site, terms.caller, terms.shape)
 
 
 def test_header_as_annotated_bytes() -> None:
@@ -224,7 +229,7 @@ def test_sizes_that_contradict_the_header_are_malformed() -> None:
         with pytest.raises(Rejected) as error:
             SealedReport.decode(wrong.encode())
         assert error.value.rejection is Rejection.MALFORMED
-    assert len(first) == PAYLOAD_SIZE
+    assert len(first) == payload_size(CLASSICAL) == 112
 
 
 def test_unknown_versions_are_named_whatever_follows() -> None:
@@ -285,3 +290,140 @@ def test_sealed_parts_do_not_show() -> None:
 
 def test_a_report_states_its_terms() -> None:
     assert REPORT.terms() == samples.TERMS
+
+
+CHECKED = samples.terms(cap=100, spread=4, kappa=6)
+
+
+def test_checked_header_as_annotated_bytes() -> None:
+    no_hash, no_id = bytes(32), bytes(8)
+    terms = ReportTerms("a.b", "c.d", 7200, 1_500_000, 10, 3, unit="u", cap=2, spread=2)
+    header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(16), (no_hash, no_hash, no_hash), no_hash)
+    assert (terms.shape.points, len(terms.shape.planes)) == (2, 1)
+    expected = (
+        "0001 0001 0002 00"  # version, suite, schema: checked, flags
+        + "00" * (32 + 24 + 16)  # helper set, key ids, nonce
+        + "0000000000001c20 0016e360"  # time, ε
+        + "000000000000000a 0000000000000000 00000003"  # Δ, κ, buckets
+        + "00" * 128  # commitments, body hash
+        + "0001 75 0003 612e62 0003 632e64"  # unit, site, caller
+        + "0000000000000002 0002"  # cap, spread
+    )
+    assert header.prefix() == bytes.fromhex(expected)
+    openings = "0700000000000000 0000000000000001"  # little-endian, as all elements
+    opened = replace(header, openings=bytes.fromhex(openings))
+    assert opened.encode() == bytes.fromhex(expected + openings)
+    assert Header.decode(opened.encode()) == opened
+    with pytest.raises(ProtocolError, match="2 openings"):
+        header.encode()
+
+
+def test_a_checked_report_opens_to_its_numbers_polynomials_and_masks() -> None:
+    histogram = [0, 40, 0, 0, 60, 0, 0, 0, 6]
+    report = samples.report("checked", histogram, CHECKED)
+    assert SealedReport.decode(report.encode()) == report
+    views = [open_report(party, report, samples.private_keys(party)) for party in range(PARTIES)]
+    components = {**views[0], **views[1]}
+    assert all((views[2][index] == components[index]).all() for index in views[2])
+    secret = field.add(field.add(components[0], components[1]), components[2])
+    shape = CHECKED.shape
+    assert secret.size == shape.expanded
+    assert field.lift(numerators.decode(secret[: shape.buckets])) == histogram[:8]
+    assert secret[shape.buckets] == 6
+    points = points_of(Header.decode(report.header).prefix(), shape.points)
+    (weight, degree), mask = shape.planes[0], int(secret[shape.explicit])
+    first = [mask, *secret[shape.length : shape.length + degree].tolist()]
+    value = sum(c * pow(points[0], power, field.P) for power, c in enumerate(first))
+    opening = int.from_bytes(Header.decode(report.header).openings[:8], "little")
+    assert weight == 1 and value * opening % field.P == 1
+
+
+def test_every_byte_of_a_checked_header_is_bound_to_every_payload() -> None:
+    report = samples.report("bound", [0] * 9, CHECKED)
+    for party in range(PARTIES):
+        key = samples.KEYS[party]
+        open_payload(party, report.header, report.payloads[party], key)
+        for at in range(party, len(report.header), 7):
+            changed = bytearray(report.header)
+            changed[at] ^= 1
+            with pytest.raises(Rejected):
+                open_payload(party, bytes(changed), report.payloads[party], key)
+
+
+def test_every_field_before_the_openings_moves_the_points() -> None:
+    prefix = Header.decode(samples.report("points", [0] * 9, CHECKED).header).prefix()
+    before = set(points_of(prefix, 2))
+    for at in (2, 6, 7, 39, 63, 79, 87, 91, 99, 107, 111, 143, 175, 207, 239, len(prefix) - 10, len(prefix) - 1):
+        changed = bytearray(prefix)
+        changed[at] ^= 1
+        assert before.isdisjoint(points_of(bytes(changed), 2)), at
+
+
+@pytest.mark.parametrize(
+    ("at_end", "value"),
+    [(8, field.P.to_bytes(8, "little")), (8, b"\xff" * 8)],
+    ids=["p", "2^64 - 1"],
+)
+def test_openings_that_are_no_elements_are_malformed(at_end: int, value: bytes) -> None:
+    header = samples.report("openings", [0] * 9, CHECKED).header
+    with pytest.raises(Rejected) as error:
+        Header.decode(header[:-at_end] + value)
+    assert error.value.rejection is Rejection.MALFORMED
+
+
+def test_headers_without_a_cap_or_with_one_above_the_sensitivity_are_malformed() -> None:
+    header = samples.report("cap", [0] * 9, CHECKED).header
+    at = len(Header.decode(header).prefix()) - 10
+    for cap, spread in ((0, 0), (101, 4), (100, 0), (100, 9), (2**41, 4)):
+        forged = header[:at] + cap.to_bytes(8, "big") + spread.to_bytes(2, "big") + header[at + 10 :]
+        with pytest.raises(Rejected) as error:
+            Header.decode(forged)
+        assert error.value.rejection is Rejection.MALFORMED
+
+
+def test_what_the_coins_cannot_pay_is_not_sealed() -> None:
+    for histogram in ([101, *[0] * 8], [-1, *[0] * 8], [1, 1, 1, 1, 1, 0, 0, 0, 0], [*[0] * 8, 3]):
+        with pytest.raises(ProtocolError):
+            samples.report("unpaid", histogram, CHECKED)
+
+
+def test_a_proof_that_does_not_hold_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever went wrong on the way: a device looks before it seals."""
+    monkeypatch.setattr("protocol.validity.polynomial", lambda labels: [1] + [7] * len(labels))
+    with pytest.raises(ProtocolError, match="proof does not hold"):
+        samples.report("broken", [1, *[0] * 8], CHECKED)
+
+
+def test_real_and_null_checked_reports_have_the_same_size() -> None:
+    null, real = samples.report("null checked", [0] * 9, CHECKED), samples.report("real", [100, *[0] * 7, 6], CHECKED)
+    assert len(null.encode()) == len(real.encode())
+    assert Header.decode(null.header).terms == Header.decode(real.header).terms
+
+
+def test_seeds_are_new_for_every_seal_even_from_a_copied_random_state() -> None:
+    """The same random bytes under another content, time or set give other seeds."""
+    later = replace(CHECKED, time=CHECKED.time + samples.HOUR)
+    sealed = [
+        seal_report(histogram, terms, samples.HELPER_SET, entropy=samples.entropy("copied"))
+        for histogram, terms in (([0] * 9, CHECKED), ([1, *[0] * 8], CHECKED), ([0] * 9, later))
+    ]
+    committed = [commitment for one in sealed for commitment in Header.decode(one.header).commitments]
+    assert len(set(committed)) == 9
+
+
+def test_a_report_of_the_second_suite() -> None:
+    keys = [PrivateKey.generate(POST_QUANTUM) for _ in range(PARTIES)]
+    first, second, third = (
+        replace(helper, hpke_keys=(*helper.hpke_keys, HpkeKeyConfig(key.public, samples.SET_START, samples.SET_END)))
+        for helper, key in zip(samples.HELPER_SET.helpers, keys, strict=True)
+    )
+    helper_set = HelperSet(8, (first, second, third))
+    report = seal_report([0] * 9, CHECKED, helper_set)
+    assert SealedReport.decode(report.encode()) == report
+    assert Header.decode(report.header).suite is POST_QUANTUM
+    assert [len(payload) for payload in report.payloads] == [payload_size(POST_QUANTUM)] * 3 == [1200] * 3
+    for party, key in enumerate(keys):
+        open_report(party, report, {key.public.key_id: key})
+    shorter = replace(report, payloads=samples.report("short", [0] * 9, CHECKED).payloads)
+    with pytest.raises(Rejected):
+        SealedReport.decode(shorter.encode())

@@ -132,7 +132,7 @@ async def test_a_column_of_another_batch_is_refused_and_the_right_one_still_acce
         signed = three.query(batch).signed
         assert (await send(session, "PUT", url(signed), signed.encode()))[1]["state"] == "awaiting"
         status, answer = await send(session, "PUT", url(signed, "/column"), column(other, 0))
-        assert (status, "not of the batch" in answer["error"]) == (409, True)
+        assert (status, "not the one" in answer["error"]) == (409, True)
         assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)[:-1]))[0] == 413
         assert (await send(session, "PUT", url(signed, "/column"), column(batch, 1)))[0] == 413
         assert (await send(session, "PUT", url(signed, "/column"), b""))[0] == 413

@@ -77,12 +77,12 @@ def vote(helper: int, code: int) -> bytes:
 def proposal(bits: list[int], salt: bytes, rejections: list[int]) -> bytes:
     packed = np.packbits(bits).tobytes()
     fixed = NAME.key + NAME.digest + b"p" * 32 + b"r" * 32 + struct.pack(">Q", 3) + salt + struct.pack(">I", len(bits))
-    return fixed + blob32(packed) + bytes([19]) + struct.pack(">19I", *rejections)
+    return fixed + blob32(packed) + bytes([20]) + struct.pack(">20I", *rejections)
 
 
 BITS = [[1, 1, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 10, [1, 0, 1, 1, 1, 1, 1, 1, 1, 1]]
 SALTS = [bytes([helper]) * 32 for helper in range(3)]
-REJECTIONS = [[0] * 18 + [bits.count(0)] for bits in BITS]
+REJECTIONS = [[0] * 18 + [bits.count(0), 0] for bits in BITS]
 PROPOSALS = [proposal(*parts) for parts in zip(BITS, SALTS, REJECTIONS, strict=True)]
 
 
@@ -149,9 +149,9 @@ def test_the_greeting_of_a_session() -> None:
 def test_the_parameters_of_an_attempt_and_the_order_of_rejections() -> None:
     computed = attempt_parameters(SumKind.LOCAL, Fraction(1, 2))
     assert computed == h("attempt parameters", text("local") + blob32(text("1/2")))
-    assert len(Rejection) == 19
+    assert len(Rejection) == 20
     first, *_, last = Rejection
-    assert (first, last) == (Rejection.MALFORMED, Rejection.SEEN)
+    assert (first, last) == (Rejection.MALFORMED, Rejection.INVALID)
 
 
 def test_the_key_of_a_query() -> None:

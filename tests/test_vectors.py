@@ -123,9 +123,9 @@ def test_negative_vector_costs_only_itself_in_a_query(vector: Vector, tmp_path: 
 
 
 def test_every_rejection_of_a_report_by_itself_has_a_vector() -> None:
-    """SEEN needs a ledger and is tested with it; MALFORMED has its own tests of every length below."""
+    """SEEN needs a ledger and INVALID two other helpers; MALFORMED has its own tests of every length below."""
     shown = {Rejection[name] for vector in NEGATIVE for name in vector["counted_under"] if name}
-    assert shown == set(Rejection) - {Rejection.SEEN}
+    assert shown == set(Rejection) - {Rejection.SEEN, Rejection.INVALID}
 
 
 def test_truncated_at_every_byte() -> None:

@@ -260,6 +260,10 @@ def _query(helpers: Helpers, terms: ReportTerms, batch: BatchReader) -> Query:
         minimum_reports=1,
         tolerated_bad_permille=0,
         deadline=2 * BENCH_TIME,
+        columns=batch.column_hashes(),
+        cap=terms.cap,
+        spread=terms.spread,
+        suite=helpers.keys[0].suite,
     )
 
 

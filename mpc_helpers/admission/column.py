@@ -15,7 +15,17 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from protocol.batch import DIGEST_SPAN, PREAMBLE_SIZE, BatchRoot, ColumnReader, DigestRows, Digests, Layout, batch_root
+from protocol.batch import (
+    DIGEST_SPAN,
+    PREAMBLE_SIZE,
+    BatchRoot,
+    ColumnHash,
+    ColumnReader,
+    DigestRows,
+    Digests,
+    Layout,
+    batch_root,
+)
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.report import HASH_SIZE, header_digest
 
@@ -50,6 +60,7 @@ class ColumnDraft:
         self._drafts = (_draft(column), _draft(digests_beside(column)))
         self._records, self._digests = (path.open("wb") for path in self._drafts)
         self._root = BatchRoot(count)
+        self._hash = ColumnHash()
         self._received = 0
         # What has come of a record that is not whole yet; at first, of the preamble.
         self._held = b""
@@ -70,6 +81,7 @@ class ColumnDraft:
         if self._received + len(piece) > self._size:
             raise ProtocolError(f"the column has more than {self._size} bytes", "Upload the column of this query.")
         self._records.write(piece)
+        self._hash.add(piece)
         data = self._held + piece
         if self._received < PREAMBLE_SIZE <= self._received + len(piece):
             self._layout.expect(data)
@@ -77,11 +89,11 @@ class ColumnDraft:
         self._received += len(piece)
         self._held = self._hash_records(data) if self._received >= PREAMBLE_SIZE else data
 
-    def keep(self, root: bytes) -> bool:
-        """Make it the column, durably, if it is whole and has this root. The digests are in place before it is."""
+    def keep(self, root: bytes, column_hash: bytes) -> bool:
+        """Make it the column, durably, if it is whole and the one that was signed; the digests are in place before."""
         if self._received != self._size:
             raise ProtocolError(f"the column ended after {self._received} of {self._size} bytes", "Upload it again.")
-        if self._root.digest() != root:
+        if self._root.digest() != root or self._hash.digest() != column_hash:
             return False
         for file in (self._digests, self._records):
             file.flush()

@@ -16,6 +16,7 @@ from mpc_helpers.admission.column import Mask
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reasons
 from protocol.epsilon import noise_covers
 from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol.field import ELEMENT_SIZE, P, Vector
 from protocol.hpke import KEY_ID_SIZE
 from protocol.query import Query
 from protocol.report import (
@@ -34,24 +35,22 @@ from protocol.report import (
     Header,
     ReportTerms,
 )
+from protocol.shape import Shape
 
 Bytes = npt.NDArray[np.uint8]
 Hours = npt.NDArray[np.uint32]
 
-# Where no two good reports of one query differ: what stands before the helper set, between Δ and the commitments (κ and
-# buckets), and after the fixed part.
-_CONSTANT = (
-    slice(0, HELPER_SET_SPAN.start),
-    slice(SENSITIVITY_SPAN.stop, COMMITMENT_SPANS[0].start),
-    slice(FIXED.size, None),
-)
+# Where in the fixed part no two good reports of one query differ: before the helper set, and between Δ and the
+# commitments (κ and buckets). Neither do they in what follows, up to the openings.
+_CONSTANT = (slice(0, HELPER_SET_SPAN.start), slice(SENSITIVITY_SPAN.stop, COMMITMENT_SPANS[0].start))
+_P = np.uint64(P)
 # ε and Δ, side by side.
 _PAID = struct.Struct(">IQ")
 
 
 @lru_cache(maxsize=16)
 def _usual_header(query: Query) -> bytes:
-    """A header as this query expects it, with zeros wherever good reports may differ."""
+    """A header up to its openings as this query expects it, with zeros wherever good reports may differ."""
     terms = ReportTerms(
         query.site,
         query.caller,
@@ -62,10 +61,12 @@ def _usual_header(query: Query) -> bytes:
         query.kappa,
         query.unit,
         query.debug,
+        query.cap,
+        query.spread,
     )
     no_id, no_hash = bytes(KEY_ID_SIZE), bytes(HASH_SIZE)
-    header = Header(terms, no_hash, (no_id, no_id, no_id), bytes(NONCE_SIZE), (no_hash, no_hash, no_hash), no_hash)
-    return header.encode()
+    ids, hashes = (no_id, no_id, no_id), (no_hash, no_hash, no_hash)
+    return Header(terms, no_hash, ids, bytes(NONCE_SIZE), hashes, no_hash, query.suite).prefix()
 
 
 def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
@@ -85,11 +86,18 @@ def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
 
 def _usual_rows(rules: AdmissionRules, headers: Bytes) -> npt.NDArray[np.bool_]:
     usual = np.frombuffer(_usual_header(rules.query), dtype=np.uint8)
-    if usual.size != headers.shape[1]:
+    if usual.size + ELEMENT_SIZE * rules.query.shape.openings != headers.shape[1]:
         return np.zeros(len(headers), dtype=np.bool_)
     columns = [_equal(headers[:, part], usual[part]) for part in _CONSTANT]
+    columns.append(_equal(headers[:, FIXED.size : usual.size], usual[FIXED.size :]))
     matching: npt.NDArray[np.bool_] = np.logical_and.reduce(columns)
-    return matching
+    return matching & (read_openings(rules.query.shape, headers) < _P).all(axis=1)
+
+
+def read_openings(shape: Shape, headers: Bytes) -> Vector:
+    """The openings at the end of every header, not yet known to be elements. None where nothing is checked."""
+    start = headers.shape[1] - ELEMENT_SIZE * shape.openings
+    return np.ascontiguousarray(headers[:, start:]).view("<u8").astype(np.uint64, copy=False)
 
 
 def _equal(rows: Bytes, value: Bytes) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ from mpc_helpers.admission.opening import OpenedReports, open_reports
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules, Reasons
 from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_chunk
 from protocol.errors import ProtocolError, Rejection
-from protocol.field import RowSum, Vector, add, expansions, subtract, sum_rows
+from protocol.field import ELEMENT_SIZE, RowSum, Vector, add, expansions, subtract, sum_rows
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
@@ -219,7 +219,7 @@ def chunk_length(layout: Layout) -> int:
 
 
 def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
-    body = 8 * rules.query.length if BODY_SEED in SEEDS_OF[rules.party] else 0
+    body = ELEMENT_SIZE * rules.query.shape.explicit if BODY_SEED in SEEDS_OF[rules.party] else 0
     if column.layout.body != body or len(column) != rules.query.batch_size:
         raise ProtocolError(
             f"the column has {len(column)} reports with bodies of {column.layout.body} bytes; "

@@ -63,7 +63,7 @@ def _open_payloads(
 ) -> list[tuple[int, bytes]]:
     """The one HPKE open that every admitted report costs."""
     own_id = KEY_ID_SPANS[rules.party]
-    keys = {key.key_id: _private_key(key.private) for key in rules.keys}
+    keys = {key.key_id: _private_key(key.suite, key.private) for key in rules.keys}
     sealed = []
     for row in np.flatnonzero(reasons == ADMITTED).tolist():
         header = headers[row]
@@ -75,5 +75,5 @@ def _open_payloads(
 
 
 @lru_cache(maxsize=64)
-def _private_key(raw: bytes) -> PrivateKey:
-    return PrivateKey.from_raw(Suite.X25519_HKDF_SHA256_AES_128_GCM, raw)
+def _private_key(suite: Suite, raw: bytes) -> PrivateKey:
+    return PrivateKey.from_raw(suite, raw)

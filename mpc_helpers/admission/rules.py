@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from protocol.errors import Rejection
 from protocol.helper_set import HelperSet
-from protocol.hpke import PrivateKey
+from protocol.hpke import PrivateKey, Suite
 from protocol.query import Query
 
 Reasons = npt.NDArray[np.uint8]
@@ -32,6 +32,7 @@ class OpeningKey:
     key_id: bytes
     not_before: int
     not_after: int
+    suite: Suite
     private: bytes = field(repr=False)
 
 
@@ -58,9 +59,9 @@ class AdmissionRules:
     ) -> AdmissionRules:
         """The keys a report may name are those this helper has in any of the sets it knows and still holds."""
         keys = [
-            OpeningKey(known.digest, config.key.key_id, config.not_before, config.not_after, private.raw)
+            OpeningKey(known.digest, config.key.key_id, config.not_before, config.not_after, private.suite, private.raw)
             for known in helper_sets
             for config in known.helpers[party].hpke_keys
-            if (private := private_keys.get(config.key.key_id)) is not None
+            if (private := private_keys.get(config.key.key_id)) is not None and private.suite is query.suite
         ]
         return cls(party, query, tuple(keys), oldest, newest)

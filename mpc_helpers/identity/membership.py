@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpc_helpers.identity.config import ConfigError, HelperConfig
-from protocol.helper_set import HelperEntry, HelperSet, KeyState
+from protocol.helper_set import HelperEntry, HelperSet, KeyState, check_key_ids
 from protocol.hpke import PrivateKey, PublicKey
 from protocol.keys import IdentityKey, load_hpke_key, load_identity
 
@@ -49,6 +49,7 @@ def load_membership(config: HelperConfig, now: int) -> Membership:
             "Renew the set with trefoil helper-set new after renewing a certificate.",
         )
     known = (current, *previous)
+    check_key_ids(known)
     stored = _stored_keys(config, known, party)
     keys = {one.key.public.key_id: one.key for one in stored if now <= one.last_use}
     _check_complete(config, current.helpers[party], keys, now)

@@ -28,7 +28,7 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE
 from protocol.files import write_atomically
 from protocol.query import Query, SignedQuery
-from protocol.report import header_size
+from protocol.report import header_size, payload_size
 from protocol.status import QueryState, QueryStatus
 
 _WRITE_BYTES = 2**18
@@ -254,6 +254,8 @@ class Intake:
                 f"the deadline is {query.deadline - now} s away; this helper accepts 1 to {limits.seconds}",
                 "Ask with another deadline; if it looks right, compare the clocks.",
             )
+        if query.shape.checked:
+            raise Refusal(Trouble.UNWILLING, "this helper cannot check reports yet")
         try:
             noise.check_cost(query.length, query.gamma)
         except TrefoilError as error:
@@ -287,8 +289,8 @@ class Intake:
     # The column.
 
     def _column_layout(self, query: Query) -> Layout:
-        header = header_size(query.unit, query.site, query.caller)
-        return column_layout(self._membership.party, header, ELEMENT_SIZE * query.length)
+        header, body = header_size(query.unit, query.site, query.caller, query.shape), query.shape.explicit
+        return column_layout(self._membership.party, header, ELEMENT_SIZE * body, payload_size(query.suite))
 
     async def _store(self, job: Job, pieces: AsyncIterator[bytes]) -> None:
         query = job.query
@@ -296,13 +298,13 @@ class Intake:
             with ColumnDraft(job.column, self._column_layout(query), query.batch_size) as draft:
                 async for piece in _gathered(pieces):
                     await asyncio.to_thread(draft.add, piece)
-                if await asyncio.to_thread(draft.keep, query.batch_root):
+                if await asyncio.to_thread(draft.keep, query.batch_root, query.columns[self._membership.party]):
                     return
         except OSError as error:
             raise Refusal(Trouble.DISK, f"this helper cannot store the column: {error.strerror}") from None
         raise Refusal(
             Trouble.CHANGED,
-            "the column is not of the batch that the query was signed for",
+            "the column is not the one that the query was signed for",
             "Upload the column cut from that batch.",
         )
 

@@ -16,10 +16,10 @@ from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 from protocol.helper_set import HelperSet
-from protocol.hpke import PrivateKey, Suite
+from protocol.hpke import PrivateKey, PublicKey
 from protocol.keys import IdentityKey
 from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
-from protocol.report import ReportTerms
+from protocol.report import Header
 
 FORMAT = 1
 
@@ -64,8 +64,7 @@ class SavedQuery:
             if stored["trefoil_query"] != FORMAT:
                 raise ProtocolError(f"unknown format {stored['trefoil_query']}")
             signed = SignedQuery.decode(bytes.fromhex(stored["query"]))
-            suite = signed.query.answer_public_key.suite
-            key = PrivateKey.from_raw(Suite(suite), bytes.fromhex(stored["answer_key"]))
+            key = PrivateKey.from_raw(signed.query.suite, bytes.fromhex(stored["answer_key"]))
         except (ValueError, KeyError, TypeError, ProtocolError) as error:
             raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
         if key.public.raw != signed.query.answer_key:
@@ -90,22 +89,22 @@ def make_query(
     """Run by the querier: a new query on the whole batch, for the site, caller and shape its first report names."""
     if not len(batch):
         raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
-    terms = batch[0].terms()
-    answer_key = PrivateKey.generate()
-    query = _fill(terms, options, now, batch.root(), len(batch), helper_set, entropy(QUERY_ID_SIZE), answer_key)
+    first = Header.decode(batch[0].header)
+    answer_key = PrivateKey.generate(first.suite)
+    query = _fill(batch, first, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
     return SavedQuery(SignedQuery.sign(query, site_key), answer_key)
 
 
 def _fill(
-    terms: ReportTerms,
+    batch: BatchReader,
+    first: Header,
     options: QueryOptions,
     now: int,
-    root: bytes,
-    size: int,
     helper_set: HelperSet,
     query_id: bytes,
-    answer_key: PrivateKey,
+    answer_key: PublicKey,
 ) -> Query:
+    terms = first.terms
     return Query(
         query_id=query_id,
         site=terms.site,
@@ -116,14 +115,18 @@ def _fill(
         kappa=terms.kappa,
         unit=terms.unit,
         helper_set=helper_set.digest,
-        batch_root=root,
-        batch_size=size,
-        answer_key=answer_key.public.raw,
+        batch_root=batch.root(),
+        batch_size=len(batch),
+        answer_key=answer_key.raw,
         noise=options.noise,
         minimum_reports=options.minimum_reports,
         tolerated_bad_permille=options.tolerated_bad_permille,
         deadline=now + options.seconds,
+        columns=batch.column_hashes(),
         debug=terms.debug,
+        cap=terms.cap,
+        spread=terms.spread,
+        suite=first.suite,
     )
 
 

@@ -20,7 +20,7 @@ from mpc_helpers.admission.rules import AdmissionRules
 from protocol import field
 from protocol.batch import BatchReader, BatchWriter, ColumnReader, batch_root, sorted_order
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
-from protocol.hpke import PrivateKey, Suite
+from protocol.hpke import CLASSICAL, PrivateKey
 from protocol.keys import IdentityKey
 from protocol.query import NoiseMode, Query
 from protocol.report import (
@@ -55,7 +55,7 @@ def entropy(label: str) -> Callable[[int], bytes]:
 
 
 def hpke_key(label: str) -> PrivateKey:
-    return PrivateKey.from_raw(Suite.X25519_HKDF_SHA256_AES_128_GCM, entropy(f"hpke {label}")(32))
+    return PrivateKey.from_raw(CLASSICAL, entropy(f"hpke {label}")(32))
 
 
 def identity(label: str) -> IdentityKey:
@@ -155,6 +155,7 @@ def query(**changes: Any) -> Query:  # Any: the fields of Query, each of its own
         minimum_reports=1,
         tolerated_bad_permille=1000,
         deadline=NOW + DAY,
+        columns=(bytes(32), bytes(32), bytes(32)),
     )
     return replace(plain, **changes)
 
