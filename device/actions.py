@@ -28,7 +28,6 @@ _KINDS = {
     FilterKind.SITE: "reports to this site",
     FilterKind.GLOBAL: "all sites together",
     FilterKind.IMPRESSION_SITE: "impressions on this site",
-    FilterKind.CONVERSION_SITE: "share of all sites' budget",
 }
 
 

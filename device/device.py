@@ -275,7 +275,7 @@ class Device(Generic[R]):
         owed = {}
         for epoch in found.window:
             sites = {impression.site for impression in found.relevant.get(epoch, ())}
-            owed[epoch] = charges_of(conversion.site, sites, something if sites else nothing, self._limits)
+            owed[epoch] = charges_of(conversion.site, sites, something if sites else nothing)
         return owed
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:

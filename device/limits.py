@@ -19,8 +19,7 @@ class DeviceLimits:
     site_budget: int = 1 * MICROS
     global_budget: int = 8 * MICROS
     impression_site_quota: int = 4 * MICROS
-    # Two more that the standard leaves open, against many sites acting together to drain a device; None is off.
-    conversion_site_quota: int | None = None
+    # One more that the standard leaves open, against many sites acting together to drain a device; None is off.
     sites_per_action: int | None = None
     epoch_days: int = 7
     max_lookback_days: int = 30

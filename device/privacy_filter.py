@@ -27,7 +27,6 @@ class FilterKind(IntEnum):
     SITE = 1
     GLOBAL = 2
     IMPRESSION_SITE = 3
-    CONVERSION_SITE = 4
 
 
 class FilterOwner(NamedTuple):
@@ -92,20 +91,17 @@ class FilterState:
 
 
 def capacities(limits: DeviceLimits) -> Capacities:
-    """What a fresh filter of each kind holds. An optional one that is off is never charged."""
+    """What a fresh filter of each kind holds."""
     return {
         FilterKind.SITE: limits.site_budget,
         FilterKind.GLOBAL: limits.global_budget,
         FilterKind.IMPRESSION_SITE: limits.impression_site_quota,
-        FilterKind.CONVERSION_SITE: limits.conversion_site_quota or 0,
     }
 
 
-def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss, limits: DeviceLimits) -> Charges:
+def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss) -> Charges:
     """What an epoch owes to each of its filters for a report to `site`: each is charged once, however many match."""
     charges = {FilterOwner(FilterKind.SITE, site): loss.site, FilterOwner(FilterKind.GLOBAL, ""): loss.everyone}
-    if limits.conversion_site_quota is not None:
-        charges[FilterOwner(FilterKind.CONVERSION_SITE, site)] = loss.everyone
     for impression_site in impression_sites:
         charges[_quota_of(impression_site)] = loss.quota
     return charges

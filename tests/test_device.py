@@ -369,16 +369,7 @@ def test_what_the_person_is_told() -> None:
     assert {entry.outcome for entry in third.epochs} == {EpochOutcome.NOT_MEASURED}
 
 
-# Optional limits against many sites acting together
-
-
-def test_a_conversion_sites_quota_bounds_its_part_of_the_global_budget() -> None:
-    """In a window of one epoch a site pays half; its quota pays what everyone pays, and binds first."""
-    world = World(conversion_site_quota=700_000).see(0.4)
-    assert world.at(0.5).convert(lookback_days=1, epsilon=0.7) == (1, 0)
-    assert (world.spent(), world.spent(FilterKind.CONVERSION_SITE)) == ({0: 350_000}, {0: 700_000})
-    assert world.convert(lookback_days=1, epsilon=0.1) == (0, 0)
-    assert world.convert("other.example", lookback_days=1, epsilon=0.1) == (1, 0)
+# The optional limit against many sites acting together
 
 
 def test_at_most_so_many_sites_act_on_one_user_action() -> None:

@@ -53,12 +53,11 @@ from tests.support.small_worlds import (
     w3c,
 )
 
-# Tight, so that a few calls run into each of the four kinds of filter.
+# Tight, so that a few calls run into each of the three kinds of filter.
 LIMITS = DeviceLimits(
     site_budget=MICROS * 9 // 10,
     global_budget=MICROS * 6 // 5,
     impression_site_quota=MICROS,
-    conversion_site_quota=MICROS * 4 // 5,
 )
 SITES = ("shop.example", "store.example", "market.example")
 PUBLISHERS = (PUBLISHER, "blog.example")
@@ -225,7 +224,7 @@ def at_once(count: int, work: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_threads_cannot_overdraw(durable: bool) -> None:
-    """Eight threads race for a budget that holds sixteen reports: as many real reports as charges, and no more."""
+    """Eight threads race for a budget that holds twenty reports: as many real reports as charges, and no more."""
     clock, reports = Clock(), list[tuple[int, ...]]()
     with stores(durable) as store:
         device = device_on(store, clock)
@@ -237,8 +236,9 @@ def test_threads_cannot_overdraw(durable: bool) -> None:
     real = sum(any(report) for report in reports)
     assert len(reports) == 80
     assert spent[FilterOwner(FilterKind.SITE, QUERIER), 2] == real * 25_000 <= LIMITS.site_budget
-    # The conversion-site quota pays the full ε and is the first to run out.
-    assert spent[FilterOwner(FilterKind.CONVERSION_SITE, QUERIER), 2] == real * 50_000 == LIMITS.conversion_site_quota
+    # The impression site's quota pays the full ε and is the first to run out.
+    quota = spent[FilterOwner(FilterKind.IMPRESSION_SITE, PUBLISHER), 2]
+    assert quota == real * 50_000 == LIMITS.impression_site_quota
 
 
 def race(path: Path, count: int) -> bytes:
@@ -296,7 +296,7 @@ def exhausted(world: SmallWorld, owner: FilterOwner, epochs: Iterable[int]) -> N
 
 
 def world_of(seen: Iterable[Event]) -> SmallWorld:
-    world = SmallWorld(seen, replace(LIMITS, site_budget=2**40, global_budget=2**40, conversion_site_quota=None))
+    world = SmallWorld(seen, replace(LIMITS, site_budget=2**40, global_budget=2**40))
     world.clock.now = START + 3 * WEEK - 3600
     return world
 

@@ -7,12 +7,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks.commands import app
 from benchmarks.experiments import simulation
-from benchmarks.experiments.common_options import Common, with_common_options
 from benchmarks.experiments.plan import Plan, answers_within, costs
 from benchmarks.experiments.policies import System
 from protocol.epsilon import MICROS
@@ -116,25 +114,21 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kept", ["own option first", "own option last"])
-def test_common_options_reach_a_command_together(kept: str) -> None:
-    """Each value arrives in the field of its name, defaults included, wherever the command's own options stand."""
-    given: list[tuple[int, Common]] = []
+@pytest.mark.parametrize("figure", ["microbenchmark", "bias", "patcg", "criteo", "all"])
+def test_common_options_reach_every_figure(figure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value arrives in its own place, defaults included."""
+    given: list[tuple[object, ...]] = []
 
-    @with_common_options
-    def first(*, own: int = 1, common: Common) -> None:
-        given.append((own, common))
+    def note(*values: object) -> object:
+        given.append(values)
+        raise TrefoilError("seen")
 
-    @with_common_options
-    def last(*, common: Common, own: int = 1) -> None:
-        given.append((own, common))
-
-    small = typer.Typer()
-    small.command()(first if kept == "own option first" else last)
-    words = ["--epoch-days", "3", "--own", "2", "--seed", "4", "--scale", "0.5", "--json", "a", "--plots", "b"]
+    monkeypatch.setattr("benchmarks.experiments.commands.Common", note)
+    words = ["--epoch-days", "3", "--seed", "4", "--scale", "0.5", "--json", "a", "--plots", "b"]
     for arguments in (words, []):
-        CliRunner().invoke(small, arguments, catch_exceptions=False, standalone_mode=False)
-    assert given == [(2, Common(3, 4, 0.5, Path("a"), Path("b"))), (1, Common())]
+        with pytest.raises(TrefoilError, match="seen"):
+            invoke("experiment", figure, *arguments)
+    assert given == [(3, 4, 0.5, Path("a"), Path("b")), (None, 0, 1.0, None, None)]
 
 
 def test_json_on_standard_output_is_json_alone() -> None:

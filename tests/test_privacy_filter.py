@@ -18,23 +18,19 @@ from device.privacy_filter import (
 )
 from device.privacy_loss import EpochLoss
 
-LIMITS = DeviceLimits(site_budget=10, global_budget=25, impression_site_quota=15, conversion_site_quota=12)
+LIMITS = DeviceLimits(site_budget=10, global_budget=25, impression_site_quota=15)
 SITE = FilterOwner(FilterKind.SITE, "shop.example")
 EVERYONE = FilterOwner(FilterKind.GLOBAL, "")
 
 
 def test_each_filter_is_charged_once() -> None:
-    charges = charges_of("shop.example", {"news.example", "blog.example"}, EpochLoss(1, 2, 3), LIMITS)
+    charges = charges_of("shop.example", {"news.example", "blog.example"}, EpochLoss(1, 2, 3))
     assert charges == {
         SITE: 1,
         EVERYONE: 2,
-        FilterOwner(FilterKind.CONVERSION_SITE, "shop.example"): 2,
         FilterOwner(FilterKind.IMPRESSION_SITE, "news.example"): 3,
         FilterOwner(FilterKind.IMPRESSION_SITE, "blog.example"): 3,
     }
-    assert FilterOwner(FilterKind.CONVERSION_SITE, "shop.example") not in charges_of(
-        "shop.example", (), EpochLoss(1, 2, 3), DeviceLimits()
-    )
 
 
 def test_one_filter_that_cannot_pay_spares_the_others() -> None:

@@ -78,7 +78,6 @@ class Shown:
     truth: list[int]
     central: list[int]
     replay_refused: bool
-    replay_reason: str
     tamper_refused: bool
     bytes_per_report: int
     without_budget: int = 0
@@ -180,7 +179,7 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     with _timed(seconds, "replay"):
         refused, reason = _refused(ask)
     view.show_replay(refused, reason)
-    return Shown(result, made.truth, central, refused, reason, tampered, size, made.without_budget)
+    return Shown(result, made.truth, central, refused, tampered, size, made.without_budget)
 
 
 def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:

@@ -20,7 +20,6 @@ _KINDS = {
     FilterKind.SITE: "this site",
     FilterKind.GLOBAL: "all sites together",
     FilterKind.IMPRESSION_SITE: "where ads were seen",
-    FilterKind.CONVERSION_SITE: "where things were bought",
 }
 
 

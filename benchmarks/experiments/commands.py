@@ -11,10 +11,13 @@ from benchmarks.experiments.common_options import (
     Accounting,
     AccountingChoice,
     Common,
+    EpochDays,
     Json,
     Kappa,
+    Plots,
+    Scale,
+    Seed,
     show,
-    with_common_options,
 )
 from protocol.console import progress, write_json
 from protocol.errors import TrefoilError
@@ -26,20 +29,24 @@ app = typer.Typer(help="The paper's experiments: every figure with one command."
 
 
 @app.command(epilog="Example: trefoil experiment microbenchmark --participation 0.5 --rate 0.1 --json point.json")
-@with_common_options
 def microbenchmark(
     *,
     participation: Annotated[float | None, typer.Option(help="Knob 1: share of users in each batch.")] = None,
     rate: Annotated[float | None, typer.Option(help="Knob 2: impressions per user and day.")] = None,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.0,
-    common: Common,
+    epoch_days: EpochDays = None,
+    seed: Seed = 0,
+    scale: Scale = 1.0,
+    json: Json = None,
+    plots: Plots = None,
     mpc: Annotated[bool, typer.Option("--mpc", help="Also run the point through devices and three helpers.")] = False,
 ) -> None:
     """Figure 4: budget spent by the three systems as users and impressions vary. One point if a knob is given."""
     from benchmarks.experiments.experiments import DEFAULT_KNOB, figure_4_settings
     from benchmarks.experiments.experiments import microbenchmark as run
 
+    common = Common(epoch_days, seed, scale, json, plots)
     options = common.options(accounting, kappa)
     one = mpc or participation is not None or rate is not None
     knobs = (_or(participation, DEFAULT_KNOB), _or(rate, DEFAULT_KNOB))
@@ -54,18 +61,22 @@ def microbenchmark(
 
 
 @app.command(epilog="Example: trefoil experiment bias --accounting artifact --json bias.json --plots plots")
-@with_common_options
 def bias(
     *,
     draws: Annotated[int, typer.Option(help="How often the noise is drawn.")] = 500,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.5,
-    common: Common,
+    epoch_days: EpochDays = None,
+    seed: Seed = 0,
+    scale: Scale = 1.0,
+    json: Json = None,
+    plots: Plots = None,
 ) -> None:
     """Figure 7: what the bias side query costs, and what its bound is worth, over many draws of the noise."""
     from benchmarks.experiments.experiments import bias as run
     from benchmarks.experiments.results import study_table
 
+    common = Common(epoch_days, seed, scale, json, plots)
     options = common.options(accounting, kappa)
     with progress("bias", round(800_000 * common.scale)) as advance:
         result, studies = run(options, draws, advance)
@@ -75,14 +86,17 @@ def bias(
 
 
 @app.command(epilog="Example: trefoil experiment patcg --scale 0.1 --epoch-days 7 --plots plots")
-@with_common_options
 def patcg(
     *,
     impressions: Annotated[Path | None, typer.Option(help="Real exposures: a parquet file, or a folder.")] = None,
     conversions: Annotated[Path | None, typer.Option(help="Real conversions: a parquet file, or a folder.")] = None,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.0,
-    common: Common,
+    epoch_days: EpochDays = None,
+    seed: Seed = 0,
+    scale: Scale = 1.0,
+    json: Json = None,
+    plots: Plots = None,
 ) -> None:
     """Figure 5: one large advertiser, 24 million conversions; synthetic unless the real files are given."""
     from benchmarks.experiments.experiments import patcg as run
@@ -90,6 +104,7 @@ def patcg(
 
     if (impressions is None) != (conversions is None):
         raise TrefoilError("the real files come in pairs", "Give both --impressions and --conversions, or neither.")
+    common = Common(epoch_days, seed, scale, json, plots)
     options = common.options(accounting, kappa)
     lengths = common.lengths()
     events = read_patcg(impressions, conversions) if impressions and conversions else None
@@ -99,19 +114,23 @@ def patcg(
 
 
 @app.command(epilog="Example: trefoil experiment criteo --data CriteoSearchData --json criteo.json")
-@with_common_options
 def criteo(
     *,
     data: Annotated[Path | None, typer.Option(help="The real log, tab-separated.")] = None,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.0,
-    common: Common,
+    epoch_days: EpochDays = None,
+    seed: Seed = 0,
+    scale: Scale = 1.0,
+    json: Json = None,
+    plots: Plots = None,
 ) -> None:
     """Figure 6: many advertisers of all sizes; synthetic unless the real log is given."""
     from benchmarks.experiments.experiments import EXTRA_IMPRESSIONS
     from benchmarks.experiments.experiments import criteo as run
     from benchmarks.experiments.files import read_criteo
 
+    common = Common(epoch_days, seed, scale, json, plots)
     options = common.options(accounting, kappa)
     lengths = common.lengths()
     log = read_criteo(data) if data else None
@@ -121,11 +140,19 @@ def criteo(
 
 
 @app.command(name="all", epilog="Example: trefoil experiment all --scale 0.1 --json all.json --plots plots")
-@with_common_options
-def everything(*, accounting: Accounting = AccountingChoice.PAPER, common: Common) -> None:
+def everything(
+    *,
+    accounting: Accounting = AccountingChoice.PAPER,
+    epoch_days: EpochDays = None,
+    seed: Seed = 0,
+    scale: Scale = 1.0,
+    json: Json = None,
+    plots: Plots = None,
+) -> None:
     """Every figure, one after the other. The JSON has one entry per experiment, and all points together."""
     from benchmarks.experiments import experiments
 
+    common = Common(epoch_days, seed, scale, json, plots)
     options = common.options(accounting, 0.0)
     lengths = common.lengths()
     with progress("experiments", 4) as advance:

@@ -1,17 +1,12 @@
-"""The options that all figures' commands share, written down once: each field of `Common` is an option of all of them.
-
-Typer reads a command's signature, so `with_common_options` shows it one that has those fields where `common` stands.
-"""
+"""The options that all figures' commands share: each one's text and type here, its place in every command."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,22 +27,24 @@ class AccountingChoice(StrEnum):
     ARTIFACT = "artifact"
 
 
-# Not in `Common`: κ has another default where bias is measured and `all` has none; --help shows accounting before it.
 Accounting = Annotated[AccountingChoice, typer.Option(help="The paper's accounting, or its public artifact's.")]
 Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
-# Also an option of commands that draw no figure.
+EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]
+Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
+Scale = Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file ('-': standard output).")]
+Plots = Annotated[Path | None, typer.Option(help="Draw the figure's plots into this folder.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
     """How large the workload is, how long its epochs are, and where the results go."""
 
-    epoch_days: Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")] = None
-    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0
-    scale: Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")] = 1.0
-    json: Json = None
-    plots: Annotated[Path | None, typer.Option(help="Draw the figure's plots into this folder.")] = None
+    epoch_days: int | None
+    seed: int
+    scale: float
+    json: Path | None
+    plots: Path | None
 
     def options(self, accounting: AccountingChoice, kappa: float) -> Options:
         """What the experiment is told. Refuses, before any work, a place where no result could be written."""
@@ -94,27 +91,3 @@ def show(table: Table | str, json: Path | None) -> None:
     """Print a table or a sentence, unless standard output is wanted for the JSON alone."""
     if str(json) != "-":
         out.print(table, highlight=False)
-
-
-def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that is given the fields of `Common` one by one, for one that takes them together as `common`."""
-    own = inspect.signature(command, eval_str=True).parameters
-    shared = _parameters()
-
-    @functools.wraps(command)
-    def one_by_one(**given: Any) -> None:  # Any: Typer has converted each to its option's type
-        common = Common(**{name: given.pop(name) for name in shared if name in given})
-        command(**given, common=common)
-
-    shown = [one for name in own for one in (shared.values() if name == "common" else [own[name]])]
-    one_by_one.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # what inspect.signature returns
-    return one_by_one
-
-
-def _parameters() -> dict[str, inspect.Parameter]:
-    """The fields of `Common` as they would stand in a signature."""
-    kind, hints = inspect.Parameter.KEYWORD_ONLY, get_type_hints(Common, include_extras=True)
-    return {
-        field.name: inspect.Parameter(field.name, kind, default=field.default, annotation=hints[field.name])
-        for field in fields(Common)
-    }

@@ -141,10 +141,10 @@ class OverviewPage:
         capacity = epsilon(self._overview.limits.global_budget)
         total = self._budget_table(f"All sites together, at most {capacity} a week", everyone)
         quotas: list[Node] = []
-        for kind in (FilterKind.IMPRESSION_SITE, FilterKind.CONVERSION_SITE):
-            if states := self._of_kind(kind):
-                caption = f"{words.filter_words(kind)}: at most {epsilon(states[0].capacity)} a week"
-                quotas.append(self._budget_table(caption, states, named=True))
+        if states := self._of_kind(FilterKind.IMPRESSION_SITE):
+            what = words.filter_words(FilterKind.IMPRESSION_SITE)
+            caption = f"{what}: at most {epsilon(states[0].capacity)} a week"
+            quotas.append(self._budget_table(caption, states, named=True))
         nothing = tag("p", "Nothing has been spent yet.", class_="empty")
         return section("everyone", "All sites together", tag("p", _EVERYONE), total if everyone else nothing, quotas)
 

@@ -48,8 +48,6 @@ def filter_words(kind: FilterKind) -> str:
             return "What all sites together may learn"
         case FilterKind.IMPRESSION_SITE:
             return "What may be learnt from ads this site showed"
-        case FilterKind.CONVERSION_SITE:
-            return "What this site may take of everyone's budget"
         case _:
             assert_never(kind)
 
