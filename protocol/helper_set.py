@@ -211,6 +211,11 @@ class HelperSet:
             raise ProtocolError(f"{path} is not a helper set: {error}") from None
 
 
+def realm(helper_set_digest: bytes) -> bytes:
+    """What helpers' messages belong to: one helper set."""
+    return tagged_hash("helper messages", helper_set_digest)
+
+
 def entry_to_json(helper: HelperEntry) -> dict[str, object]:
     """One helper as it stands in the file; also what an operator hands to whoever puts a set together."""
     return {

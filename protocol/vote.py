@@ -6,7 +6,7 @@ sees for herself that the attempt she opens is the one that all three have spent
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -15,7 +15,7 @@ from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.numbered import Numbered
 from protocol.report import HASH_SIZE
 from protocol.shares import PARTIES
-from protocol.wire import Reader, Writer, tagged_hash
+from protocol.wire import Reader, Writer
 
 
 class Vote(Numbered):
@@ -35,14 +35,13 @@ class Vote(Numbered):
         return self is not Vote.YES
 
 
-def realm(helper_set_digest: bytes) -> bytes:
-    """What helpers' messages and votes belong to: one helper set."""
-    return tagged_hash("helper messages", helper_set_digest)
-
-
 @dataclass(frozen=True, slots=True)
 class SignedVote:
-    """One helper's YES or NO on one attempt."""
+    """One helper's YES or NO on one attempt.
+
+    It is bound to nothing but the attempt, whose id covers the query, and with it helper set and debug flag (SPEC.md
+    §8). So a vote says the same before and after a renewal of the helper set, and none has to be cast twice.
+    """
 
     helper: int
     attempt_id: bytes
@@ -50,18 +49,18 @@ class SignedVote:
     signature: bytes = field(repr=False)
 
     @classmethod
-    def sign(cls, helper: int, attempt_id: bytes, vote: Vote, realm_: bytes, key: IdentityKey) -> Self:
+    def sign(cls, helper: int, attempt_id: bytes, vote: Vote, key: IdentityKey) -> Self:
         """Run by the helper that votes, once the state that says so is on disk."""
-        return cls(helper, attempt_id, vote, key.sign("vote", _vote_bytes(helper, attempt_id, vote, realm_)))
+        return cls(helper, attempt_id, vote, key.sign("vote", _vote_bytes(helper, attempt_id, vote)))
 
-    def verify(self, realm_: bytes, key: bytes) -> None:
+    def verify(self, key: bytes) -> None:
         """Refuse a vote that `key`'s owner did not cast."""
-        if not self.is_signed(realm_, key):
+        if not self.is_signed(key):
             raise ProtocolError(f"a vote is not signed by helper {self.helper + 1}")
 
-    def is_signed(self, realm_: bytes, key: bytes) -> bool:
-        """Whether `key`'s owner cast this vote in this realm."""
-        signed = _vote_bytes(self.helper, self.attempt_id, self.vote, realm_)
+    def is_signed(self, key: bytes) -> bool:
+        """Whether `key`'s owner cast this vote."""
+        signed = _vote_bytes(self.helper, self.attempt_id, self.vote)
         return verify_signature(key, "vote", signed, self.signature)
 
     def encode(self) -> bytes:
@@ -79,12 +78,10 @@ class SignedVote:
         return vote
 
 
-def check_release(
-    votes: Sequence[SignedVote], attempt_id: bytes, keys: Sequence[bytes], realms: Collection[bytes]
-) -> None:
+def check_release(votes: Sequence[SignedVote], attempt_id: bytes, keys: Sequence[bytes]) -> None:
     """Run by the querier on what came with a share of `attempt_id`: a YES of each helper, and nothing else.
 
-    `keys` are the identity keys of the three helpers, in order. Each vote is signed in one of `realms`.
+    `keys` are the identity keys of the three helpers, in order.
     """
     if sorted(vote.helper for vote in votes) != list(range(len(keys))):
         raise ProtocolError("the votes are not one of each helper")
@@ -93,10 +90,8 @@ def check_release(
             raise ProtocolError(f"the vote of helper {vote.helper + 1} is on another attempt")
         if vote.vote is not Vote.YES:
             raise ProtocolError(f"the vote of helper {vote.helper + 1} is a NO")
-        if not any(vote.is_signed(one, keys[vote.helper]) for one in realms):
-            raise ProtocolError(f"a vote is not signed by helper {vote.helper + 1} for this helper set")
+        vote.verify(keys[vote.helper])
 
 
-def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote, realm_: bytes) -> bytes:
-    writer = Writer().fixed(realm_, HASH_SIZE).uint(helper, 1).fixed(attempt_id, HASH_SIZE)
-    return writer.uint(vote.number, 1).done()
+def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote) -> bytes:
+    return Writer().uint(helper, 1).fixed(attempt_id, HASH_SIZE).uint(vote.number, 1).done()

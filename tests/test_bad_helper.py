@@ -30,10 +30,11 @@ from mpc_helpers.ledger.ledger import LedgerHead, Standing
 from mpc_helpers.mpc.noisy_sum import local_sum
 from mpc_helpers.service.transport import PeerError
 from protocol.errors import Rejection, TrefoilError
+from protocol.helper_set import realm
 from protocol.keys import IdentityKey
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
-from protocol.vote import SignedVote, Vote, realm
+from protocol.vote import SignedVote, Vote
 from tests.support import three_helpers as harness
 from tests.support.bad_helper import (
     BAD,
@@ -300,7 +301,7 @@ async def test_another_helpers_vote_cannot_be_made_up(tmp_path: Path) -> None:
         def forged(_: int, body: Body) -> Body:
             if not isinstance(body, messages.State) or body.word is not Word.YES:
                 return body
-            false = SignedVote.sign(1, body.attempt_id, Vote.YES, bad.peers.realm, bad.peers.identity)
+            false = SignedVote.sign(1, body.attempt_id, Vote.YES, bad.peers.identity)
             return replace(body, votes=(*body.votes[:1], false))
 
         bad.tamper = forged

@@ -21,15 +21,17 @@ import pytest
 
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.ledger.attempt import Step
-from mpc_helpers.local.launcher import health
+from mpc_helpers.local.launcher import fetch, health
 from protocol.answer import AnswerShare
 from protocol.errors import TrefoilError
+from protocol.helper_set import HelperEntry
 from protocol.keys import load_identity
 from protocol.querier.ask import Querier
 from protocol.querier.query_failed import QueryFailed
 from protocol.shares import PARTIES
 from tests.support.chaos_helper import Action, Failpoint
-from tests.support.chaos_trio import REPORTS, Asked, ChaosTrio, chaos_trio, start_all, stop_all
+from tests.support.chaos_trio import GIVE_UP_SECONDS, REPORTS, Asked, ChaosTrio, chaos_trio, start_all, stop_all
+from tests.support.renewal import renew
 
 ALL = os.environ.get("TREFOIL_CHAOS") == "all"
 TRUTH = [1] * REPORTS
@@ -307,3 +309,37 @@ def resealed(asked: Asked, share: str, trio: ChaosTrio) -> str:
     opened = AnswerShare.open(1, bytes.fromhex(share), query, key, trio.helper_set)
     identity = load_identity(trio.running.trio.helper_folder(1) / "identity.key")
     return replace(opened, accepted_root=bytes(32)).seal(1, query, identity).hex()
+
+
+@pytest.mark.parametrize("party", range(PARTIES) if ALL else [2])
+def test_a_helper_set_renewed_while_one_helper_has_only_voted(trio: ChaosTrio, party: int) -> None:
+    """Two have released under the old set, the third had no room on its disk; all restart with a new one."""
+    asked = trio.new_query()
+    trio.arm(party, Failpoint.of(Step.RELEASE_BEFORE_COMMIT, Action.FILL_DISK))
+    asyncio.run(_until_released(trio, asked, [other for other in range(PARTIES) if other != party]))
+    assert trio.fired(party)
+    stop_all(trio)
+    before = trio.helper_set.digest
+    renew(trio.running.trio)
+    assert trio.helper_set.digest != before
+    start_all(trio)
+    assert asyncio.run(trio.answer(asked)) == TRUTH
+
+
+async def _until_released(trio: ChaosTrio, asked: Asked, parties: list[int]) -> None:
+    """Ask, and go away when these helpers have released."""
+    asking = asyncio.create_task(Querier(trio.helper_set).ask(asked.query, asked.batch))
+    page = f"/v1/queries/{asked.query.query.digest.hex()}"
+    async with asyncio.timeout(GIVE_UP_SECONDS):
+        for party in parties:
+            while b'"released"' not in await asyncio.to_thread(_page, trio.helper_set.helpers[party], page):
+                await asyncio.sleep(0.05)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+def _page(helper: HelperEntry, page: str) -> bytes:
+    try:
+        return fetch(helper, page)
+    except OSError:
+        return b""

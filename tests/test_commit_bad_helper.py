@@ -18,7 +18,7 @@ from mpc_helpers.ledger.attempt import State, Word
 from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from protocol.vote import SignedVote
 from tests.support.commit_runs import ONE, SHORT, Runs, equivocate, helpers_that_answered, honest_sums, says, vote_of
-from tests.support.commit_world import KEYS, REALM, Plan, violations
+from tests.support.commit_world import KEYS, Plan, violations
 
 
 def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
@@ -50,7 +50,7 @@ def test_yes_to_one_and_no_to_the_other_is_a_dispute_with_proof(runs: Runs) -> N
         liars |= record.liars
         proof = [SignedVote.decode(vote.message) for vote in record.votes if vote.helper == 2]
         for vote in proof:
-            vote.verify(REALM, KEYS[2])
+            vote.verify(KEYS[2])
         ledger.close()
     assert states == {State.RELEASED, State.RENOUNCED}
     assert liars == {2}

@@ -47,7 +47,7 @@ SHARE = AnswerShare(
     vector=np.arange(8, dtype=np.uint64),
 )
 
-VOTES = [SignedVote.sign(party, bytes(32), Vote.YES, bytes(32), samples.IDENTITIES[party]) for party in range(PARTIES)]
+VOTES = [SignedVote.sign(party, bytes(32), Vote.YES, samples.IDENTITIES[party]) for party in range(PARTIES)]
 
 
 class Mutator:

@@ -10,7 +10,8 @@ from mpc_helpers.agreement.messages import Ask, Body, Envelope, Head, Hello, Pro
 from mpc_helpers.ledger.attempt import QueryName, Word
 from mpc_helpers.ledger.file import LedgerHead
 from protocol.errors import ProtocolError, Rejection
-from protocol.vote import SignedVote, Vote, realm
+from protocol.helper_set import realm
+from protocol.vote import SignedVote, Vote
 from tests.support.commit_world import IDENTITIES, KEYS, REALM
 
 NAME = QueryName(b"q" * 32, b"d" * 32)
@@ -27,7 +28,7 @@ def proposal(mask: list[bool], **changes: object) -> Propose:
 
 
 def vote(helper: int, cast: Vote) -> SignedVote:
-    return SignedVote.sign(helper, ATTEMPT, cast, REALM, IDENTITIES[helper])
+    return SignedVote.sign(helper, ATTEMPT, cast, IDENTITIES[helper])
 
 
 BODIES: list[Body] = [

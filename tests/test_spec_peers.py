@@ -70,7 +70,7 @@ def message(kind: int, name: str, helper: int, body: bytes) -> bytes:
 
 
 def vote(helper: int, code: int) -> bytes:
-    signature = sign(helper, "vote", REALM + bytes([helper]) + ATTEMPT + bytes([code]))
+    signature = sign(helper, "vote", bytes([helper]) + ATTEMPT + bytes([code]))
     return bytes([helper]) + ATTEMPT + bytes([code]) + signature
 
 
@@ -96,8 +96,8 @@ def proposals() -> list[Propose]:
 def test_every_kind_of_message() -> None:
     votes = vote(1, 2), vote(0, 1)
     state = ATTEMPT + bytes([1, 2]) + b"".join(struct.pack(">H", len(each)) + each for each in votes)
-    signed = [SignedVote.sign(1, ATTEMPT, Vote.RENOUNCED, REALM, IDENTITIES[1])]
-    signed.append(SignedVote.sign(0, ATTEMPT, Vote.ABORTED, REALM, IDENTITIES[0]))
+    signed = [SignedVote.sign(1, ATTEMPT, Vote.RENOUNCED, IDENTITIES[1])]
+    signed.append(SignedVote.sign(0, ATTEMPT, Vote.ABORTED, IDENTITIES[0]))
     reserved = NAME.key + NAME.digest + struct.pack(">Q", 3) + ATTEMPT
     spoken: list[tuple[bytes, messages.Body]] = [
         (message(1, "PROPOSE", 1, PROPOSALS[1]), proposals()[1]),

@@ -1,4 +1,4 @@
-"""A vote: of one helper, on one attempt, of one word, in one realm; in one encoding."""
+"""A vote: of one helper, on one attempt, of one word; in one encoding."""
 
 from __future__ import annotations
 
@@ -8,28 +8,25 @@ import pytest
 
 from protocol.errors import ProtocolError
 from protocol.shares import PARTIES
-from protocol.vote import SignedVote, Vote, realm
+from protocol.vote import SignedVote, Vote
 from tests.support import protocol_samples as samples
 
 ATTEMPT = b"a" * 32
-REALM = realm(samples.HELPER_SET.digest)
 KEYS = [helper.identity_key for helper in samples.HELPER_SET.helpers]
 
 
 def vote(helper: int, cast: Vote = Vote.YES) -> SignedVote:
-    return SignedVote.sign(helper, ATTEMPT, cast, REALM, samples.IDENTITIES[helper])
+    return SignedVote.sign(helper, ATTEMPT, cast, samples.IDENTITIES[helper])
 
 
-def test_a_vote_is_of_one_helper_one_attempt_one_word_and_one_realm() -> None:
+def test_a_vote_is_of_one_helper_one_attempt_and_one_word() -> None:
     cast = vote(0)
-    cast.verify(REALM, KEYS[0])
+    cast.verify(KEYS[0])
     for changed in (replace(cast, helper=1), replace(cast, attempt_id=b"b" * 32), replace(cast, vote=Vote.ABORTED)):
         with pytest.raises(ProtocolError, match="not signed by helper"):
-            changed.verify(REALM, KEYS[0])
+            changed.verify(KEYS[0])
     with pytest.raises(ProtocolError, match="not signed by helper 1"):
-        cast.verify(realm(b"x" * 32), KEYS[0])
-    with pytest.raises(ProtocolError, match="not signed by helper 1"):
-        cast.verify(REALM, KEYS[1])
+        cast.verify(KEYS[1])
 
 
 @pytest.mark.parametrize("cast", Vote)

@@ -31,8 +31,9 @@ from mpc_helpers.ledger.attempt import (
     Word,
 )
 from mpc_helpers.ledger.ledger import Conflict, ReportLedger, Standing
+from protocol.helper_set import realm
 from protocol.keys import IdentityKey
-from protocol.vote import SignedVote, realm
+from protocol.vote import SignedVote
 
 __all__ = ["AdmittedBatch", "Agreement", "Attempt", "AttemptTerms", "Pace", "Release"]
 

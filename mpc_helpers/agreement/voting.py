@@ -268,12 +268,12 @@ class Voting:
             vote = Vote.YES
         else:
             vote = Vote.RENOUNCED if record.voted_once else Vote.ABORTED
-        return SignedVote.sign(self._peers.helper, record.attempt_id, vote, self._peers.realm, self._peers.identity)
+        return SignedVote.sign(self._peers.helper, record.attempt_id, vote, self._peers.identity)
 
     def _checked_votes(self, peer: int, state: messages.State) -> list[HeardVote]:
         """The peers' votes in a STATE, if they are what its word says. A renounced NO needs the NO it goes back to."""
         for vote in state.votes:
-            vote.verify(self._peers.realm, self._peers.keys[vote.helper])
+            vote.verify(self._peers.keys[vote.helper])
         own = [vote.vote for vote in state.votes if vote.helper == peer]
         first_hand = {vote.helper for vote in state.votes if vote.vote is Vote.ABORTED}
         if state.word is Word.YES and own != [Vote.YES]:

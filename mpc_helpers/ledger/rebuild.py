@@ -20,8 +20,8 @@ from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.ledger.ledger import Entries, Owner, ReportLedger
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
+from protocol.helper_set import realm
 from protocol.keys import SIGNATURE_SIZE, verify_signature
-from protocol.vote import realm
 from protocol.wire import Reader, Writer
 
 FORMAT = 2

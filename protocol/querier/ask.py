@@ -23,7 +23,7 @@ from protocol.querier.worth import QueryResult, worth
 from protocol.query import Query
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
-from protocol.vote import SignedVote, check_release, realm
+from protocol.vote import SignedVote, check_release
 
 T = TypeVar("T")
 
@@ -35,7 +35,6 @@ GRACE_SECONDS = 15
 # When one has failed, the others have this long to say what they know.
 GATHER_SECONDS = 2.0
 FIRST_POLL, LAST_POLL = 0.05, 0.5
-_VOTES_HINT = "Do not use this answer. If the helpers have a newer helper set, take that one and ask again to resume."
 
 OnStatus = Callable[[Mapping[int, QueryStatus]], None]
 
@@ -171,22 +170,16 @@ class Querier:
             message = f"the answer share of {name} cannot be used: {error}"
             raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
         try:
-            self._check_votes(votes, share, saved.query)
+            self._check_votes(votes, share)
         except ProtocolError as error:
             message = f"{name} does not show that all three helpers voted for this answer: {error}"
-            raise QueryFailed("opening", (party,), message, _VOTES_HINT) from None
+            raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
         return share
 
-    def _check_votes(self, votes: object, share: AnswerShare, query: Query) -> None:
-        """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag.
-
-        Helpers vote in the realm of their set of the day, which may have been renewed since the query was made: votes
-        are taken in the realm of the set that the query names, and of the one that the querier holds by now.
-        """
-        sets = (query.helper_set, self._helper_set.digest)
+    def _check_votes(self, votes: object, share: AnswerShare) -> None:
+        """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag."""
         keys = [helper.identity_key for helper in self._helper_set.helpers]
-        realms = {realm(digest) for digest in sets}
-        check_release(_read_votes(votes), share.accepted_root, keys, realms)
+        check_release(_read_votes(votes), share.accepted_root, keys)
 
     def _read_status(self, party: int, stored: object) -> QueryStatus:
         try:

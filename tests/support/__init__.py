@@ -9,6 +9,7 @@
 - `joint_trio`: three parties that draw joint noise, honest or not, with its clear twin
 - `three_helpers`: three helpers in one process over real HTTPS
 - `processes`: processes that are dead when their test has ended
+- `renewal`: a renewed helper set, signed by all three
 - `bad_helper`: one bad helper among three
 - `chaos_helper`: a helper process with failpoints
 - `chaos_trio`: three of them, and an audit of all that left

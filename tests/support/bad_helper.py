@@ -85,9 +85,7 @@ class BadHelper:
     def vote(self, attempt_id: bytes, word: Word) -> messages.State:
         """A vote as it likes, whatever its ledger holds."""
         vote = Vote.YES if word is Word.YES else Vote.ABORTED
-        return messages.State(
-            attempt_id, word, (SignedVote.sign(BAD, attempt_id, vote, self.peers.realm, self.peers.identity),)
-        )
+        return messages.State(attempt_id, word, (SignedVote.sign(BAD, attempt_id, vote, self.peers.identity),))
 
 
 def five_reports(three: ThreeHelpers) -> BatchReader:

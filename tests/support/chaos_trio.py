@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -63,6 +64,8 @@ class ChaosTrio:
     asked: list[Asked] = field(default_factory=list)
     reports: list[SealedReport] = field(default_factory=list)
     ended: Counter[int] = field(default_factory=Counter)
+    # A number of its own: a query that is taken off the list must not share its file with the next.
+    batches: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def helper_set(self) -> HelperSet:
@@ -96,7 +99,7 @@ class ChaosTrio:
             one_each = [[int(bucket == own) for bucket in range(REPORTS)] for own in range(REPORTS)]
             reports = seal_all(one_each, of, self.helper_set)
             self.reports += reports
-        batch = write_batch(self.folder / f"batch-{len(self.asked)}", reports)
+        batch = write_batch(self.folder / f"batch-{next(self.batches)}", reports)
         key = load_identity(self.running.trio.site_key_path(SITE))
         wishes = QueryOptions(tolerated_bad_permille=1000, seconds=seconds)
         asked = Asked(make_query(batch, wishes, self.helper_set, key, real_now()), batch)

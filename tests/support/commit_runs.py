@@ -14,7 +14,7 @@ from mpc_helpers.agreement.messages import Ask, Envelope, Propose
 from mpc_helpers.ledger.attempt import Word
 from mpc_helpers.ledger.ledger import Owner, ReportLedger
 from protocol.vote import SignedVote, Vote
-from tests.support.commit_world import IDENTITIES, KEYS, REALM, AskedQuery, CommitWorld, Plan, run
+from tests.support.commit_world import IDENTITIES, KEYS, AskedQuery, CommitWorld, Plan, run
 
 ONE = (AskedQuery.of(1, range(6)),)
 # For runs that are meant to end badly: nothing is gained by watching them ask for ever.
@@ -49,7 +49,7 @@ def fails_at(helper: int) -> Callable[[int, int], bool]:
 
 def vote_of(helper: int, attempt_id: bytes, word: Word) -> messages.State:
     vote = Vote.YES if word is Word.YES else Vote.ABORTED
-    return messages.State(attempt_id, word, (SignedVote.sign(helper, attempt_id, vote, REALM, IDENTITIES[helper]),))
+    return messages.State(attempt_id, word, (SignedVote.sign(helper, attempt_id, vote, IDENTITIES[helper]),))
 
 
 def says(words: dict[int, Word]) -> Callable[[int, int, Envelope], Envelope]:

@@ -24,8 +24,8 @@ from mpc_helpers.ledger.file import LedgerClosed
 from mpc_helpers.ledger.ledger import Owner, ReportLedger, Standing
 from protocol.batch import Digests, batch_root, sorted_order
 from protocol.errors import Rejection
+from protocol.helper_set import realm
 from protocol.keys import IdentityKey
-from protocol.vote import realm
 
 T = TypeVar("T")
 Point = tuple[int, Step, int]
@@ -35,6 +35,13 @@ SET_DIGEST = hashlib.sha256(b"the helper set of these tests").digest()
 IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % helper).digest()) for helper in range(3))
 KEYS = tuple(identity.public for identity in IDENTITIES)
 REALM = realm(SET_DIGEST)
+# How long an operator takes from one helper to the next when a helper set is renewed.
+ROTATION_SECONDS = 3.0
+
+
+def set_digest(renewals: int) -> bytes:
+    """The digest of the helper set after so many renewals."""
+    return hashlib.sha256(b"renewal %d" % renewals).digest() if renewals else SET_DIGEST
 
 
 class Crash(BaseException):
@@ -116,6 +123,7 @@ class Plan:
 
     seed: int = 0
     crashes: frozenset[Point] = frozenset()
+    rotations: frozenset[Point] = frozenset()
     loss: float = 0.0
     calm_at: float = 30.0
     mpc_fails: Callable[[int, int], bool] = lambda _helper, _number: False
@@ -142,6 +150,7 @@ class CommitWorld:
     summed: dict[tuple[bytes, int], dict[int, frozenset[bytes]]] = field(default_factory=lambda: defaultdict(dict))
     ended: dict[tuple[int, bytes], str] = field(default_factory=dict)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    renewals: int = 0
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.plan.seed)
@@ -168,6 +177,16 @@ class CommitWorld:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def rotate(self, first: Node) -> None:
+        """A new helper set: the helpers are restarted with it one after the other, `first` before the others."""
+        self.renewals += 1
+        renewals = self.renewals
+        for node in sorted(self.nodes, key=lambda node: node is not first):
+            node.kill()
+            node.renewals = renewals
+            await asyncio.sleep(ROTATION_SECONDS)
+            await node.start()
 
     def done(self) -> bool:
         owed = [(helper, query.name.key) for helper in self.honest for query in self.queries]
@@ -225,12 +244,13 @@ class CommitWorld:
             reply.set_result(answer)
 
     def _tampered(self, source: int, target: int, data: bytes) -> bytes | None:
-        if self.block and self.block(source, target, Envelope.open(data, REALM, source, KEYS[source])):
+        of_day = realm(set_digest(self.nodes[source].renewals))
+        if self.block and self.block(source, target, Envelope.open(data, of_day, source, KEYS[source])):
             return None
         if self.tamper is None or source in self.honest:
             return data
-        changed = self.tamper(source, target, Envelope.open(data, REALM, source, KEYS[source]))
-        return changed.seal(REALM, IDENTITIES[source]) if changed else None
+        changed = self.tamper(source, target, Envelope.open(data, of_day, source, KEYS[source]))
+        return changed.seal(of_day, IDENTITIES[source]) if changed else None
 
 
 class Node:
@@ -242,6 +262,7 @@ class Node:
         self.path = path
         self.alive = False
         self.generation = 0
+        self.renewals = 0
         self.work: list[asyncio.Task[Any]] = []
         self.ledger: ReportLedger
         self.agreement: Agreement
@@ -256,6 +277,11 @@ class Node:
             world.crashed.append(point)
             self.kill()
             world.spawn(self._restart())
+            raise Crash
+        if point in world.plan.rotations:
+            world.crashed.append(point)
+            self.kill()
+            world.spawn(world.rotate(self))
             raise Crash
 
     def kill(self) -> None:
@@ -290,7 +316,7 @@ class Node:
             self.ledger,
             IDENTITIES[self.helper],
             KEYS,
-            SET_DIGEST,
+            set_digest(self.renewals),
             send,
             pace=PACE,
             step=self.step,
