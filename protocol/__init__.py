@@ -26,6 +26,7 @@
 - `vote`: one helper's signed YES or NO on an attempt
 - `answer`: three sealed shares that must fit together
 - `querier`: asking the three helpers, and what their answer is worth
+- `regression`: learning a model from one answer (Appendix A)
 - `files`: files written whole, and private ones
 - `stopping`: being asked to stop, by Ctrl-C or SIGTERM
 - `console`: what every command shows a person
