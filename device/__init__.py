@@ -12,6 +12,7 @@
 - `limits`: what no site can change
 - `coins`: the coins a device tosses
 - `site`: registrable domains
+- `option`: numbers, lists and words as a site passes them, made exact
 - `storage`: what a device keeps, as the engine sees it
 - `memory_store`: in memory, for simulation and tests
 - `sqlite_store`: in one SQLite file, for a person

@@ -15,14 +15,12 @@ from device import errors
 from device.attribution import AttributionFunction, LastNTouch, LastTouch
 from device.epoch import DAY, EpochCalendar
 from device.errors import RangeError
-from device.impression import U32, Impression, Selection, parse_sites
-from device.limits import DeviceLimits
+from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
+from device.limits import MAX_EPOCHS, DeviceLimits
+from device.option import entries, real, whole, wholes, word
 from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MAX_EPSILON, MAX_SENSITIVITY, MICROS
-
-# More epochs than any device keeps; a bound so that a request cannot make one work for hours.
-MAX_EPOCHS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +99,29 @@ class ConversionOptions:
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or the standard's error, checked in the standard's order."""
-        if self.aggregation_service not in limits.aggregation_services:
+        if word("aggregation_service", self.aggregation_service) not in limits.aggregation_services:
             raise errors.ReferenceError(f"this device knows no aggregation service {self.aggregation_service!r}")
-        epsilon_micros = check_epsilon(self.epsilon)
-        if not 0 < self.histogram_size <= limits.max_histogram_size:
-            raise RangeError(f"histogram_size must be 1 to {limits.max_histogram_size}, not {self.histogram_size}")
-        if self.max_value not in U32 or not 0 < self.value <= self.max_value:
-            raise RangeError(f"value must be 1 to max_value ({self.max_value}), not {self.value}")
+        epsilon = check_epsilon(self.epsilon)
+        buckets = whole("histogram_size", self.histogram_size, 1, limits.max_histogram_size)
+        max_value = whole("max_value", self.max_value, 1, U32[-1])
+        value = whole("value", self.value, 1, max_value)
         function = self._last_n_touch(limits)
-        lookback = limits.max_lookback_days if self.lookback_days is None else self.lookback_days
-        if lookback <= 0:
-            raise RangeError(f"lookback_days must be at least 1, not {lookback}")
-        if len(self.match_values) > limits.max_match_values or not all(value in U32 for value in self.match_values):
-            raise RangeError(f"match_values must be at most {limits.max_match_values} numbers of 32 bits")
+        longest = limits.max_lookback_days
+        lookback = longest if self.lookback_days is None else whole("lookback_days", self.lookback_days, 1, ANY_DAYS)
+        match_values = wholes("match_values", self.match_values, limits.max_match_values, U32)
         return Conversion(
             site=site,
             caller=caller,
             # Noise of scale 2·max_value/ε, and 2·value of it for a full report: Theorem 18's factor on both sides.
-            loss_terms=LossTerms(self.epsilon, epsilon_micros, 2 * self.max_value),
-            fixed_sensitivity=2 * self.value,
-            buckets=self.histogram_size,
-            value=self.value,
+            loss_terms=LossTerms(epsilon, floor_micros(epsilon), 2 * max_value),
+            fixed_sensitivity=2 * value,
+            buckets=buckets,
+            value=value,
             function=function,
             coins=len(function.credit) - 1,
-            unit=self.unit,
-            lookback=min(lookback, limits.max_lookback_days) * DAY,
-            match_values=frozenset(self.match_values),
+            unit=word("unit", self.unit),
+            lookback=min(lookback, longest) * DAY,
+            match_values=frozenset(match_values),
             impression_sites=parse_sites("impression_sites", self.impression_sites, limits.max_impression_sites),
             impression_callers=parse_sites(
                 "impression_callers", self.impression_callers, limits.max_impression_callers
@@ -134,9 +129,8 @@ class ConversionOptions:
         )
 
     def _last_n_touch(self, limits: DeviceLimits) -> LastNTouch:
-        if len(self.credit) > limits.max_credit_size:
-            raise RangeError(f"credit has {len(self.credit)} entries; this device allows {limits.max_credit_size}")
-        return LastNTouch(tuple(self.credit))
+        credit = entries("credit", self.credit, limits.max_credit_size)
+        return LastNTouch(tuple(real("credit", share) for share in credit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,44 +154,61 @@ class AttributionRequest:
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or a RangeError that says what to change."""
-        epsilon_micros = check_epsilon(self.epsilon)
-        epochs = tuple(sorted(set(self.epochs)))
-        if not 0 < len(epochs) <= MAX_EPOCHS or epochs[-1] - epochs[0] >= MAX_EPOCHS:
+        epsilon = check_epsilon(self.epsilon)
+        epochs = tuple(sorted(set(wholes("epochs", self.epochs, MAX_EPOCHS, I32))))
+        if not epochs or epochs[-1] - epochs[0] >= MAX_EPOCHS:
             raise RangeError(f"a request names 1 to {MAX_EPOCHS} epochs, all within {MAX_EPOCHS} of each other")
-        if not 0 < self.buckets <= limits.max_histogram_size:
-            raise RangeError(f"buckets must be 1 to {limits.max_histogram_size}, not {self.buckets}")
-        sensitivity = report_sensitivity(self.value, self.buckets, len(epochs))
-        if not 0 < sensitivity <= self.query_sensitivity <= MAX_SENSITIVITY:
+        buckets = whole("buckets", self.buckets, 1, limits.max_histogram_size)
+        value = whole("value", self.value, 1, MAX_SENSITIVITY)
+        covered = whole("query_sensitivity", self.query_sensitivity, 1, MAX_SENSITIVITY)
+        sensitivity = report_sensitivity(value, buckets, len(epochs))
+        if sensitivity > covered:
             raise RangeError(
-                f"the report's sensitivity {sensitivity} must be 1 to query_sensitivity ({self.query_sensitivity})",
+                f"the report's sensitivity {sensitivity} must be at most query_sensitivity ({covered})",
                 "Twice the value cap for several buckets and epochs, the value cap for one of either (Theorem 18).",
             )
-        if self._last_touch_form() and not isinstance(self.function, LastTouch):
-            raise RangeError("the last-touch side query is sound for last-touch attribution only (Theorem 16)")
-        kappa = self.side_query.kappa if self.side_query else 0
+        self._check_functions()
+        side_query = self.side_query.checked() if self.side_query else None
         return Conversion(
             site=site,
             caller=caller,
-            loss_terms=LossTerms(self.epsilon, epsilon_micros, self.query_sensitivity, kappa),
-            buckets=self.buckets,
-            value=self.value,
+            loss_terms=LossTerms(epsilon, floor_micros(epsilon), covered, side_query.kappa if side_query else 0),
+            buckets=buckets,
+            value=value,
             function=self.function,
-            coins=len(self.function.credit) - 1 if isinstance(self.function, LastNTouch) else 0,
-            unit=self.unit,
+            coins=self._coins(limits),
+            unit=word("unit", self.unit),
             epochs=epochs,
-            match_values=frozenset(self.match_values),
+            match_values=frozenset(wholes("match_values", self.match_values, limits.max_match_values, U32)),
             relevant=self.relevant,
-            side_query=self.side_query,
+            side_query=side_query,
             hides_own_site=True,
         )
+
+    def _check_functions(self) -> None:
+        if not callable(self.function) or not (self.relevant is None or callable(self.relevant)):
+            raise RangeError("the attribution function and the relevance test must be functions")
+        if self._last_touch_form() and type(self.function) is not LastTouch:
+            raise RangeError("the last-touch side query is sound for last-touch attribution only (Theorem 16)")
+
+    def _coins(self, limits: DeviceLimits) -> int:
+        """How many coins the function needs. One that is not ours draws its own."""
+        if type(self.function) is not LastNTouch:
+            return 0
+        return len(entries("credit", self.function.credit, limits.max_credit_size)) - 1
 
     def _last_touch_form(self) -> bool:
         return self.side_query is not None and self.side_query.form is SideQueryForm.LAST_TOUCH
 
 
-def check_epsilon(epsilon: float) -> int:
-    """⌊ε·10⁶⌋ for the header, exactly; or the standard's error. NaN and infinities are refused."""
-    # Written so that NaN, for which every comparison is false, fails.
-    if not (0 < epsilon <= MAX_EPSILON):
-        raise RangeError(f"epsilon must be above 0 and at most {MAX_EPSILON}, not {epsilon}")
+def check_epsilon(epsilon: object) -> float:
+    """ε as a double within the standard's range, or its error. NaN and infinities are refused."""
+    number = real("epsilon", epsilon)
+    if not 0 < number <= MAX_EPSILON:
+        raise RangeError(f"epsilon must be above 0 and at most {MAX_EPSILON}, not {number}")
+    return number
+
+
+def floor_micros(epsilon: float) -> int:
+    """⌊ε·10⁶⌋ for the header, exactly."""
     return math.floor(Fraction(epsilon) * MICROS)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from typing import Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from device.attribution import Award, attribute
 from device.coins import DeviceCoins
 from device.conversion import AttributionRequest, Conversion, ConversionOptions
 from device.epoch import EpochCalendar, draw_start
-from device.errors import DatabaseUnavailable, RangeError
+from device.errors import RangeError
 from device.impression import Impression, ImpressionOptions, SavedImpression
 from device.limits import DeviceLimits
 from device.overview import Overview
@@ -41,6 +42,15 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 
+class Reach(NamedTuple):
+    """What a request reaches: the epochs asked for, and those of them that may be used at all."""
+
+    calendar: EpochCalendar
+    window: Sequence[int]
+    usable: Collection[int]
+    measuring: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What *Match* found: the epochs asked for, those of them that may be used at all, and their impressions."""
@@ -54,11 +64,12 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Settled:
     """What *Charge* settled: what each epoch that could pay has paid to the querier's own filter, and the report's
-    histogram where the charge had to know it.
+    histogram where the charge had to know it. After a `fault` there is no report to know.
     """
 
     paid: Mapping[int, int]
     output: tuple[int, ...] | None
+    fault: bool = False
 
 
 def at_the_tick(page: Callable[Concatenate[Device[R], P], R]) -> Callable[Concatenate[Device[R], P], R]:
@@ -126,8 +137,10 @@ class Device(Generic[R]):
         seal = self._seal.prepare(conversion, now, debug=self._store.debug)
         # Drawn once: the charge must be for exactly what is reported.
         award = Award(conversion.value, conversion.buckets, [self._coins.credit() for _ in range(conversion.coins)])
+        begun = False
         try:
             with self._store.transaction():
+                begun = True
                 # Match: the relevant impressions of every epoch in the window.
                 found = self._match(conversion, now, action)
                 # Charge: each epoch pays its individual privacy loss, from all of its filters or from none.
@@ -135,8 +148,8 @@ class Device(Generic[R]):
                 # Attribute: divide the value among the impressions of epochs that paid.
                 numbers = self._attribute(conversion, found, settled, award)
                 self._store.log(_record(conversion, now, found, settled))
-        except DatabaseUnavailable:
-            numbers = _null(conversion)
+        except BaseException as fault:
+            numbers = self._null(conversion, now, action, fault, begun=begun)
         # Share, Seal: only now, when the charge is on disk.
         return seal(numbers)
 
@@ -161,8 +174,8 @@ class Device(Generic[R]):
                 if self._store.enabled and self._admits(action, saved.impression.site, now):
                     self._make_room(saved)
                     self._store.save(saved)
-        except DatabaseUnavailable:
-            # A site must not learn what else the device is doing; the impression is lost.
+        except Exception:
+            # A site must not learn what the device holds, nor what else it is doing; the impression is lost.
             return
 
     def clear_impressions_for_site(self, site: str) -> None:
@@ -235,15 +248,39 @@ class Device(Generic[R]):
         with self._store.transaction():
             return self._calendar(self._clock())
 
-    def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
-        """Step 1 of Listing 1. While measurement is off the same work is done on epochs that nothing is kept of."""
+    def _null(
+        self, conversion: Conversion, now: int, action: str | None, fault: BaseException, *, begun: bool
+    ) -> tuple[int, ...]:
+        """A null report for a call that nobody foresaw the end of; if the program is being ended, only the charge.
+
+        What went wrong may have to do with what was found, so every epoch pays as if its data were to blame: for the
+        worst that a report could have said. Before the transaction had begun nothing was found, and nothing is owed.
+        """
+        if begun:
+            with suppress(Exception), self._store.transaction():
+                reach = self._reach(conversion, now, action)
+                owed = dict.fromkeys(reach.window, self._worst(conversion, reach.window))
+                paid = self._pay(conversion, owed, reach.usable)
+                nothing = Found(reach.window, reach.usable, {}, reach.measuring)
+                self._store.log(_record(conversion, now, nothing, Settled(paid, None, fault=True)))
+        if not isinstance(fault, Exception):
+            raise fault
+        return _zeros(conversion)
+
+    def _reach(self, conversion: Conversion, now: int, action: str | None) -> Reach:
+        """Which epochs are asked for, and which of them may be used. While measurement is off, epochs of no device."""
         measuring = self._store.enabled and self._admits(action, conversion.site, now)
         calendar = self._calendar(now) if self._store.enabled else EpochCalendar(now, self._limits.epoch_length)
         if measuring:
             self._close_unreachable(calendar, now)
         window = conversion.window(calendar, now)
-        impressions = self._store.matching(conversion.selection(calendar, window, now))
         usable = self._usable(calendar, window, now) if measuring else frozenset[int]()
+        return Reach(calendar, window, usable, measuring)
+
+    def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
+        """Step 1 of Listing 1. While measurement is off the same work is done on epochs that nothing is kept of."""
+        calendar, window, usable, measuring = self._reach(conversion, now, action)
+        impressions = self._store.matching(conversion.selection(calendar, window, now))
         if conversion.relevant is not None:
             impressions = [impression for impression in impressions if _passes(conversion.relevant, impression)]
         by_epoch = _by_epoch(impressions, calendar, window)
@@ -255,16 +292,27 @@ class Device(Generic[R]):
         single = len(found.window) == 1
         output = attribute(conversion.function, found.relevant, award) if single else None
         owed = self._owed(conversion, found, None if output is None else sum(output))
+        return Settled(self._pay(conversion, owed, found.usable), output)
+
+    def _pay(self, conversion: Conversion, owed: Mapping[int, Charges], usable: Collection[int]) -> Mapping[int, int]:
+        """What each of the `usable` epochs that could pay has paid to the querier's own filter."""
         filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
         own = FilterOwner(FilterKind.SITE, conversion.site)
         paid = {
             epoch: charges[own]
             for epoch, charges in owed.items()
-            if epoch in found.usable and check_and_consume(epoch, charges, filters, self._capacities)
+            if epoch in usable and check_and_consume(epoch, charges, filters, self._capacities)
         }
         # Written back also where nothing was paid, so that the work says little about what was found.
         self._store.keep(filters)
-        return Settled(paid, output)
+        return paid
+
+    def _worst(self, conversion: Conversion, window: Sequence[int]) -> Charges:
+        """What the epochs of a window owe for the worst that a report could say, whatever they hold."""
+        output = conversion.value if len(window) == 1 else None
+        sensitivity = conversion.sensitivity(window)
+        loss = epoch_loss(conversion.loss_terms, relevant=True, sensitivity=sensitivity, output=output)
+        return charges_of(conversion.site, (), loss)
 
     def _owed(self, conversion: Conversion, found: Found, output: int | None) -> dict[int, Charges]:
         """What every epoch of the window owes to each of its filters (Theorem 4; two cases at most in one window)."""
@@ -281,7 +329,7 @@ class Device(Generic[R]):
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         """Step 4. An epoch that could not pay gives exactly the report of an absent one."""
         if not found.measuring:
-            return _null(conversion)
+            return _zeros(conversion)
         kept = {epoch: impressions for epoch, impressions in found.relevant.items() if epoch in settled.paid}
         if settled.output is not None:
             histogram = settled.output if kept else (0,) * conversion.buckets
@@ -371,7 +419,7 @@ def _passes(test: Callable[[Impression], bool], impression: Impression) -> bool:
         return False
 
 
-def _null(conversion: Conversion) -> tuple[int, ...]:
+def _zeros(conversion: Conversion) -> tuple[int, ...]:
     return (0,) * (conversion.buckets + (1 if conversion.side_query else 0))
 
 
@@ -389,6 +437,8 @@ def _outcome(conversion: Conversion, epoch: int, found: Found, settled: Settled)
     """What the person is told about one epoch of a request."""
     if not found.measuring:
         return EpochOutcome.NOT_MEASURED
+    if settled.fault:
+        return EpochOutcome.FAULT
     if epoch not in found.usable:
         return EpochOutcome.CLOSED
     owes = epoch in found.relevant or conversion.side_query is not None

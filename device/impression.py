@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from device.epoch import DAY
-from device.errors import RangeError
 from device.limits import DeviceLimits
+from device.option import entries, whole
 from device.site import parse_site
 
 U32 = range(2**32)
 I32 = range(-(2**31), 2**31)
+# Days that are clamped afterwards may be any number that a header can hold.
+ANY_DAYS = 10**15
 
 
 class Impression(NamedTuple):
@@ -49,25 +51,20 @@ class ImpressionOptions:
 
     def saved(self, site: str, caller: str, now: int, limits: DeviceLimits) -> SavedImpression:
         """The impression to store, or the standard's error, checked in the standard's order."""
-        if not 0 <= self.histogram_index < limits.max_histogram_size:
-            raise RangeError(f"histogram_index must be below {limits.max_histogram_size}, not {self.histogram_index}")
-        if self.match_value not in U32 or self.priority not in I32:
-            raise RangeError("match_value and priority must fit 32 bits")
-        if self.lifetime_days <= 0:
-            raise RangeError(f"lifetime_days must be at least 1, not {self.lifetime_days}")
+        index = whole("histogram_index", self.histogram_index, 0, limits.max_histogram_size - 1)
+        match_value = whole("match_value", self.match_value, 0, U32[-1])
+        priority = whole("priority", self.priority, I32[0], I32[-1])
         # Longer than anything can look back is not an error: the standard clamps it silently.
-        lifetime = min(self.lifetime_days, limits.max_lookback_days) * DAY
+        lifetime = min(whole("lifetime_days", self.lifetime_days, 1, ANY_DAYS), limits.max_lookback_days) * DAY
         sites = parse_sites("conversion_sites", self.conversion_sites, limits.max_conversion_sites)
         callers = parse_sites("conversion_callers", self.conversion_callers, limits.max_conversion_callers)
-        event = Impression(now, site, caller, self.histogram_index, self.match_value, self.priority)
+        event = Impression(now, site, caller, index, match_value, priority)
         return SavedImpression(event, now + lifetime, sites, callers)
 
 
 def parse_sites(option: str, hosts: Sequence[str], limit: int) -> frozenset[str]:
     """The sites of a list option. Its length is checked before anything is parsed, and duplicates count."""
-    if len(hosts) > limit:
-        raise RangeError(f"{option} has {len(hosts)} entries; this device allows {limit}")
-    return frozenset(parse_site(host) for host in hosts)
+    return frozenset(parse_site(host) for host in entries(option, hosts, limit))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,27 @@ from protocol.errors import TrefoilError
 
 # The aggregation service of devices that seal to a Trefoil helper set.
 TREFOIL_SERVICE = "trefoil"
+# More epochs than any device keeps; a bound so that a request cannot make one work for hours.
+MAX_EPOCHS = 1000
+_BUDGET = range(1, 2**53)
+_LIST = range(2**16)
+_RANGES = {
+    "site_budget": _BUDGET,
+    "global_budget": _BUDGET,
+    "impression_site_quota": _BUDGET,
+    "sites_per_action": _LIST[1:],
+    "epoch_days": range(1, 3661),
+    "max_lookback_days": range(1, 36_601),
+    "max_histogram_size": range(1, 2**20 + 1),
+    "max_credit_size": _LIST[1:],
+    "max_match_values": _LIST,
+    "max_conversion_sites": _LIST,
+    "max_conversion_callers": _LIST,
+    "max_impression_sites": _LIST,
+    "max_impression_callers": _LIST,
+    "max_impressions_per_epoch": range(1, 2**31),
+}
+_OPTIONAL = {"sites_per_action"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +55,16 @@ class DeviceLimits:
     aggregation_services: frozenset[str] = frozenset({TREFOIL_SERVICE})
 
     def __post_init__(self) -> None:
-        for name in ("site_budget", "global_budget", "impression_site_quota", "epoch_days", "max_lookback_days"):
-            if not (0 < getattr(self, name) < 2**53):
-                raise TrefoilError(f"the limit {name} must be a positive number, not {getattr(self, name)}")
-        for name in ("max_histogram_size", "max_credit_size", "max_impressions_per_epoch"):
-            if not getattr(self, name) > 0:
-                raise TrefoilError(f"the limit {name} must be at least 1, not {getattr(self, name)}")
+        """Every limit is a whole number in its range: one of NaN would let everything through."""
+        for name, allowed in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if type(value) is not int or value not in allowed:
+                raise TrefoilError(f"the limit {name} must be {allowed[0]} to {allowed[-1]}, not {value!r}")
+        services = self.aggregation_services
+        if not isinstance(services, frozenset) or not all(type(name) is str for name in services):
+            raise TrefoilError(f"the limit aggregation_services must be a frozenset of names, not {services!r}")
 
     @property
     def epoch_length(self) -> int:

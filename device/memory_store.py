@@ -23,14 +23,21 @@ class MemoryStore:
         self._impressions: list[SavedImpression] = []
         self._filters: dict[FilterOwner, PrivacyFilter] = {}
         self._log: list[ReportRecord] = []
-        self._actions: dict[str, tuple[int, set[str]]] = {}
+        self._actions: dict[str, tuple[int, frozenset[str]]] = {}
         self._lock = threading.RLock()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """One at a time. The engine writes only after everything that may fail, so there is nothing to undo."""
+        """One at a time, whole or not at all: lists grow at their end or are replaced; all else is replaced."""
         with self._lock:
-            yield
+            before = dict(vars(self))
+            impressions, records = len(self._impressions), len(self._log)
+            try:
+                yield
+            except BaseException:
+                vars(self).update(before)
+                del self._impressions[impressions:], self._log[records:]
+                raise
 
     def set_enabled(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -70,27 +77,28 @@ class MemoryStore:
         self._impressions = [saved for saved in stripped if saved is not None]
 
     def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
-        return {owner: self._filters.get(owner) or PrivacyFilter() for owner in owners}
+        return {owner: self._filters[owner].copy() if owner in self._filters else PrivacyFilter() for owner in owners}
 
     def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
-        self._filters.update(filters)
+        self._filters = {**self._filters, **filters}
 
     def filters(self) -> Mapping[FilterOwner, PrivacyFilter]:
         return self._filters
 
     def forget(self, sites: Collection[str]) -> None:
-        self._log.clear()
+        self._log = []
         if not sites:
-            self._impressions.clear()
-            self._filters.clear()
+            self._impressions = []
+            self._filters = {}
             return
         self._impressions = [saved for saved in self._impressions if saved.impression.site not in sites]
         self._filters = {owner: ledger for owner, ledger in self._filters.items() if owner.site not in sites}
 
     def prune(self, first_epoch: int, before: int) -> None:
-        for ledger in self._filters.values():
+        kept = self.filters_of(self._filters)
+        for ledger in kept.values():
             ledger.forget_before(first_epoch)
-        self._filters = {owner: ledger for owner, ledger in self._filters.items() if ledger.paid}
+        self._filters = {owner: ledger for owner, ledger in kept.items() if ledger.paid}
         self._impressions = [saved for saved in self._impressions if saved.impression.time >= before]
         self._log = [record for record in self._log if record.time >= before]
         self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}
@@ -102,9 +110,10 @@ class MemoryStore:
         return tuple(self._log)
 
     def admit_to_action(self, action: str, site: str, limit: int, now: int) -> bool:
-        _, sites = self._actions.setdefault(action, (now, set()))
+        began, sites = self._actions.get(action, (now, frozenset()))
         if site not in sites and len(sites) < limit:
-            sites.add(site)
+            sites |= {site}
+            self._actions = {**self._actions, action: (began, sites)}
         return site in sites
 
 

@@ -53,6 +53,12 @@ class PrivacyFilter:
         """Epoch and amount in turn, eight bytes each."""
         return array("q", chain.from_iterable(self.paid.items())).tobytes()
 
+    def copy(self) -> PrivacyFilter:
+        """The same account, to be changed on its own."""
+        copied = PrivacyFilter()
+        copied.paid = dict(self.paid)
+        return copied
+
     def spent(self, epoch: int) -> int:
         """What `epoch` has paid so far; nothing, if it was never charged."""
         return self.paid.get(epoch, 0)

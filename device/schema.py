@@ -25,6 +25,7 @@ _NOT_NOW = {
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
 }
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 _TABLES = """
 CREATE TABLE device (
@@ -160,10 +161,13 @@ def inspect(path: Path, wait: float, epoch_length: int) -> bool:
 
 
 def refusal(path: Path, error: sqlite3.Error) -> TrefoilError:
-    """What an error of SQLite means: not now, or never again."""
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _NOT_NOW:
+    """What an error of SQLite means: not now, never again, or that this program asked for something it cannot do."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _NOT_NOW:
         return DatabaseUnavailable(f"{path} cannot be used now: {error}", "Check the disk, and try again.")
-    return damaged(path, error)
+    if code in _DAMAGE:
+        return damaged(path, error)
+    return DatabaseError(f"{path} cannot be used: {error}", "It was left as it is. Please report this.")
 
 
 def damaged(path: Path, why: object) -> DatabaseError:

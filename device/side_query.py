@@ -13,6 +13,7 @@ from enum import Enum
 from typing import assert_never
 
 from device.errors import RangeError
+from device.option import whole
 from protocol.epsilon import MAX_SENSITIVITY
 
 
@@ -31,8 +32,13 @@ class SideQuery:
     form: SideQueryForm = SideQueryForm.GENERAL
 
     def __post_init__(self) -> None:
-        if not (0 < self.kappa <= MAX_SENSITIVITY):
-            raise RangeError(f"κ must be 1 to 2^40, not {self.kappa}")
+        object.__setattr__(self, "kappa", whole("κ", self.kappa, 1, MAX_SENSITIVITY))
+        if type(self.form) is not SideQueryForm:
+            raise RangeError("the form of a side query is a SideQueryForm")
+
+    def checked(self) -> SideQuery:
+        """The same side query without anything that a subclass may add: its flag is the engine's to compute."""
+        return SideQuery(self.kappa, self.form)
 
     def flag(self, epochs: Sequence[int], paid: Collection[int], relevant: Collection[int]) -> int:
         """κ or 0. `paid` are the epochs that could pay; `relevant` those of them that have relevant impressions."""

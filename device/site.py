@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
 
 MAX_HOST_LENGTH = 253
+_HINT = "Give a domain such as shop.example."
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # The URL standard reads a host whose last label is a number as an IPv4 address, and addresses belong to no site.
 _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -29,9 +30,15 @@ def _suffixes() -> PublicSuffixList:
     return PublicSuffixList(accept_unknown=True)
 
 
-@lru_cache(maxsize=4096)
-def parse_site(host: str) -> str:
+def parse_site(host: object) -> str:
     """The site that `host` stands for, or the standard's SyntaxError."""
+    if type(host) is not str:
+        raise DOMException("SyntaxError", f"a site is text, not a {type(host).__name__}", _HINT)
+    return _site(host)
+
+
+@lru_cache(maxsize=4096)
+def _site(host: str) -> str:
     name = _ascii(host)
     if not (0 < len(name) <= MAX_HOST_LENGTH) or not _HOST.fullmatch(name):
         raise _refused(host, "is not a domain name")
@@ -56,4 +63,4 @@ def _ascii(host: str) -> str:
 
 
 def _refused(host: str, why: str) -> DOMException:
-    return DOMException("SyntaxError", f"{host[:MAX_HOST_LENGTH]!r} {why}", "Give a domain such as shop.example.")
+    return DOMException("SyntaxError", f"{host[:MAX_HOST_LENGTH]!r} {why}", _HINT)

@@ -65,6 +65,7 @@ class SqliteStore:
         self._wait = wait
         self._lock = threading.Lock()
         self._state: _State | None = None
+        self._vouched = True
 
     @classmethod
     def create(cls, path: Path, *, epoch_length: int, debug: bool = False) -> None:
@@ -102,6 +103,7 @@ class SqliteStore:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             self._read_state()
+            self._catch_up()
             yield
             self._commit()
         except sqlite3.Error as error:
@@ -117,7 +119,21 @@ class SqliteStore:
         state = self._now()
         self._connection.execute("UPDATE device SET counter = ?", (state.counter + 1,))
         self._connection.execute("COMMIT")
-        self._instance.follow(state.token, state.counter + 1)
+        try:
+            self._instance.follow(state.token, state.counter + 1)
+        except OSError:
+            # What was committed is done, and whoever asked is not to be told about our disk.
+            self._vouched = False
+
+    def _catch_up(self) -> None:
+        """Write the token that could not be written after the last transaction, or do nothing until it can be."""
+        if not self._vouched:
+            state = self._now()
+            try:
+                self._instance.follow(state.token, state.counter)
+            except OSError as error:
+                raise DatabaseUnavailable(f"the token of {self._path} cannot be written: {error.strerror}") from None
+            self._vouched = True
 
     def _recognise(self, now: int) -> None:
         """Tell a copy or an older state from the database that this device last wrote, and give it a token of its own.

@@ -30,6 +30,7 @@ class EpochOutcome(IntEnum):
     OUT_OF_BUDGET = 3
     CLOSED = 4
     NOT_MEASURED = 5
+    FAULT = 6
 
 
 class EpochEntry(NamedTuple):

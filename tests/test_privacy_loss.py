@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.conversion import check_epsilon
+from device.conversion import check_epsilon, floor_micros
 from device.errors import RangeError
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss, report_sensitivity
 from protocol.epsilon import MAX_EPSILON
@@ -18,7 +18,7 @@ epsilons = st.floats(min_value=1e-6, max_value=MAX_EPSILON)
 
 
 def terms(epsilon: float, query_sensitivity: int, kappa: int = 0) -> LossTerms:
-    return LossTerms(epsilon, check_epsilon(epsilon), query_sensitivity, kappa)
+    return LossTerms(epsilon, floor_micros(epsilon), query_sensitivity, kappa)
 
 
 @pytest.mark.parametrize(("buckets", "epochs", "sensitivity"), [(1, 1, 70), (1, 4, 70), (2, 1, 70), (2, 4, 140)])
@@ -59,7 +59,7 @@ def test_a_side_query_may_cost_more_than_epsilon() -> None:
 def test_a_charge_is_never_below_the_exact_one(epsilon: float, delta: int, sensitivity: int, kappa: int) -> None:
     """Exact for the ε that the header carries; at most one micro and a relative 2^-50 above it for the ε requested."""
     spent = terms(epsilon, delta, kappa).loss(sensitivity)
-    assert spent >= Fraction(check_epsilon(epsilon) * sensitivity, delta)
+    assert spent >= Fraction(floor_micros(epsilon) * sensitivity, delta)
     assert spent <= math.ceil(Fraction(epsilon) * 10**6 * sensitivity / delta * (1 + Fraction(1, 2**50)))
 
 
@@ -98,8 +98,8 @@ def test_epsilon_out_of_range(epsilon: float) -> None:
 
 
 def test_the_header_rounds_epsilon_down() -> None:
-    assert check_epsilon(0.3) == 299_999
-    assert check_epsilon(0.5) == 500_000
-    assert check_epsilon(4294) == 4_294_000_000
-    assert check_epsilon(1e-9) == 0
+    assert floor_micros(0.3) == 299_999
+    assert floor_micros(0.5) == 500_000
+    assert floor_micros(4294) == 4_294_000_000
+    assert floor_micros(1e-9) == 0
     assert terms(1e-9, 2).loss(2) == 1

@@ -65,6 +65,9 @@ def outcome_words(entry: EpochEntry) -> str:
             return "nothing, as the past is closed"
         case EpochOutcome.NOT_MEASURED:
             return "nothing, as measurement was off"
+        case EpochOutcome.FAULT:
+            wrong = "as something went wrong"
+            return f"{epsilon(entry.paid)} for an empty report, {wrong}" if entry.paid else f"nothing, {wrong}"
         case _:
             assert_never(entry.outcome)
 
@@ -80,6 +83,8 @@ def cost_words(entries: Sequence[EpochEntry]) -> str:
         return "Nothing. Measurement was off: an empty report"
     if EpochOutcome.OUT_OF_BUDGET in outcomes:
         return "Nothing. The budget is used up: an empty report"
+    if EpochOutcome.FAULT in outcomes:
+        return "Nothing. Something went wrong: an empty report"
     if outcomes == {EpochOutcome.CLOSED}:
         return "Nothing. All of these weeks are closed: an empty report"
     return "Nothing. No stored ad matched: an empty report"
