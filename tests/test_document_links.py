@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"SPEC(?:\.md)?[`\]]* §(\d+)")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"```.*?^```|^    .*?$", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`")
-_TESTS = re.compile(r"(?:\(|\| |[:;] )T ([a-z_0-9]+(?:,\s+[a-z_0-9]+)*)")
+_TESTS = re.compile(r"(?:\(\*?|\| |[:;] )T ([a-z_0-9]+(?:,\s+[a-z_0-9]+)*)")
 
 
 @cache
