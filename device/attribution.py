@@ -45,7 +45,7 @@ def attribute(
 
     A function that fails has said nothing: passing its error on would tell the querier what it had seen.
     """
-    # Tuples: a function must not change what the charge is reckoned from.
+    # Tuples: a function must not change what the charge follows from.
     found = {epoch: tuple(impressions) for epoch, impressions in relevant.items() if impressions}
     if not found:
         return (0,) * award.buckets

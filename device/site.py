@@ -1,4 +1,4 @@
-"""Sites: registrable domains, the unit that the standard and the privacy filters reckon in.
+"""Sites: registrable domains, the unit that the standard and the privacy filters count in.
 
 A host stands for its site (`shop.example.co.uk` for `example.co.uk`), by the public suffix list with its private
 section, so that two customers of one hosting provider are two sites. Unknown suffixes follow the default rule `*`.

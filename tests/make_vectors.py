@@ -95,7 +95,7 @@ def altered_headers() -> Iterator[Negative]:
 
 
 def moved_payloads() -> Iterator[Negative]:
-    """Parts of sound reports put together anew."""
+    """Parts of sound reports, put together in another way."""
     one, two = samples.report("one", HISTOGRAM), samples.report("two", HISTOGRAM)
     for name, report, taken in (("first", one, two), ("second", two, one)):
         swapped = replace(report, payloads=taken.payloads)

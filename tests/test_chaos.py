@@ -2,7 +2,7 @@
 ledgers that are damaged, clocks that are wrong, helpers that come late.
 
 After each, the query is answered, exactly and once; after all of them, the audit of `chaos_trio` finds no report lost,
-none counted twice, one attempt per query, and the same bytes from helpers that were started anew. `make test` runs a
+none counted twice, one attempt per query, and the same bytes from helpers that were started again. `make test` runs a
 sample; `make chaos` (TREFOIL_CHAOS=all) runs every step at every helper for daemon and worker, and prints the matrix.
 The same steps in one process, on a network that loses messages, are in `test_commit_crashes`.
 """

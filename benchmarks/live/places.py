@@ -1,6 +1,6 @@
 """Where everything in the demonstration is: one origin each, and the made-up site that it stands for.
 
-A browser keeps origins apart, and ports of this machine are origins. Devices reckon in sites, and this machine is
+A browser keeps origins apart, and ports of this machine are origins. Devices count in sites, and this machine is
 none; so the agent takes each origin for the site it plays.
 """
 

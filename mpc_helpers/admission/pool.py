@@ -22,7 +22,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def keep_freed_memory() -> None:
     """Let this process keep what it frees: the next chunk needs as much again.
 
-    Otherwise glibc gives megabytes back after every chunk, and getting them anew, page by page, costs more than
+    Otherwise glibc gives megabytes back after every chunk, and getting them again, page by page, costs more than
     summing: at 1,024 buckets about a fifth of an open. Elsewhere than on glibc nothing is done.
     """
     with contextlib.suppress(OSError, AttributeError):

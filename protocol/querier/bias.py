@@ -34,7 +34,7 @@ def bias_bound(noisy_flags: int, *, kappa: int, sigma: float, largest_change: in
     epochs can move one report: the value cap for one bucket, twice that for several (Theorem 18).
 
     The paper's tail is for Laplace noise. The discrete noise that helpers add stays inside it from a scale of about
-    one on; less noise than that is reckoned as `LEAST_SIGMA`, which is sound since tails only grow with the scale.
+    one on; less noise than that counts as `LEAST_SIGMA`, which is sound since tails only grow with the scale.
     """
     if not (kappa > 0 and largest_change > 0):
         raise ProtocolError("a bias bound needs a side query: κ and the largest change must be positive")
