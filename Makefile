@@ -14,7 +14,7 @@ help:
 	@echo "make test    lint, types and all tests, in under ten minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries over 20 sites"
-	@echo "make fuzz    ten minutes of hostile bytes                    make clean remove what the others made"
+	@echo "make fuzz    hostile bytes, random timelines: 20 minutes     make clean remove what the others made"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,7 +55,8 @@ load: $(READY)
 	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py
 
 fuzz: $(READY)
-	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py
+	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py \
+		tests/test_device_timelines.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis artefacts

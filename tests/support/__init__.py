@@ -2,6 +2,8 @@
 
 - `protocol_samples`: helpers with fixed keys, reports honest and forged, queries, columns
 - `both_stores`: one test on a store in memory and on a database
+- `device_auditor`: what a device may do and must charge, worked out a second time
+- `device_timelines`: everything that can happen to a device, from a seed
 - `small_worlds`: devices with a handful of impressions, and what can be learnt exactly
 - `commit_world`: three ledgers over a network that loses, delays and repeats
 - `commit_runs`: worlds to play
