@@ -19,7 +19,9 @@ SetFile = Annotated[Path, typer.Argument(help="The helper set file.")]
 def query(
     reports: Annotated[Path, typer.Option(help="The batch of sealed reports.")],
     helpers: Annotated[Path, typer.Option(help="The signed helper set.")],
-    site_key: Annotated[Path, typer.Option(help="The key that signs this site's queries.")],
+    site_key: Annotated[
+        Path | None, typer.Option(help="The key that signs this site's queries.", show_default=False)
+    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="ε of the answer; by default what the reports paid for.")
     ] = None,
@@ -28,6 +30,12 @@ def query(
     tolerate: Annotated[float, typer.Option(help="Share of bad reports, 0 to 1, above which the query fails.")] = 0.1,
     seconds: Annotated[int, typer.Option(help="Until when the helpers may take, from now.")] = 600,
     new: Annotated[bool, typer.Option("--new", help="Ask a new query, though one on this batch was asked.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show what was asked of this batch, and which answers the helpers hold.")
+    ] = False,
+    id_: Annotated[
+        str, typer.Option("--id", help="Fetch the answer to an earlier query; the first digits of its id will do.")
+    ] = "",
     json: Annotated[Path | None, typer.Option(help="Write the answer as JSON; - for standard output.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the answer, with error bars, into this image file.")] = None,
 ) -> None:
@@ -37,10 +45,15 @@ def query(
     """
     from protocol.console import write_json
     from protocol.epsilon import entitlement
+    from protocol.querier.listing import list_and_show
     from protocol.querier.plot import plot_result
     from protocol.querier.saved_query import QueryOptions
-    from protocol.querier.view import ask_and_show, noise_mode, permille
+    from protocol.querier.view import ask_and_show, fetch_and_show, noise_mode, permille
 
+    quiet = json is not None and str(json) == "-"
+    if listed:
+        write_json(json, list_and_show(reports, helpers, quiet=quiet))
+        return
     options = QueryOptions(
         epsilon_micros=None if epsilon is None else entitlement(epsilon),
         noise=noise_mode(noise),
@@ -48,8 +61,10 @@ def query(
         tolerated_bad_permille=permille(tolerate),
         seconds=seconds,
     )
-    quiet = json is not None and str(json) == "-"
-    result = ask_and_show(reports, helpers, site_key, options, int(_now()), again=new, quiet=quiet)
+    if id_:
+        result = fetch_and_show(reports, helpers, id_, quiet=quiet)
+    else:
+        result = ask_and_show(reports, helpers, site_key, options, int(_now()), new=new, quiet=quiet)
     write_json(json, result.to_json())
     if plot is not None:
         plot_result(plot, result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from protocol.querier.ask import Querier
 from protocol.querier.bias import bias_bound
 from protocol.querier.plot import plot_result
 from protocol.querier.query_failed import QueryFailed
-from protocol.querier.saved_query import QueryOptions, SavedQuery, ask_or_resume, make_query, query_path
+from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.view import Follower, bar, noise_mode, permille, show
 from protocol.querier.worth import CONFIDENCE, QueryResult, worth
 from protocol.query import NoiseMode, Query
@@ -123,49 +122,6 @@ async def test_helpers_name_the_one_they_wait_for(tmp_path: Path, monkeypatch: p
             await three.ask(three.query(batch, QueryOptions(seconds=2)), batch)
         assert failed.value.helpers == (1,)
         assert failed.value.stage == "agreeing"
-
-
-async def test_an_interrupted_querier_resumes_and_a_changed_batch_is_noticed(tmp_path: Path) -> None:
-    async with three_helpers(tmp_path) as three:
-        batch = three.batch(three.seal([[1, 0]] * 4, terms(2)))
-        helper_set, key, now = three.helper_set, three.site_key(), three.clock()
-        asked = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now)
-        assert query_path(batch.path).stat().st_mode & 0o777 == 0o600
-        first = await three.ask(asked, batch)
-        again = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now + 5)
-        assert again.query == asked.query
-        assert (await three.ask(again, batch)).answer == first.answer
-        fresh = ask_or_resume(batch, QueryOptions(seconds=30), helper_set, key, now, again=True)
-        assert fresh.query.query_id != asked.query.query_id
-        aside = query_path(batch.path).with_name(f"{batch.path.name}.query.{asked.query.query_id.hex()}")
-        assert SavedQuery.load(aside).query == asked.query
-
-
-def test_a_batch_that_grew_needs_a_new_query(tmp_path: Path) -> None:
-    three = offline(tmp_path)
-    batch = three.batch(three.seal([[1, 0]] * 2, terms(2)))
-    ask_or_resume(batch, QueryOptions(), three.helper_set, three.site_key(), three.clock())
-    other = three.batch(three.seal([[1, 0]] * 3, terms(2)))
-    batch.path.write_bytes(other.path.read_bytes())
-    with pytest.raises(TrefoilError, match="has changed since it was queried") as changed:
-        ask_or_resume(type(batch)(batch.path), QueryOptions(), three.helper_set, three.site_key(), three.clock())
-    assert "--new" in changed.value.hint
-
-
-def test_a_saved_query_is_not_resumed_under_other_wishes(tmp_path: Path) -> None:
-    three = offline(tmp_path)
-    batch = three.batch(three.seal([[1, 0]] * 2, terms(2)))
-    ask = partial(ask_or_resume, batch, helper_set=three.helper_set, site_key=three.site_key(), now=three.clock())
-    asked = ask(QueryOptions(seconds=5))
-    assert ask(QueryOptions(seconds=500)).query == asked.query
-    assert ask(QueryOptions(epsilon_micros=asked.query.epsilon_micros)).query == asked.query
-    for other in (
-        QueryOptions(epsilon_micros=7),
-        QueryOptions(noise=NoiseMode.PAIRWISE),
-        QueryOptions(minimum_reports=2),
-    ):
-        with pytest.raises(TrefoilError, match="queried before"):
-            ask(other)
 
 
 def offline(tmp_path: Path) -> ThreeHelpers:

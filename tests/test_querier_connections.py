@@ -183,7 +183,7 @@ async def ask(folder: Path, answer: Callable[[str], bytes]) -> QueryFailed:
         helper_set = HelperSet(1, (entries[0], entries[1], entries[2]))
         batch = BatchReader(samples.write_batch(folder / "batch", [samples.report("one")]))
         query = samples.query(batch_size=1, batch_root=batch.root(), deadline=samples.NOW + 60)
-        saved = SavedQuery(SignedQuery.sign(query, IdentityKey.generate()), samples.ANSWER_KEY)
+        saved = SavedQuery(SignedQuery.sign(query, IdentityKey.generate()), samples.ANSWER_KEY, samples.NOW)
         async with asyncio.timeout(GIVE_UP):
             with pytest.raises(QueryFailed) as failed:
                 await Querier(helper_set, clock=lambda: samples.NOW, request_seconds=SECONDS).ask(saved, batch)

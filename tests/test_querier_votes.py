@@ -53,7 +53,7 @@ async def collected(monkeypatch: pytest.MonkeyPatch, votes: Mapping[int, object]
 
     monkeypatch.setattr(HelperConnections, "get", served)
     querier = Querier(samples.HELPER_SET)
-    asked = SavedQuery(SignedQuery.sign(query, samples.QUERIER), samples.ANSWER_KEY)
+    asked = SavedQuery(SignedQuery.sign(query, samples.QUERIER), samples.ANSWER_KEY, samples.NOW)
     async with HelperConnections(samples.HELPER_SET, 1.0) as helpers:
         return await querier._collect(helpers, asked)
 

@@ -174,7 +174,8 @@ async def test_what_this_helper_will_not_do_is_said_at_submission(tmp_path: Path
 
         def changed(**fields: Any) -> SavedQuery:
             asked = three.query(small_batch(three))
-            return SavedQuery(SignedQuery.sign(replace(asked.query, **fields), three.site_key()), asked.answer_key)
+            signed = SignedQuery.sign(replace(asked.query, **fields), three.site_key())
+            return replace(asked, signed=signed)
 
         assert (await refused(three.query(small_batch(three, 2))))[0] == 422
         assert (await refused(three.query(small_batch(three, 7))))[0] == 422

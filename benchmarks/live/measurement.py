@@ -16,7 +16,8 @@ from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
 from protocol.querier.ask import Querier
-from protocol.querier.saved_query import QueryOptions, ask_or_resume
+from protocol.querier.query_folder import ask_batch
+from protocol.querier.saved_query import QueryOptions
 from protocol.querier.worth import QueryResult
 from protocol.report import SealedReport
 from protocol.status import QueryStatus
@@ -135,8 +136,8 @@ class Measurement:
         try:
             reports = await asyncio.to_thread(BatchReader, batch.path)
             wishes = QueryOptions(seconds=ASK_SECONDS)
-            asked = ask_or_resume(reports, wishes, self._helper_set, self._key, self._clock(), again=again)
-            return await Querier(self._helper_set).ask(asked, reports, self._note)
+            querier = Querier(self._helper_set)
+            return await ask_batch(querier, reports, wishes, self._key, self._clock(), new=again, on_status=self._note)
         except TrefoilError as error:
             return error
 

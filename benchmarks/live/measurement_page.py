@@ -74,7 +74,8 @@ class MeasurementPage:
         return self._frame.show("Which ads sold shoes?", main, refresh=bool(measurement.busy))
 
     def _running(self) -> Markup:
-        states = [f"helper {party + 1}: {status.state}" for party, status in sorted(self._measurement.statuses.items())]
+        statuses = sorted(self._measurement.statuses.items())
+        states = [f"helper {party + 1}: {status.state.value}" for party, status in statuses]
         return notice(f"{self._measurement.busy}… {'; '.join(states)}")
 
     def _collected(self) -> Markup:

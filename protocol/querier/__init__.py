@@ -3,11 +3,13 @@
 In reading order:
 
 - `saved_query`: a query made from a batch, and kept beside it with the key that opens the answer
+- `query_folder`: every query of a batch; resuming the newest, finding the others
 - `ask`: *Submit · Follow · Collect*, the whole of a query, and what she believes
 - `connections`: HTTPS to each helper, pinned, bounded, never redirected
 - `query_failed`: the error that names the stage and the helpers
 - `worth`: noise, interval and bias of an answer
 - `bias`: what a side query says about missing data (paper, Appendix F)
 - `view`: `trefoil query` on a terminal
+- `listing`: `trefoil query --list`, what was asked and which answers are held
 - `plot`: the answer as an image
 """

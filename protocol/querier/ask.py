@@ -43,6 +43,7 @@ OnStatus = Callable[[Mapping[int, QueryStatus]], None]
 class _Seen:
     """What the three have said so far, and since when one has been silent or has failed."""
 
+    since: float
     statuses: dict[int, QueryStatus] = field(default_factory=dict)
     out_since: dict[int, float] = field(default_factory=dict)
     failed_since: float = 0.0
@@ -67,7 +68,7 @@ class Querier:
         patience: float = PATIENCE_SECONDS,
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
-        self._helper_set = helper_set
+        self.helper_set = helper_set
         self._clock = clock
         self._patience = patience
         self._request_seconds = request_seconds
@@ -75,16 +76,44 @@ class Querier:
     async def ask(self, saved: SavedQuery, batch: BatchReader, on_status: OnStatus = lambda _: None) -> QueryResult:
         """The whole of a query: *Submit · Follow · Collect*. Safe to repeat: the helpers answer a query id once."""
         seconds: dict[str, float] = {}
-        async with HelperConnections(self._helper_set, self._request_seconds) as helpers:
+        async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
             # Submit
             with _timed(seconds, "submit"):
                 uploaded = await self._submit(helpers, saved, batch)
-            # Follow
-            with _timed(seconds, "wait"):
-                statuses = await self._follow(helpers, saved.query, on_status)
-            # Collect
-            with _timed(seconds, "collect"):
-                answer = await self._collect(helpers, saved)
+            return await self._await_answer(helpers, saved, on_status, seconds, uploaded)
+
+    async def fetch(self, saved: SavedQuery, on_status: OnStatus = lambda _: None) -> QueryResult:
+        """*Follow · Collect*: the answer to a query that the helpers have, without its batch."""
+        async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
+            return await self._await_answer(helpers, saved, on_status, {}, 0)
+
+    async def statuses(self, saved: SavedQuery) -> dict[int, QueryStatus | QueryFailed]:
+        """Where each helper is with a query, or why it does not say."""
+
+        async def look(helpers: HelperConnections, party: int) -> QueryStatus | QueryFailed:
+            try:
+                return self._read_status(party, await helpers.get(party, _path(saved.query)))
+            except QueryFailed as error:
+                return error
+
+        async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
+            found = await asyncio.gather(*(look(helpers, party) for party in range(PARTIES)))
+        return dict(enumerate(found))
+
+    async def _await_answer(
+        self,
+        helpers: HelperConnections,
+        saved: SavedQuery,
+        on_status: OnStatus,
+        seconds: dict[str, float],
+        uploaded: int,
+    ) -> QueryResult:
+        # Follow
+        with _timed(seconds, "wait"):
+            statuses = await self._follow(helpers, saved.query, on_status)
+        # Collect
+        with _timed(seconds, "collect"):
+            answer = await self._collect(helpers, saved)
         for state in sorted({state for status in statuses.values() for state in status.seconds}, key=lambda s: s.value):
             seconds[state.value] = max(status.seconds.get(state, 0.0) for status in statuses.values())
         return worth(saved.query, answer, seconds, uploaded)
@@ -96,7 +125,7 @@ class Querier:
         async def submit(party: int) -> QueryStatus:
             return self._read_status(party, await helpers.put(party, path, body))
 
-        statuses = await _each("submitting", submit)
+        statuses = await _each("submitting", submit, introduces=True)
         order = await asyncio.to_thread(batch.order)
         missing = {party for party, status in statuses.items() if status.state is QueryState.AWAITING}
 
@@ -111,8 +140,11 @@ class Querier:
         return sum((await _each("uploading", upload)).values())
 
     async def _follow(self, helpers: HelperConnections, query: Query, on_status: OnStatus) -> Mapping[int, QueryStatus]:
-        """Ask all three where they are until each has ended, or the deadline has passed."""
-        seen = _Seen()
+        """Ask all three where they are until each has ended, or the deadline has passed.
+
+        An answer is fetched whenever all three have released it, however late: what was paid for is had.
+        """
+        seen = _Seen(self._clock())
         pause = FIRST_POLL
         while True:
             before = seen.states
@@ -148,11 +180,12 @@ class Querier:
         if gone:
             message = f"{self._names(gone)} cannot be reached since {self._patience:g} s"
             raise QueryFailed("waiting", gone, message, "Ask again with the same command: the query resumes.")
-        if now > query.deadline + GRACE_SECONDS:
-            late = {party: seen.states.get(party) for party in range(PARTIES)}
-            slow = tuple(party for party, state in late.items() if state is None or not state.ended)
-            where = ", ".join(sorted({state.value if (state := late[party]) else "silent" for party in slow}))
-            raise QueryFailed(where, slow, f"the deadline has passed and {self._names(slow)} has not ended ({where})")
+        slow = tuple(party for party, state in sorted(seen.states.items()) if not state.ended)
+        # Whoever asks long after the deadline gives the helpers as much time as one who waited for it.
+        if slow and now > max(query.deadline, seen.since) + GRACE_SECONDS:
+            where = ", ".join(sorted({seen.states[party].value for party in slow}))
+            message = f"the deadline has passed and {self._names(slow)} has not ended ({where})"
+            raise QueryFailed(where, slow, message, "Ask again later with the same command: nothing is lost by it.")
 
     async def _collect(self, helpers: HelperConnections, saved: SavedQuery) -> Answer:
         """Fetch, open and check the three shares."""
@@ -165,7 +198,7 @@ class Querier:
         name = self._names((party,))
         try:
             sealed, votes = _read_answer(stored)
-            share = AnswerShare.open(party, sealed, saved.query, saved.answer_key, self._helper_set)
+            share = AnswerShare.open(party, sealed, saved.query, saved.answer_key, self.helper_set)
         except ProtocolError as error:
             message = f"the answer share of {name} cannot be used: {error}"
             raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
@@ -178,7 +211,7 @@ class Querier:
 
     def _check_votes(self, votes: object, share: AnswerShare) -> None:
         """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag."""
-        keys = [helper.identity_key for helper in self._helper_set.helpers]
+        keys = [helper.identity_key for helper in self.helper_set.helpers]
         check_release(_read_votes(votes), share.accepted_root, keys)
 
     def _read_status(self, party: int, stored: object) -> QueryStatus:
@@ -189,11 +222,14 @@ class Querier:
             raise QueryFailed("asking", (party,), message, http_status=200) from None
 
     def _names(self, parties: tuple[int, ...]) -> str:
-        return " and ".join(self._helper_set.helpers[party].name for party in parties)
+        return " and ".join(self.helper_set.helpers[party].name for party in parties)
 
 
-async def _each(stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:
-    """The same request to all three at once; every failure is gathered before any is raised."""
+async def _each(stage: str, call: Callable[[int], Awaitable[T]], *, introduces: bool = False) -> dict[int, T]:
+    """The same request to all three at once; every failure is gathered before any is raised.
+
+    `introduces`: it is the request by which helpers learn of the query, so that three refusals mean that none has it.
+    """
     results = await asyncio.gather(*(call(party) for party in range(PARTIES)), return_exceptions=True)
     failures: dict[int, QueryFailed] = {}
     for party, result in enumerate(results):
@@ -205,7 +241,8 @@ async def _each(stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]
         hint = next((error.hint for error in failures.values() if error.hint), "")
         reasons = "; ".join(dict.fromkeys(str(error) for error in failures.values()))
         worst = max(error.http_status for error in failures.values())
-        raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst)
+        taken = not introduces or len(failures) < PARTIES or not all(error.refused for error in failures.values())
+        raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst, taken=taken)
     return {party: result for party, result in enumerate(results) if not isinstance(result, BaseException)}
 
 

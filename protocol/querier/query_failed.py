@@ -11,16 +11,25 @@ from protocol.text import printable
 class QueryFailed(TrefoilError):
     """The query has no answer. Names the stage, and the helpers it failed at (0, 1, 2).
 
-    `http_status` is 0 where a helper did not answer at all. What a helper says is shown only as far as it is printable.
+    `http_status` is 0 where a helper did not answer at all. `taken` says whether some helper may have the query now.
+    What a helper says is shown only as far as it is printable.
     """
 
     def __init__(
-        self, stage: str, helpers: tuple[int, ...], message: str, hint: str = "", *, http_status: int = 0
+        self,
+        stage: str,
+        helpers: tuple[int, ...],
+        message: str,
+        hint: str = "",
+        *,
+        http_status: int = 0,
+        taken: bool = True,
     ) -> None:
         super().__init__(printable(message), printable(hint))
         self.stage = stage
         self.helpers = helpers
         self.http_status = http_status
+        self.taken = taken
 
     @property
     def refused(self) -> bool:

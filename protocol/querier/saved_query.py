@@ -1,4 +1,4 @@
-"""A query its querier has asked, kept beside the batch: its id, its signature and the key that opens the answer.
+"""A query as its querier keeps it: what was asked, its signature, and the key that opens the answer.
 
 Whoever is interrupted asks again under the same id and gets the same bytes; without this file the reports would be
 spent and the answer lost.
@@ -37,10 +37,11 @@ class QueryOptions:
 
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
-    """A signed query and the private half of its answer key."""
+    """A signed query, the private half of its answer key, and when it was made."""
 
     signed: SignedQuery
     answer_key: PrivateKey = field(repr=False)
+    made: int
 
     @property
     def query(self) -> Query:
@@ -53,6 +54,7 @@ class SavedQuery:
             "trefoil_query": FORMAT,
             "query": self.signed.encode().hex(),
             "answer_key": self.answer_key.raw.hex(),
+            "made": self.made,
         }
         write_private_file(path, (json.dumps(stored, indent=2) + "\n").encode())
 
@@ -65,16 +67,12 @@ class SavedQuery:
                 raise ProtocolError(f"unknown format {stored['trefoil_query']}")
             signed = SignedQuery.decode(bytes.fromhex(stored["query"]))
             key = PrivateKey.from_raw(signed.query.suite, bytes.fromhex(stored["answer_key"]))
+            made = int(stored["made"])
         except (ValueError, KeyError, TypeError, ProtocolError) as error:
             raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
         if key.public.raw != signed.query.answer_key:
             raise TrefoilError(f"{path} is damaged: its key does not belong to its query")
-        return cls(signed, key)
-
-
-def query_path(batch: Path) -> Path:
-    """Where the query on a batch is kept."""
-    return batch.with_name(batch.name + ".query")
+        return cls(signed, key, made)
 
 
 def make_query(
@@ -92,7 +90,7 @@ def make_query(
     first = Header.decode(batch[0].header)
     answer_key = PrivateKey.generate(first.suite)
     query = _fill(batch, first, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
-    return SavedQuery(SignedQuery.sign(query, site_key), answer_key)
+    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now)
 
 
 def _fill(
@@ -128,43 +126,3 @@ def _fill(
         spread=terms.spread,
         suite=first.suite,
     )
-
-
-def ask_or_resume(
-    batch: BatchReader,
-    options: QueryOptions,
-    helper_set: HelperSet,
-    site_key: IdentityKey,
-    now: int,
-    *,
-    again: bool = False,
-) -> SavedQuery:
-    """The query kept beside the batch, or a new one that is then kept. `again` puts an old one aside first."""
-    path = query_path(batch.path)
-    if again and path.exists():
-        old = SavedQuery.load(path)
-        path.rename(path.with_name(f"{path.name}.{old.query.query_id.hex()}"))
-    if not path.exists():
-        asked = make_query(batch, options, helper_set, site_key, now)
-        asked.save(path)
-        return asked
-    asked = SavedQuery.load(path)
-    if asked.query.batch_root != batch.root():
-        raise TrefoilError(
-            f"{batch.path} has changed since it was queried",
-            f"Ask a new query with --new; reports that the old one counted will be refused. The old one is in {path}.",
-        )
-    if not _same_options(asked.query, options):
-        raise TrefoilError(
-            f"{batch.path} was queried before, with another ε, noise or minimum",
-            "Use the same options to resume that query, or ask a new one with --new.",
-        )
-    return asked
-
-
-def _same_options(query: Query, options: QueryOptions) -> bool:
-    """Whether a saved query is what its querier wants now. A deadline is not: resuming late is the point."""
-    chosen = (query.noise, query.minimum_reports, query.tolerated_bad_permille)
-    if chosen != (options.noise, options.minimum_reports, options.tolerated_bad_permille):
-        return False
-    return options.epsilon_micros in (None, query.epsilon_micros)

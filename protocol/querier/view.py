@@ -16,7 +16,8 @@ from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
 from protocol.querier.ask import OnStatus, Querier
-from protocol.querier.saved_query import QueryOptions, ask_or_resume
+from protocol.querier.query_folder import QueryFolder, ask_batch
+from protocol.querier.saved_query import QueryOptions
 from protocol.querier.worth import CONFIDENCE, QueryResult
 from protocol.query import NoiseMode
 from protocol.shares import PARTIES
@@ -56,14 +57,27 @@ def permille(share: float) -> int:
 
 
 def ask_and_show(
-    reports: Path, helpers: Path, site_key: Path, options: QueryOptions, now: int, *, again: bool, quiet: bool
+    reports: Path, helpers: Path, site_key: Path | None, options: QueryOptions, now: int, *, new: bool, quiet: bool
 ) -> QueryResult:
     """Ask, or take up again what was asked, and print the answer."""
+    if site_key is None:
+        raise TrefoilError("a query needs the key that signs it", "Name it with --site-key.")
     helper_set, key, batch = HelperSet.load(helpers), load_identity(site_key), BatchReader(reports)
     batch.check()
-    saved = ask_or_resume(batch, options, helper_set, key, now, again=again)
     with _bar() as on_status:
-        result = asyncio.run(Querier(helper_set).ask(saved, batch, on_status))
+        result = asyncio.run(ask_batch(Querier(helper_set), batch, options, key, now, new=new, on_status=on_status))
+    return _shown(result, helper_set, quiet=quiet)
+
+
+def fetch_and_show(reports: Path, helpers: Path, digits: str, *, quiet: bool) -> QueryResult:
+    """Print the answer to an earlier query, whatever has become of the batch since."""
+    helper_set, saved = HelperSet.load(helpers), QueryFolder(reports).find(digits)
+    with _bar() as on_status:
+        result = asyncio.run(Querier(helper_set).fetch(saved, on_status))
+    return _shown(result, helper_set, quiet=quiet)
+
+
+def _shown(result: QueryResult, helper_set: HelperSet, *, quiet: bool) -> QueryResult:
     if not quiet:
         show(result, [helper.name for helper in helper_set.helpers])
     return result

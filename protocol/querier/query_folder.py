@@ -1,0 +1,120 @@
+"""Every query that was asked of a batch, in a folder beside it: the newest is resumed, older ones keep their answers.
+
+A query is kept before its first byte leaves and for as long as the batch is: without the key in it, its answer is lost.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protocol.batch import BatchReader
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.keys import IdentityKey
+from protocol.querier.ask import OnStatus, Querier
+from protocol.querier.query_failed import QueryFailed
+from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
+from protocol.querier.worth import QueryResult
+
+_SUFFIX = ".json"
+SHOWN_DIGITS = 8
+
+
+class QueryFolder:
+    """The queries of one batch, by id."""
+
+    def __init__(self, batch: Path) -> None:
+        self._batch = batch
+        self.path = batch.with_name(batch.name + ".queries")
+
+    def all(self) -> list[SavedQuery]:
+        """Oldest first."""
+        found = [SavedQuery.load(path) for path in sorted(self.path.glob(f"*{_SUFFIX}"))]
+        return sorted(found, key=lambda saved: (saved.made, saved.query.query_id))
+
+    def newest(self) -> SavedQuery | None:
+        """The query that is resumed when nothing else is said."""
+        found = self.all()
+        return found[-1] if found else None
+
+    def find(self, digits: str) -> SavedQuery:
+        """The query whose id begins with these hexadecimal digits."""
+        found = [saved for saved in self.all() if saved.query.query_id.hex().startswith(digits.lower())]
+        if len(found) != 1:
+            what = "several queries" if found else "no query"
+            raise TrefoilError(
+                f"{what} of {self._batch} has an id that begins with {digits!r}",
+                "Show them with: trefoil query --list",
+            )
+        return found[0]
+
+    def keep(self, saved: SavedQuery) -> None:
+        """Store a new query. It becomes the newest."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        saved.save(self._file(saved))
+
+    def drop(self, saved: SavedQuery) -> None:
+        """Remove a query that no helper took: nobody can ever answer it."""
+        self._file(saved).unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+    def _file(self, saved: SavedQuery) -> Path:
+        return self.path / f"{saved.query.query_id.hex()}{_SUFFIX}"
+
+
+async def ask_batch(
+    querier: Querier,
+    batch: BatchReader,
+    options: QueryOptions,
+    site_key: IdentityKey,
+    now: int,
+    *,
+    new: bool = False,
+    on_status: OnStatus = lambda _: None,
+) -> QueryResult:
+    """Resume the newest query of a batch, or ask a new one: if there is none yet, or with `new`."""
+    folder = QueryFolder(batch.path)
+    saved = None if new else _resumable(folder, batch, options, site_key)
+    if saved is not None:
+        return await querier.ask(saved, batch, on_status)
+    saved = make_query(batch, options, querier.helper_set, site_key, now)
+    folder.keep(saved)
+    try:
+        return await querier.ask(saved, batch, on_status)
+    except QueryFailed as error:
+        if not error.taken:
+            folder.drop(saved)
+        raise
+
+
+def _resumable(
+    folder: QueryFolder, batch: BatchReader, options: QueryOptions, site_key: IdentityKey
+) -> SavedQuery | None:
+    """The newest query, if it is what its querier wants now; an error that says what differs if it is not."""
+    saved = folder.newest()
+    if saved is None:
+        return None
+    difference = _difference(saved, batch, options, site_key)
+    if difference:
+        old = f"trefoil query --id {saved.query.query_id.hex()[:SHOWN_DIGITS]}"
+        raise TrefoilError(
+            f"{batch.path} {difference}",
+            f"Fetch the answer of that query with: {old}. Or ask a new one with --new; it leaves out what was counted.",
+        )
+    return saved
+
+
+def _difference(saved: SavedQuery, batch: BatchReader, options: QueryOptions, site_key: IdentityKey) -> str:
+    query = saved.query
+    if query.batch_root != batch.root():
+        return "has changed since it was queried"
+    # A deadline may differ: resuming late is the point.
+    chosen = (query.noise, query.minimum_reports, query.tolerated_bad_permille)
+    wanted = (options.noise, options.minimum_reports, options.tolerated_bad_permille)
+    if chosen != wanted or options.epsilon_micros not in (None, query.epsilon_micros):
+        return "was queried before, with another ε, noise or minimum"
+    try:
+        saved.signed.verify(site_key.public)
+    except ProtocolError:
+        return "was queried before, with another site key"
+    return ""
