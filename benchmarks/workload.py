@@ -15,7 +15,6 @@ from benchmarks.seeded import generator
 from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
-from device.epoch import DAY
 from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
@@ -23,6 +22,7 @@ from device.report import HelperSetSeal, PlainSeal, Seal
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
+from protocol.seconds import DAY
 
 SHOP = "shop.example"
 PUBLISHERS = ("news.example", "video.example", "games.example")

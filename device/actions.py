@@ -17,7 +17,7 @@ from device.report import DebugReport
 from device.shortfall import shortfall
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
-from protocol.console import out
+from protocol.console import out, say
 from protocol.epsilon import show
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
@@ -74,7 +74,7 @@ def save_impression(db: Path, site: str, options: ImpressionOptions, intermediar
     """Save one impression, on a device that is made if need be."""
     with agent.opened(_present(db)) as device:
         device.save_impression(site, options, intermediary=intermediary)
-    _say(f"saved an impression on {parse_site(site)} for bucket {options.histogram_index}")
+    say(f"saved an impression on {parse_site(site)} for bucket {options.histogram_index}")
     return {"site": parse_site(site), "bucket": options.histogram_index}
 
 
@@ -95,14 +95,14 @@ def convert(
     sealed = report.sealed if isinstance(report, DebugReport) else report
     destination.write(sealed)
     size = len(sealed.encode())
-    _say(f"wrote a sealed report of {size} bytes to {destination.path}")
+    say(f"wrote a sealed report of {size} bytes to {destination.path}")
     told = shortfall(options.checked(parse_site(site), parse_site(intermediary or site), overview.limits), overview)
     if told is not None:
-        _say(told)
+        say(told)
     result: dict[str, object] = {"report": sealed.digest.hex(), "bytes": size, "file": str(destination.path)}
     result["shortfall"] = told
     if isinstance(report, DebugReport):
-        _say(f"debug: the histogram is {list(report.histogram)}")
+        say(f"debug: the histogram is {list(report.histogram)}")
         result["histogram"] = list(report.histogram)
     return result
 
@@ -138,7 +138,7 @@ def clear(db: Path, sites: Sequence[str], *, stored_data: bool, forget_visits: b
     with agent.opened(db) as device:
         _clear(device, sites, stored_data=stored_data, forget_visits=forget_visits)
     what = "stored data" if stored_data else "visits" if forget_visits else "budgets"
-    _say(f"cleared {what} of {', '.join(sites) or 'all sites'}")
+    say(f"cleared {what} of {', '.join(sites) or 'all sites'}")
     return {"cleared": what, "sites": [parse_site(site) for site in sites]}
 
 
@@ -154,7 +154,7 @@ def switch(db: Path, state: bool) -> dict[str, object]:
     """Switch measurement on or off."""
     with agent.opened(_present(db)) as device:
         device.enable() if state else device.disable()
-    _say(f"measurement is {'on' if state else 'off'}")
+    say(f"measurement is {'on' if state else 'off'}")
     return {"measuring": state}
 
 
@@ -162,7 +162,7 @@ def _present(db: Path) -> Path:
     """The database, made if there is none."""
     if not db.exists():
         agent.create(db)
-        _say(f"{db} is a new device")
+        say(f"{db} is a new device")
     return db
 
 
@@ -172,7 +172,3 @@ def _table(states: Sequence[FilterState]) -> Table:
         row = (state.site or "-", _KINDS[state.kind], str(state.epoch), show(state.spent), show(state.capacity))
         table.add_row(*row)
     return table
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False)

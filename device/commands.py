@@ -32,10 +32,10 @@ def create(
     Example: trefoil device create --db ann.db --debug
     """
     from device import agent
-    from protocol.console import out, write_json
+    from protocol.console import say, write_json
 
     agent.create(db, debug=debug)
-    out.print(f"{db} is a new {'debug ' if debug else ''}device", markup=False, highlight=False)
+    say(f"{db} is a new {'debug ' if debug else ''}device")
     write_json(json_file, {"database": str(db), "debug": debug})
 
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from device import errors
 from device.attribution import AttributionFunction, LastNTouch, LastTouch
-from device.epoch import DAY, EpochCalendar
+from device.epoch import EpochCalendar
 from device.errors import RangeError
 from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
 from device.limits import MAX_EPOCHS, DeviceLimits
@@ -21,6 +21,7 @@ from device.option import entries, real, whole, wholes, word
 from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MAX_EPSILON, MAX_SENSITIVITY, MICROS
+from protocol.seconds import DAY
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-DAY = 86_400
-HOUR = 3_600
+from protocol.seconds import HOUR
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from device.epoch import DAY
 from device.limits import DeviceLimits
 from device.option import entries, whole
 from device.site import parse_site
+from protocol.seconds import DAY
 
 U32 = range(2**32)
 I32 = range(-(2**31), 2**31)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from device.epoch import DAY
 from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 # The aggregation service of devices that seal to a Trefoil helper set.
 TREFOIL_SERVICE = "trefoil"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mpc_helpers.identity.config import HelperConfig
+    from mpc_helpers.identity.membership import Membership
 
 app = typer.Typer(help="mpc_helpers")
 keygen = typer.Typer(help="Make keys.", no_args_is_help=True)
@@ -63,13 +67,11 @@ def keygen_helper(
     Example: trefoil keygen helper --name north --address https://north.example:8443 --dir /etc/trefoil
     """
     from mpc_helpers.identity.keygen import make_helper
-    from protocol.console import out
+    from protocol.console import say
 
     entry = make_helper(folder, name, address, _now(), days=days)
-    out.print(f"public entry:  {entry}", markup=False, highlight=False, soft_wrap=True)
-    out.print(
-        "Give it to whoever makes the helper set: trefoil helper-set new", markup=False, highlight=False, soft_wrap=True
-    )
+    say(f"public entry:  {entry}")
+    say("Give it to whoever makes the helper set: trefoil helper-set new")
 
 
 @keygen.command("hpke")
@@ -82,9 +84,9 @@ def keygen_hpke(
     Example: trefoil keygen hpke --dir /etc/trefoil
     """
     from mpc_helpers.identity.keygen import renew_entry
-    from protocol.console import out
+    from protocol.console import say
 
-    out.print(f"public entry:  {renew_entry(folder, _now(), days)}", markup=False, highlight=False, soft_wrap=True)
+    say(f"public entry:  {renew_entry(folder, _now(), days)}")
 
 
 @keygen.command("site")
@@ -95,13 +97,13 @@ def keygen_site(
 
     Example: trefoil keygen site shop.key
     """
-    from protocol.console import out
+    from protocol.console import say
     from protocol.keys import IdentityKey, save_identity
 
     key = IdentityKey.generate()
     save_identity(path, key)
-    out.print(f"private key:  {path}", markup=False, highlight=False, soft_wrap=True)
-    out.print(f"public key:   {key.public.hex()}", markup=False, highlight=False, soft_wrap=True)
+    say(f"private key:  {path}")
+    say(f"public key:   {key.public.hex()}")
 
 
 @ledger.command("create")
@@ -112,14 +114,12 @@ def ledger_create(config: ConfigFile) -> None:
 
     Example: trefoil ledger create --config /etc/trefoil/config.json
     """
-    from mpc_helpers.identity.config import load_config
-    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import create
-    from protocol.console import out
+    from protocol.console import say
 
-    loaded = load_config(config)
-    create(loaded, load_membership(loaded, _now()))
-    out.print(f"created {loaded.ledger}", markup=False, highlight=False, soft_wrap=True)
+    loaded, membership = _load(config)
+    create(loaded, membership)
+    say(f"created {loaded.ledger}")
 
 
 @ledger.command("export")
@@ -132,12 +132,10 @@ def ledger_export(
 
     Example: trefoil ledger export --config config.json --lost-by 2 --out for-helper-2
     """
-    from mpc_helpers.identity.config import load_config
-    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import export
 
-    loaded = load_config(config)
-    export(loaded, load_membership(loaded, _now()), lost_by - 1, path)
+    loaded, membership = _load(config)
+    export(loaded, membership, lost_by - 1, path)
 
 
 @ledger.command("rebuild")
@@ -149,12 +147,10 @@ def ledger_rebuild(
 
     Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
     """
-    from mpc_helpers.identity.config import load_config
-    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import rebuild
 
-    loaded = load_config(config)
-    rebuild(loaded, load_membership(loaded, _now()), entries)
+    loaded, membership = _load(config)
+    rebuild(loaded, membership, entries)
 
 
 @ledger.command("accept-peer")
@@ -167,12 +163,18 @@ def ledger_accept_peer(
 
     Example: trefoil ledger accept-peer --config config.json --helper 2
     """
-    from mpc_helpers.identity.config import load_config
-    from mpc_helpers.identity.membership import load_membership
     from mpc_helpers.ledger.rebuild import accept_peer
 
-    loaded = load_config(config)
-    accept_peer(loaded, load_membership(loaded, _now()), helper - 1)
+    loaded, membership = _load(config)
+    accept_peer(loaded, membership, helper - 1)
+
+
+def _load(path: Path) -> tuple[HelperConfig, Membership]:
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.identity.membership import load_membership
+
+    config = load_config(path)
+    return config, load_membership(config, _now())
 
 
 def _now() -> int:

@@ -1,6 +1,7 @@
 """The language all roles share: numbers, reports, queries and their bytes. Specified in SPEC.md.
 
 - `errors`: what can go wrong, in closed vocabularies
+- `seconds`: spans of time
 - `wire`: the one encoding of messages
 - `json_message`: JSON from strangers, bounded before it is believed
 - `text`: words from strangers, fit for a terminal

@@ -16,10 +16,9 @@ from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.query import NoiseMode, Query, decode_noise_mode, encode_noise_mode
-from protocol.report import HASH_SIZE
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, open_shamir
-from protocol.wire import Reader, Writer
+from protocol.wire import HASH_SIZE, Reader, Writer
 
 _SIGNATURE_LABEL = "answer share"
 _REASONS = Rejection.ascending()

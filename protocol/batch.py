@@ -24,9 +24,10 @@ import numpy.typing as npt
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector
 from protocol.hpke import Suite
-from protocol.report import HASH_SIZE, SealedReport, header_digest, payload_size
+from protocol.report import SealedReport, header_digest, payload_size
 from protocol.shape import MAX_EXPLICIT
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF
+from protocol.wire import HASH_SIZE
 
 Digests = npt.NDArray[np.uint8]
 # How many rows are taken from `DigestRows` at a time: half a megabyte.

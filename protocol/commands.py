@@ -80,12 +80,12 @@ def helper_set_new(
 
     Example: trefoil helper-set new helpers.json --entry north.json --entry south.json --entry west.json
     """
-    from protocol.console import out
+    from protocol.console import say
     from protocol.set_files import put_together
 
     made = put_together(entry, number, path)
-    out.print(f"digest: {made.digest.hex()}", markup=False, highlight=False)
-    out.print("Each operator compares it with the others by telephone, and signs.", markup=False, highlight=False)
+    say(f"digest: {made.digest.hex()}")
+    say("Each operator compares it with the others by telephone, and signs.")
 
 
 @helper_set.command("sign")
@@ -94,11 +94,11 @@ def helper_set_sign(path: SetFile, key: Annotated[Path, typer.Option(help="This 
 
     Example: trefoil helper-set sign helpers.json --key /etc/trefoil/identity.key
     """
-    from protocol.console import out
+    from protocol.console import say
     from protocol.set_files import add_signature
 
     signed = add_signature(path, key)
-    out.print(f"signed set {signed.number}, digest {signed.digest.hex()}", markup=False, highlight=False)
+    say(f"signed set {signed.number}, digest {signed.digest.hex()}")
 
 
 @helper_set.command("join")

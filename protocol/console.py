@@ -20,6 +20,11 @@ out = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
 err = Console(stderr=True, width=None if sys.stderr.isatty() else PAGE_WIDTH)
 
 
+def say(text: str, style: str | None = None) -> None:
+    """One line on standard output as it is: nothing in it is markup, and a terminal, not we, breaks a long one."""
+    out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 class Advance(Protocol):
     """Tell the progress bar that more is done, and what is going on."""
 

@@ -11,7 +11,6 @@ from protocol.errors import ProtocolError
 from protocol.hpke import CLASSICAL, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.report import (
-    HASH_SIZE,
     MAX_SITE_LENGTH,
     MAX_UNIT_LENGTH,
     Schema,
@@ -22,7 +21,7 @@ from protocol.report import (
 )
 from protocol.shape import Shape, shape_of
 from protocol.shares import PARTIES
-from protocol.wire import Reader, Writer, tagged_hash
+from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash
 
 VERSION = 2
 QUERY_ID_SIZE = 16

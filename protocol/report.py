@@ -23,15 +23,15 @@ from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
 from protocol.helper_set import HelperSet
 from protocol.hpke import CLASSICAL, KEY_ID_SIZE, PrivateKey, Suite
+from protocol.seconds import HOUR
 from protocol.shape import Shape, shape_of
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF, Entropy, SharedVector, component, share
-from protocol.wire import Reader, Writer
+from protocol.wire import HASH_SIZE, Reader, Writer
 
 VERSION = 1
 NONCE_SIZE = 16
-HASH_SIZE = 32
 # Coarse, so that the time in a header says nothing that the site does not know already.
-TIME_STEP = 3600
+TIME_STEP = HOUR
 MAX_SITE_LENGTH = 253
 MAX_UNIT_LENGTH = 32
 

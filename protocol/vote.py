@@ -13,9 +13,8 @@ from typing import Self
 from protocol.errors import ProtocolError
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.numbered import Numbered
-from protocol.report import HASH_SIZE
 from protocol.shares import PARTIES
-from protocol.wire import Reader, Writer
+from protocol.wire import HASH_SIZE, Reader, Writer
 
 
 class Vote(Numbered):

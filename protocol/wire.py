@@ -13,6 +13,8 @@ from typing import Self, TypeVar
 from protocol.errors import ProtocolError
 from protocol.numbered import Numbered
 
+# What every hash has.
+HASH_SIZE = 32
 MAX_BYTES = 2**32 - 1
 
 T = TypeVar("T")

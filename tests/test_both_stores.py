@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device.epoch import DAY
 from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
 from device.privacy_filter import FilterKind, FilterOwner
 from device.side_query import SideQuery, SideQueryForm
 from device.storage import EpochEntry, EpochOutcome, ReportRecord, Store
+from protocol.seconds import DAY
 from tests.support.both_stores import Ann, Kind, fresh_store
 from tests.support.small_worlds import START
 

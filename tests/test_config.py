@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from mpc_helpers.identity.config import DAY, ConfigError, load_config
+from mpc_helpers.identity.config import ConfigError, load_config
 from mpc_helpers.identity.keygen import add_hpke_key
 from mpc_helpers.identity.membership import destroy_expired_keys, load_membership
 from mpc_helpers.local.launcher import Trio, prepare
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity
+from protocol.seconds import DAY
 from protocol.set_files import write_set
 
 NOW = 1_800_000_000

@@ -13,7 +13,6 @@ from device.attribution import Award, LastNSlots, LastNTouch, LastTouch
 from device.coins import DeviceCoins, fair_coin
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
-from device.epoch import DAY
 from device.errors import DOMException, RangeError
 from device.impression import Impression, ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
@@ -26,6 +25,7 @@ from device.tick import Tick
 from protocol.errors import TrefoilError
 from protocol.field import add
 from protocol.report import Header, open_report
+from protocol.seconds import DAY
 from tests.support.protocol_samples import HELPER_SET, NOW, private_keys
 
 WEEK = 7 * DAY

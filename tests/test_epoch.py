@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.epoch import DAY, HOUR, EpochCalendar, draw_start
+from device.epoch import EpochCalendar, draw_start
+from protocol.seconds import DAY, HOUR
 
 WEEK = 7 * DAY
 moments = st.integers(min_value=-(10**11), max_value=10**11)

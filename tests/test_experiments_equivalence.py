@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.experiments.columns import DAY, Ints
+from benchmarks.experiments.columns import Ints
 from benchmarks.experiments.matching import match
-from benchmarks.experiments.policies import Accounting, CookieMonster, Outcome
+from benchmarks.experiments.policies import Accounting, CookieMonster, PolicyOutcome
 from benchmarks.experiments.world import ANCHOR, Conversions, Epochs, Impressions, Queries, World
 from device.conversion import AttributionRequest
 from device.device import Device
@@ -23,6 +23,7 @@ from device.privacy_filter import FilterKind
 from device.report import PlainSeal
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MICROS
+from protocol.seconds import DAY
 
 PEOPLE = 2
 ADVERTISERS = 2
@@ -138,7 +139,7 @@ def simulated(small: SmallWorld, accounting: Accounting = Accounting.PAPER) -> O
     return _observed(small, outcome, done, names)
 
 
-def _observed(small: SmallWorld, outcome: Outcome, done: list[int], names: list[tuple[int, int]]) -> Observed:
+def _observed(small: SmallWorld, outcome: PolicyOutcome, done: list[int], names: list[tuple[int, int]]) -> Observed:
     reports: list[tuple[int, ...]] = [()] * len(done)
     paid = [0] * len(done)
     for row, original in enumerate(done):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
 from benchmarks.experiments.bias import Bound, Draws, Margin, study
-from benchmarks.experiments.columns import DAY, Ints, stable_order
+from benchmarks.experiments.columns import Ints, stable_order
 from benchmarks.experiments.microbenchmark import UNIT, Microbenchmark, generate
 from benchmarks.experiments.policies import Accounting, AraLike, CookieMonster, DevicePolicy, IpaLike, System, charges
 from benchmarks.experiments.privacy_filters import spend, spend_windows
@@ -20,6 +20,7 @@ from benchmarks.experiments.simulation import Simulation, simulate
 from benchmarks.experiments.world import Epochs, World
 from protocol import epsilon
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 
 def ints(*values: int) -> Ints:

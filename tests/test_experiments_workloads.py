@@ -10,12 +10,12 @@ import pyarrow.parquet
 import pytest
 
 from benchmarks.experiments import criteo, patcg
-from benchmarks.experiments.columns import DAY
 from benchmarks.experiments.files import CRITEO_COLUMNS, pieces, read_criteo, read_patcg
 from benchmarks.experiments.matching import match
 from benchmarks.experiments.microbenchmark import Microbenchmark, generate
 from benchmarks.experiments.world import Epochs
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.epoch import DAY
 from device.errors import DOMException, RangeError
 from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
 from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.sqlite_store import SqliteStore
+from protocol.seconds import DAY
 
 LIMITS = DeviceLimits(max_histogram_size=5, max_conversion_sites=3, max_conversion_callers=3)
 SITES = ["a.example", "b.example", "aa.example"]

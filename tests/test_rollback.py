@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device.device import Device
-from device.epoch import DAY
 from device.impression import ImpressionOptions
 from device.instance import token_path
 from device.limits import DeviceLimits
 from device.privacy_filter import EMPTIED, FilterKind, FilterOwner, PrivacyFilter, capacities
 from device.report import PlainSeal
 from device.sqlite_store import SqliteStore
+from protocol.seconds import DAY
 from tests.support.small_worlds import NOW, QUERIER, WEEK, Clock, PlainDevice, fixed_coins, quick_folder, w3c
 
 LIMITS = DeviceLimits(max_impressions_per_epoch=3)

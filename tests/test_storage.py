@@ -21,7 +21,6 @@ import pytest
 from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
-from device.epoch import DAY
 from device.errors import DatabaseError, DatabaseUnavailable
 from device.impression import ImpressionOptions
 from device.instance import token_path
@@ -32,6 +31,7 @@ from device.schema import APPLICATION_ID
 from device.sqlite_store import SqliteStore
 from device.storage import EpochEntry, EpochOutcome, ReportRecord, Store
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 WEEK = 7 * DAY
 NOW = 1_900_000_800

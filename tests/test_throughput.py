@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from benchmarks.bench import plaintext, throughput
 from benchmarks.bench.processes import usage
-from benchmarks.bench.throughput import Point, Snapshot, exponents
+from benchmarks.bench.throughput import Snapshot, ThroughputPoint, exponents
 from benchmarks.bulk_reports import Workload, make_batch
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
@@ -76,9 +76,9 @@ def test_a_grid_that_cannot_be_is_refused_before_anything_starts() -> None:
             throughput.run_grid([count], [4], 1, lambda _: None)
 
 
-def point(reports: int, buckets: int, cpu: float, size: float) -> Point:
+def point(reports: int, buckets: int, cpu: float, size: float) -> ThroughputPoint:
     cpu_seconds, sizes = {"open": cpu, "expand": cpu / 2}, {"uploaded": size}
-    return Point(
+    return ThroughputPoint(
         reports, buckets, {}, cpu_seconds, sizes, {}, {}, {}, {}, {"bare open": 1e-5}, largest_error=0, noise_sd=1
     )
 
@@ -144,9 +144,9 @@ def test_costs_are_per_report_and_sustained_ones_the_mean_of_all_rounds(monkeypa
     def work() -> None:
         now[0] += 2.0 if now[0] else 6.0
 
-    assert plaintext.sustain(work, 4, rounds=5) == plaintext.Cost(14 / 20, 7 / 20)
+    assert plaintext.sustain(work, 4, rounds=5) == plaintext.PlaintextCost(14 / 20, 7 / 20)
     now[0] = 0.0
-    assert plaintext.measure(work, 4, rounds=3) == plaintext.Cost(2 / 4, 1 / 4)
+    assert plaintext.measure(work, 4, rounds=3) == plaintext.PlaintextCost(2 / 4, 1 / 4)
 
 
 def test_the_baselines_run() -> None:

@@ -13,6 +13,7 @@ import pytest
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.helper_set import PIN_SIZE
 
 NOW = 1_763_000_000
 
@@ -57,7 +58,7 @@ async def heard_or_refused(port: int, context: ssl.SSLContext) -> bytes:
 def test_the_key_is_private_and_never_overwritten(tmp_path: Path) -> None:
     made = identity(tmp_path, "one")
     assert made.key.stat().st_mode & 0o777 == 0o600
-    assert made.pin == tls.pin_of(made.der) and len(made.pin) == tls.PIN_SIZE
+    assert made.pin == tls.pin_of(made.der) and len(made.pin) == PIN_SIZE
     before = made.key.read_bytes()
     with pytest.raises(TrefoilError, match="exists already"):
         tls.make_identity(tmp_path / "one", "one", NOW)

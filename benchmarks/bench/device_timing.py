@@ -24,11 +24,11 @@ import numpy.typing as npt
 from rich.table import Table
 
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers
+from benchmarks.experiments.small_worlds import Clock
 from benchmarks.seeded import generator
 from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
-from device.epoch import DAY, HOUR
 from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import HelperSetSeal
@@ -36,6 +36,7 @@ from device.sqlite_store import SqliteStore
 from device.tick import DEFAULT_PERIOD, Tick, no_tick
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
+from protocol.seconds import DAY, HOUR
 
 Timings = npt.NDArray[np.float64]
 TimingsByCase = Mapping["Case", Timings]
@@ -74,16 +75,6 @@ class Case(Enum):
 
 REAL = (Case.TEN, Case.THIRTY, Case.HUNDRED)
 NULL = (Case.NOTHING_FOUND, Case.NO_BUDGET, Case.SWITCHED_OFF)
-
-
-class Clock:
-    """A clock that stands where it is put."""
-
-    def __init__(self, now: int) -> None:
-        self.now = now
-
-    def __call__(self) -> int:
-        return self.now
 
 
 @contextmanager

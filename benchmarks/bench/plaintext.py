@@ -21,25 +21,25 @@ _INFO = bytes(300)
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PlaintextCost:
     """Seconds per report, by the wall and by the processor."""
 
     seconds: float
     cpu_seconds: float
 
 
-def measure(work: Callable[[], object], reports: int, *, rounds: int = 5) -> Cost:
+def measure(work: Callable[[], object], reports: int, *, rounds: int = 5) -> PlaintextCost:
     """The cost of `work`, per report: the best of some rounds, since a shared machine only ever adds to it."""
-    best = Cost(float("inf"), float("inf"))
+    best = PlaintextCost(float("inf"), float("inf"))
     for _ in range(rounds):
         wall, cpu = time.perf_counter(), time.process_time()
         work()
-        spent = Cost((time.perf_counter() - wall) / reports, (time.process_time() - cpu) / reports)
-        best = Cost(min(best.seconds, spent.seconds), min(best.cpu_seconds, spent.cpu_seconds))
+        spent = PlaintextCost((time.perf_counter() - wall) / reports, (time.process_time() - cpu) / reports)
+        best = PlaintextCost(min(best.seconds, spent.seconds), min(best.cpu_seconds, spent.cpu_seconds))
     return best
 
 
-def sustain(work: Callable[[], object], reports: int, *, rounds: int = 25) -> Cost:
+def sustain(work: Callable[[], object], reports: int, *, rounds: int = 25) -> PlaintextCost:
     """The cost of `work`, per report, on average over seconds: to compare with a long run that cannot pick its moments.
 
     Two cores that share one do much less when both are busy, so all must be busy nearly all of the time.
@@ -48,10 +48,10 @@ def sustain(work: Callable[[], object], reports: int, *, rounds: int = 25) -> Co
     for _ in range(rounds):
         work()
     done = rounds * reports
-    return Cost((time.perf_counter() - wall) / done, (time.process_time() - cpu) / done)
+    return PlaintextCost((time.perf_counter() - wall) / done, (time.process_time() - cpu) / done)
 
 
-def plain_sum(workload: Workload) -> Cost:
+def plain_sum(workload: Workload) -> PlaintextCost:
     """(a) numpy's sum of the histograms, all in memory."""
     matrix = sample_of(workload)
 
@@ -68,7 +68,7 @@ def sample_of(workload: Workload) -> Histograms:
     return np.concatenate([workload.histograms(span) for span in spans])
 
 
-def trusted_server(workload: Workload) -> Cost:
+def trusted_server(workload: Workload) -> PlaintextCost:
     """(b) One HPKE ciphertext per report, holding the histogram itself; opened and added by one party."""
     key = PrivateKey.generate()
     sealed = [key.public.seal(row.tobytes(), _INFO) for row in _sample_rows(workload)]
@@ -81,7 +81,7 @@ def trusted_server(workload: Workload) -> Cost:
     return sustain(work, len(sealed))
 
 
-def bare_open(workload: Workload) -> Cost:
+def bare_open(workload: Workload) -> PlaintextCost:
     """(c) Opening a payload of two seeds, and nothing else."""
     key = PrivateKey.generate()
     sealed = [key.public.seal(bytes(64), _INFO) for _ in range(min(workload.count, SAMPLE))]

@@ -31,8 +31,9 @@ from protocol.helper_set import PIN_SIZE, HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey
 from protocol.query import NoiseMode, Query
-from protocol.report import HASH_SIZE, TIME_STEP, ReportTerms, SealedReport, header_digest, payload_info, seal_report
+from protocol.report import TIME_STEP, ReportTerms, SealedReport, header_digest, payload_info, seal_report
 from protocol.shares import PARTIES
+from protocol.wire import HASH_SIZE
 
 # Two-party Prio3 as the VDAF draft's formulas give it: not measured here.
 PRIO3_HISTOGRAM_BYTES = {16: 720, 128: 2_992, 1024: 18_640}

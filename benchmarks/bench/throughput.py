@@ -27,7 +27,7 @@ from typing import Self
 import numpy as np
 from rich.table import Table
 
-from benchmarks.bench.plaintext import Cost, bare_open, plain_sum, sample_of, trusted_server
+from benchmarks.bench.plaintext import PlaintextCost, bare_open, plain_sum, sample_of, trusted_server
 from benchmarks.bench.processes import Usage, usage
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers, best_of, measure_openings
 from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
@@ -67,7 +67,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ThroughputPoint:
     """One number of reports at one number of buckets."""
 
     reports: int
@@ -89,7 +89,7 @@ class Point:
 class Baselines:
     """The same workload without helpers, per report."""
 
-    plain: Cost
+    plain: PlaintextCost
     naive_seconds: float
     sum_over_plaintext: float
 
@@ -98,8 +98,8 @@ class Baselines:
 class Opens:
     """Bare opens and a trusted server with every core busy, per core: what a helper's open competes with."""
 
-    bare: Cost
-    trusted: Cost
+    bare: PlaintextCost
+    trusted: PlaintextCost
 
     def mean(self, other: Opens) -> Opens:
         """Of a measurement before and one after."""
@@ -129,9 +129,9 @@ class Yardstick:
         self._pool.shutdown()
 
 
-def _mean(costs: Sequence[Cost]) -> Cost:
+def _mean(costs: Sequence[PlaintextCost]) -> PlaintextCost:
     count = len(costs)
-    return Cost(sum(cost.seconds for cost in costs) / count, sum(cost.cpu_seconds for cost in costs) / count)
+    return PlaintextCost(sum(cost.seconds for cost in costs) / count, sum(cost.cpu_seconds for cost in costs) / count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +180,11 @@ def _read(pattern: re.Pattern[str], page: str) -> float:
 
 
 @dataclass(slots=True)
-class Run:
+class ThroughputRun:
     """Everything that was measured, and what it was measured on."""
 
     seed: int
-    points: list[Point] = field(default_factory=list)
+    points: list[ThroughputPoint] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """As it goes into benchmarks/results."""
@@ -198,18 +198,18 @@ class Run:
         }
 
 
-def run_grid(reports: Sequence[int], buckets: Sequence[int], seed: int, say: Say) -> Run:
+def run_grid(reports: Sequence[int], buckets: Sequence[int], seed: int, say: Say) -> ThroughputRun:
     """Measure every combination, the small ones first."""
     if not all(0 < count <= MAX_REPORTS for count in reports):
         raise TrefoilError(f"report counts are 1 to {MAX_REPORTS}", "Give them as --reports 20000.")
-    run = Run(seed)
+    run = ThroughputRun(seed)
     for width in sorted(set(buckets)):
         for count in sorted(set(reports)):
             run.points.append(measure_point(count, width, seed, say))
     return run
 
 
-def measure_point(reports: int, buckets: int, seed: int, say: Say) -> Point:
+def measure_point(reports: int, buckets: int, seed: int, say: Say) -> ThroughputPoint:
     """One point, in a directory of its own that is gone afterwards."""
     workload = Workload(_terms(buckets), reports, seed)
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as name:
@@ -278,7 +278,7 @@ def _sum_over_plaintext(workload: Workload) -> float:
 
 def _point(
     workload: Workload, baselines: Baselines, opens: Opens, result: QueryResult, total: float, used: Snapshot
-) -> Point:
+) -> ThroughputPoint:
     reports, buckets = workload.count, workload.terms.buckets
     cpu = [each.cpu_seconds for each in used.usage]
     cores = os.cpu_count() or 1
@@ -286,7 +286,7 @@ def _point(
     truth = workload.truth()[:buckets]
     if result.answer.counted != reports:
         raise TrefoilError(f"the helpers counted {result.answer.counted} of {reports} reports", "This is a defect.")
-    return Point(
+    return ThroughputPoint(
         reports=reports,
         buckets=buckets,
         seconds={"total": total, **_stages(result.seconds, used)},
@@ -342,7 +342,7 @@ def _stages(seconds: Mapping[str, float], used: Snapshot) -> dict[str, float]:
     }
 
 
-def exponents(points: Sequence[Point]) -> dict[str, float]:
+def exponents(points: Sequence[ThroughputPoint]) -> dict[str, float]:
     """Slopes of log cost over log size: what grows linearly has 1. What a query costs whatever its size is left out."""
     found = {}
     for buckets in sorted({point.buckets for point in points}):
@@ -358,7 +358,7 @@ def exponents(points: Sequence[Point]) -> dict[str, float]:
     return found
 
 
-def _admit_opens(point: Point) -> float:
+def _admit_opens(point: ThroughputPoint) -> float:
     """Admitting, in bare opens: seconds of two points are of different minutes."""
     return sum(point.cpu_seconds.get(part, 0.0) for part in ADMIT_PARTS) / point.yardstick["bare open"]
 
@@ -414,7 +414,7 @@ def _now() -> int:
     return int(time.time())  # noqa: TID251 - an edge: the benchmark runs now
 
 
-def table(points: Sequence[Point]) -> Table:
+def table(points: Sequence[ThroughputPoint]) -> Table:
     """For people."""
     shown = Table(title="Three helpers on this machine, from sealed batch to checked answer")
     columns = ("reports", "buckets", "seconds", "reports/s", "plaintext/s", "of the bound", "CPU / trusted server")
@@ -438,7 +438,7 @@ def table(points: Sequence[Point]) -> Table:
     return shown
 
 
-def stage_table(points: Sequence[Point]) -> Table:
+def stage_table(points: Sequence[ThroughputPoint]) -> Table:
     """Seconds in each stage, at the helper that was slowest in it; then processor seconds of all three together."""
     stages = ("total", *STAGES)
     shown = Table(title="Seconds by stage, at the slowest helper, and processor seconds of all three helpers")

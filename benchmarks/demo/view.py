@@ -10,7 +10,7 @@ from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind, FilterState
 from protocol import epsilon
 from protocol.answer import RejectionCounts
-from protocol.console import out
+from protocol.console import out, say
 from protocol.noise_scale import laplace_variance
 from protocol.querier.view import bar
 from protocol.querier.worth import QueryResult
@@ -25,12 +25,7 @@ _KINDS = {
 
 def title(text: str) -> None:
     """A heading."""
-    out.print(f"\n== {text}", style="bold", markup=False, highlight=False)
-
-
-def say(text: str) -> None:
-    """One plain line."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(f"\n== {text}", style="bold")
 
 
 def show_histograms(truth: Sequence[int], central: Sequence[int], result: QueryResult, size: int) -> None:

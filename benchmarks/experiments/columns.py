@@ -9,8 +9,6 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-DAY = 86_400
-
 
 def starts_of(groups: Ints, count: int) -> Ints:
     """Where each of `count` groups begins in a column sorted by group, with the end appended (CSR offsets)."""

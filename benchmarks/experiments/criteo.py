@@ -13,10 +13,11 @@ import numpy as np
 
 from benchmarks.experiments.accuracy import query_epsilon
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
-from benchmarks.experiments.columns import DAY, Floats, Ints, first_of_runs, stable_order
+from benchmarks.experiments.columns import Floats, Ints, first_of_runs, stable_order
 from benchmarks.experiments.world import Queries, World, assemble, check_scale, keep_known, renumber
 from benchmarks.seeded import generator
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 IMPRESSIONS = 12_000_000
 CONVERSIONS = 1_300_000

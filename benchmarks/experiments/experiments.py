@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from benchmarks.experiments import criteo as criteo_log
 from benchmarks.experiments import patcg as patcg_set
 from benchmarks.experiments.bias import Bound, Draws, Margin, Study, study
-from benchmarks.experiments.columns import DAY
 from benchmarks.experiments.microbenchmark import Microbenchmark, generate
 from benchmarks.experiments.policies import AraLike, CookieMonster, DevicePolicy, IpaLike, System
 from benchmarks.experiments.results import Options, Point, Result
 from benchmarks.experiments.simulation import Simulation, simulate
 from benchmarks.experiments.world import Epochs, World
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 PARTICIPATIONS = (0.001, 0.01, 0.1, 0.5, 1.0)
 RATES = (0.001, 0.01, 0.1, 1.0)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.experiments.accuracy import query_epsilon
-from benchmarks.experiments.columns import DAY, Ints
+from benchmarks.experiments.columns import Ints
 from benchmarks.experiments.world import Queries, World, assemble, check_scale, renumber
 from benchmarks.seeded import generator
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 # 2024-01-02 and 2024-02-01, 00:00 UTC: impressions have a month's start, so that every window has data to look at.
 IMPRESSIONS_FROM = 1_704_153_600

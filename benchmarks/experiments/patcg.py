@@ -13,10 +13,11 @@ import numpy as np
 
 from benchmarks.experiments.accuracy import query_epsilon
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
-from benchmarks.experiments.columns import DAY, Floats, Ints, first_of_runs
+from benchmarks.experiments.columns import Floats, Ints, first_of_runs
 from benchmarks.experiments.world import Conversions, Impressions, Queries, World, check_scale
 from benchmarks.seeded import generator
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 CONVERSIONS = 24_113_018
 PER_CONVERTER = 1.5

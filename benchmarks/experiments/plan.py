@@ -113,7 +113,7 @@ def _least_epsilon(noise: NoiseMode, sensitivity: int, allowed: int, confidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PlanCost:
     """What one such query costs an epoch under one policy, in micros, and how many a month a budget allows."""
 
     system: System
@@ -133,7 +133,7 @@ class Cost:
         }
 
 
-def costs(plan: Plan) -> list[Cost]:
+def costs(plan: Plan) -> list[PlanCost]:
     """Each policy's price to an epoch, and the queries a month that fit its budget.
 
     `every_batch` is for a person who is in every batch with an impression in every epoch and the largest value: no
@@ -146,14 +146,14 @@ def costs(plan: Plan) -> list[Cost]:
     paid = plan.participation * (plan.exposure * mean + (1 - plan.exposure) * idle)
     return [
         # One central filter: everyone's budget goes with every query.
-        Cost(System.IPA_LIKE, price, price, _per_month(plan, price, price), _per_month(plan, price, price)),
-        Cost(
+        PlanCost(System.IPA_LIKE, price, price, _per_month(plan, price, price), _per_month(plan, price, price)),
+        PlanCost(
             System.ARA_LIKE,
             price,
             price,
             *(_per_month(plan, price, share * price) for share in (1, plan.participation)),
         ),
-        Cost(System.COOKIE_MONSTER, mean, most, _per_month(plan, most, most), _per_month(plan, mean, paid)),
+        PlanCost(System.COOKIE_MONSTER, mean, most, _per_month(plan, most, most), _per_month(plan, mean, paid)),
     ]
 
 
@@ -177,7 +177,7 @@ def answers_within(plan: Plan, noise: NoiseMode) -> float:
     return standard_deviation(noise, rate) / (plan.reports * plan.expected_mean)
 
 
-def warning(plan: Plan, prices: list[Cost]) -> str | None:
+def warning(plan: Plan, prices: list[PlanCost]) -> str | None:
     """What to say when devices could not pay for such a query even once; None when they can."""
     on_device = next(cost for cost in prices if cost.system is System.COOKIE_MONSTER)
     if on_device.worst <= plan.capacity * MICROS:
@@ -189,12 +189,12 @@ def warning(plan: Plan, prices: list[Cost]) -> str | None:
     )
 
 
-def plan_tables(plan: Plan, prices: list[Cost]) -> list[Table]:
+def plan_tables(plan: Plan, prices: list[PlanCost]) -> list[Table]:
     """The answer as a person reads it."""
     return [_price_table(plan, prices), _noise_table(plan)]
 
 
-def _price_table(plan: Plan, prices: list[Cost]) -> Table:
+def _price_table(plan: Plan, prices: list[PlanCost]) -> Table:
     title = (
         f"ε = {show(plan.epsilon)}: error within {plan.error:g}, probability {plan.confidence:g}, {plan.noise.value}"
     )
@@ -216,7 +216,7 @@ def _noise_table(plan: Plan) -> Table:
     return table
 
 
-def plan_json(plan: Plan, prices: list[Cost]) -> dict[str, object]:
+def plan_json(plan: Plan, prices: list[PlanCost]) -> dict[str, object]:
     """The answer as `--json` writes it."""
     return {
         "epsilon": plan.epsilon / MICROS,

@@ -34,7 +34,7 @@ class System(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PolicyOutcome:
     """What a device policy did with a part of a world.
 
     `report`: value reported per conversion, `bucket` where it is counted; `flagged`: the side query's bit; `paid`:
@@ -54,7 +54,7 @@ class DevicePolicy(Protocol):
 
     system: ClassVar[System]
 
-    def run(self, world: World, matches: Matches) -> Outcome:
+    def run(self, world: World, matches: Matches) -> PolicyOutcome:
         """Make and charge every report, each owner's in arrival order."""
         ...
 
@@ -88,7 +88,7 @@ class CookieMonster:
     kappa: int = 0
     capacity: int = MICROS
 
-    def run(self, world: World, matches: Matches) -> Outcome:
+    def run(self, world: World, matches: Matches) -> PolicyOutcome:
         conversion, epoch, run = self._charged(matches)
         relevant = run >= 0
         sensitivity = np.where(relevant, self._sensitivity(world, matches)[conversion], 0) + self.kappa
@@ -99,7 +99,7 @@ class CookieMonster:
         consumed = np.zeros(world.owners * span, dtype=np.int64)
         consumed[spending.filters] = spending.totals
         report, bucket, flagged = _last_touch(world, matches, conversion, run, spending.paid)
-        return Outcome(
+        return PolicyOutcome(
             report=report,
             bucket=bucket,
             flagged=flagged if self.kappa else np.zeros(len(report), dtype=np.bool_),
@@ -143,7 +143,7 @@ class AraLike:
     accounting: Accounting = Accounting.PAPER
     capacity: int = MICROS
 
-    def run(self, world: World, matches: Matches) -> Outcome:
+    def run(self, world: World, matches: Matches) -> PolicyOutcome:
         first, span = _span(matches)
         amounts = charges(self.accounting, world.queries.epsilon, world.cap, world.cap)[world.conversions.query]
         paid, consumed = spend_windows(
@@ -157,7 +157,7 @@ class AraLike:
         counted = paid & matches.attributed
         bucket = np.zeros(len(counted), dtype=np.int64)
         bucket[counted] = world.impressions.bucket[matches.newest[counted]]
-        return Outcome(
+        return PolicyOutcome(
             report=np.where(counted, world.conversions.value, 0),
             bucket=bucket,
             flagged=np.zeros(len(paid), dtype=np.bool_),

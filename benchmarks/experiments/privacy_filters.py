@@ -14,7 +14,7 @@ from benchmarks.experiments.columns import Flags, Ints, first_of_runs, stable_or
 
 
 @dataclass(frozen=True, slots=True)
-class Voting:
+class Spending:
     """Which charges were paid (in the order given), and what each filter that was asked has paid in all."""
 
     paid: Flags
@@ -22,10 +22,10 @@ class Voting:
     totals: Ints
 
 
-def spend(filters: Ints, amounts: Ints, capacity: int) -> Voting:
+def spend(filters: Ints, amounts: Ints, capacity: int) -> Spending:
     """Charge `filters[i]` with `amounts[i]`, in rising i on each filter. Amounts are micros, zero or more."""
     if len(filters) == 0:
-        return Voting(np.zeros(0, dtype=np.bool_), filters, amounts)
+        return Spending(np.zeros(0, dtype=np.bool_), filters, amounts)
     order = stable_order(filters)
     sorted_filters, sorted_amounts = filters[order], amounts[order]
     starts = np.flatnonzero(first_of_runs(sorted_filters))
@@ -38,7 +38,7 @@ def spend(filters: Ints, amounts: Ints, capacity: int) -> Voting:
     totals = np.add.reduceat(np.where(paid_sorted, sorted_amounts, 0), starts)
     paid = np.empty(len(filters), dtype=np.bool_)
     paid[order] = paid_sorted
-    return Voting(paid, sorted_filters[starts], totals)
+    return Spending(paid, sorted_filters[starts], totals)
 
 
 def _rounds(amounts: Ints, starts: Ints, counts: Ints, capacity: int, paid: Flags) -> None:

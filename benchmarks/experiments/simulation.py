@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.experiments.columns import Flags, Floats, Ints
 from benchmarks.experiments.matching import Matches, match
-from benchmarks.experiments.policies import DevicePolicy, IpaLike, Outcome, System
+from benchmarks.experiments.policies import DevicePolicy, IpaLike, PolicyOutcome, System
 from benchmarks.experiments.world import Epochs, World
 from protocol.epsilon import MICROS
 
@@ -108,7 +108,7 @@ class _Tally:
         answer, flagged, paid = np.zeros((3, count), dtype=np.int64)
         return cls(policy, answer, flagged, paid)
 
-    def add(self, part: World, outcome: Outcome) -> None:
+    def add(self, part: World, outcome: PolicyOutcome) -> None:
         query = part.conversions.query
         np.add.at(self.answer, query, outcome.report)
         np.add.at(self.flagged, query, outcome.flagged.astype(np.int64))

@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol, TypeVar
 from device.coins import DeviceCoins
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
-from device.epoch import DAY, HOUR
 from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.report import PlainSeal
+from protocol.seconds import DAY, HOUR
 
 WEEK = 7 * DAY
 # Where epoch 0 of every small world begins.

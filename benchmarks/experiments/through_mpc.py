@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from benchmarks.experiments.columns import DAY, Floats, Ints
+from benchmarks.experiments.columns import Floats, Ints
 from benchmarks.experiments.policies import Accounting, CookieMonster
 from benchmarks.experiments.simulation import Run, simulate
 from benchmarks.experiments.tables import plain_table
@@ -41,6 +41,7 @@ from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
+from protocol.seconds import DAY
 
 SHOP = "shop.example"
 PUBLISHER = "news.example"

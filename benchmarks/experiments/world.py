@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from benchmarks.experiments.columns import DAY, Flags, Ints, stable_order, starts_of
+from benchmarks.experiments.columns import Flags, Ints, stable_order, starts_of
 from protocol import epsilon
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 
 # Monday 2024-01-01 00:00 UTC: 7-day epochs are ISO weeks, and other lengths start on the same day as the artifact's.
 ANCHOR = 1_704_067_200

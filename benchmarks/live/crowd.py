@@ -12,13 +12,13 @@ from benchmarks.live.places import BUCKETS, EPSILON, SHOP_SITE
 from benchmarks.seeded import generator
 from device.conversion import ConversionOptions
 from device.device import Device
-from device.epoch import DAY
 from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE
 from device.memory_store import MemoryStore
 from device.report import HelperSetSeal
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
+from protocol.seconds import DAY
 
 MAX_PEOPLE = 5_000
 # How often each campaign is clicked, and how many people of a hundred buy without having clicked anything.

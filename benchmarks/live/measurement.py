@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BackgroundWork:
     """What is going on in the background."""
 
     text: str
@@ -59,7 +59,7 @@ class Measurement:
         self._clock = clock
         self._seed = seed
         self._writing = asyncio.Lock()
-        self._job: Job | None = None
+        self._job: BackgroundWork | None = None
         self.statuses: Mapping[int, QueryStatus] = {}
         self.batches = [Batch(1, folder / "batch-1")]
 
@@ -106,7 +106,7 @@ class Measurement:
             work.close()
             raise TrefoilError("one thing at a time", "Wait until the last one has ended.")
         self.statuses = {}
-        self._job = Job(text, asyncio.get_running_loop().create_task(work))
+        self._job = BackgroundWork(text, asyncio.get_running_loop().create_task(work))
 
     def _batch(self, number: int) -> Batch:
         found = next((batch for batch in self.batches if batch.number == number and batch.credited), None)

@@ -14,7 +14,7 @@ from aiohttp import web
 from device import agent
 from device.dashboard.guard import HOST, listen, origin_of
 from device.dashboard.server import Dashboard
-from protocol.console import out, write_json
+from protocol.console import say, write_json
 from protocol.errors import TrefoilError
 from protocol.stopping import stop_event
 
@@ -55,8 +55,8 @@ async def _until_stopped(
     stop = stop_event()
     async with serving(dashboard.app(), bound):
         start = dashboard.invite()
-        out.print(f"The privacy dashboard of {path}, for this machine only:\n", markup=False, soft_wrap=True)
-        out.print(f"  {start}\n\nThe link works once. Press Ctrl-C to stop.", markup=False, soft_wrap=True)
+        say(f"The privacy dashboard of {path}, for this machine only:\n")
+        say(f"  {start}\n\nThe link works once. Press Ctrl-C to stop.")
         write_json(json_file, {"url": start})
         if open_browser:
             webbrowser.open(start)

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, tzinfo
 from typing import assert_never
 
 from device.dashboard.markup import Markup, tag
-from device.epoch import DAY, EpochCalendar
+from device.epoch import EpochCalendar
 from device.privacy_filter import FilterKind
 from device.storage import EpochEntry, EpochOutcome
 from protocol.epsilon import MICROS, show
+from protocol.seconds import DAY
 
 
 def epsilon(micros: int) -> str:

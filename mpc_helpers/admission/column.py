@@ -27,7 +27,8 @@ from protocol.batch import (
     batch_root,
 )
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.report import HASH_SIZE, header_digest
+from protocol.report import header_digest
+from protocol.wire import HASH_SIZE
 
 Mask = npt.NDArray[np.bool_]
 

@@ -24,7 +24,6 @@ from protocol.report import (
     EPSILON_SPAN,
     FIXED,
     FLAGS_SPAN,
-    HASH_SIZE,
     HELPER_SET_SPAN,
     KEY_ID_SPANS,
     NONCE_SIZE,
@@ -36,6 +35,7 @@ from protocol.report import (
     ReportTerms,
 )
 from protocol.shape import Shape
+from protocol.wire import HASH_SIZE
 
 Bytes = npt.NDArray[np.uint8]
 Hours = npt.NDArray[np.uint32]

@@ -16,9 +16,9 @@ from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import TrefoilError
 from protocol.keys import IDENTITY_KEY_SIZE
 from protocol.report import check_site
+from protocol.seconds import DAY
 
 FORMAT = 1
-DAY = 86400
 _HINT = "See mpc_helpers/DEPLOY.md, or let trefoil launch or trefoil keygen helper write one."
 
 T = TypeVar("T")

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import DAY, FORMAT
+from mpc_helpers.identity.config import FORMAT
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
 from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey, save_hpke_key, save_identity
+from protocol.seconds import DAY
 from protocol.set_files import read_entry
 
 KEY_DAYS = 90
@@ -45,16 +46,8 @@ def add_hpke_key(folder: Path, now: int, days: int) -> HpkeKeyConfig:
     return HpkeKeyConfig(key.public, max(0, now - DAY), now + days * DAY)
 
 
-def write_config(
-    folder: Path,
-    name: str,
-    host: str,
-    port: int,
-    helper_set: str,
-    sites: Mapping[str, Mapping[str, object]],
-    more: Mapping[str, object],
-) -> Path:
-    """The configuration of the helper whose keys `make_keys` put into `folder`."""
+def write_config(folder: Path, name: str, fields: Mapping[str, object]) -> Path:
+    """The configuration of the helper whose keys `make_keys` put into `folder`, with all other `fields`."""
     stored = {
         "trefoil_helper": FORMAT,
         "name": name,
@@ -62,13 +55,9 @@ def write_config(
         "hpke_keys": "hpke",
         "tls_certificate": "tls.crt",
         "tls_key": "tls.key",
-        "host": host,
-        "port": port,
-        "helper_set": helper_set,
         "ledger": "ledger.sqlite",
         "data": "data",
-        "sites": sites,
-        **more,
+        **fields,
     }
     path = folder / CONFIG_NAME
     write_atomically(path, (json.dumps(stored, indent=2) + "\n").encode(), 0o600)
@@ -80,7 +69,9 @@ def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = 
     entry = make_keys(folder, name, address, now, days=days)
     path = folder / ENTRY_NAME
     write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
-    write_config(folder, name, "0.0.0.0", entry.endpoint[1], "helpers.json", {}, {})  # noqa: S104 - others must reach it
+    everywhere = "0.0.0.0"  # noqa: S104 - others must reach it
+    fields = {"host": everywhere, "port": entry.endpoint[1], "helper_set": "helpers.json", "sites": {}}
+    write_config(folder, name, fields)
     return path
 
 

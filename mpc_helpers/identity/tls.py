@@ -26,7 +26,6 @@ from cryptography.x509.oid import NameOID
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 
-PIN_SIZE = 32
 VALID_DAYS = 825
 
 

@@ -19,9 +19,9 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.numbered import Numbered
 from protocol.query import Query
 from protocol.vote import Vote
-from protocol.wire import TaggedHash, Writer, tagged_hash
+from protocol.wire import HASH_SIZE, TaggedHash, Writer, tagged_hash
 
-DIGEST_SIZE = 32
+DIGEST_SIZE = HASH_SIZE
 # COMMIT.md: a peer may pull this helper's attempt number up, but not to where the numbers run out.
 MAX_NUMBER_JUMP = 2**16
 

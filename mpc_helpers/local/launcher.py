@@ -148,10 +148,15 @@ def _configure(
     """Write the configuration, adding to the sites of an earlier run, and create the ledger of a first one."""
     path = trio.config_path(party)
     earlier = json.loads(path.read_bytes())["sites"] if path.exists() else {}
-    # Three helpers share this machine's cores.
-    more = {"processes": max(1, (os.cpu_count() or 1) // PARTIES), **options}
-    port = helper.endpoint[1]
-    keygen.write_config(path.parent, helper.name, HOST, port, "../helpers.json", {**earlier, **sites}, more)
+    fields = {
+        "host": HOST,
+        "port": helper.endpoint[1],
+        "helper_set": "../helpers.json",
+        "sites": {**earlier, **sites},
+        # Three helpers share this machine's cores.
+        "processes": max(1, (os.cpu_count() or 1) // PARTIES),
+    }
+    keygen.write_config(path.parent, helper.name, {**fields, **options})
     config = load_config(path)
     if not config.ledger.exists() and not config.data.exists():
         create_ledger(config, load_membership(config, now))

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, health, launched_helpers
-from protocol.console import out
+from protocol.console import out, say
 from protocol.errors import TrefoilError
 from protocol.shares import PARTIES
 from protocol.stopping import stop_flag
@@ -35,11 +35,6 @@ def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int]
                 _watch_plain(running, stop)
             say("stopping")
         say("stopped")
-
-
-def say(text: str) -> None:
-    """One plain line."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _introduce(running: Launched, sites: Sequence[str]) -> None:

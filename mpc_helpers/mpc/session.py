@@ -15,9 +15,9 @@ from importlib import metadata
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import P
 from protocol.shares import PARTIES
-from protocol.wire import Reader, Writer, tagged_hash
+from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash
 
-DIGEST_SIZE = 32
+DIGEST_SIZE = HASH_SIZE
 MAX_BUCKETS = 2**16
 # Also the version of the messages between parties: a change to either must change this.
 PROTOCOL_NAME = "trefoil-mpc/2"

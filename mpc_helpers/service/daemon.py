@@ -31,7 +31,7 @@ from mpc_helpers.mpc import noise
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.rendezvous import Rendezvous
-from mpc_helpers.service.server import Realm, Server
+from mpc_helpers.service.server import PeerDoor, Server
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.worker_sessions import WorkerSessions
 from protocol.errors import TrefoilError
@@ -98,9 +98,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         helper = _helper(config, membership, ledger, agreement, sessions, place, metrics, parts)
         intake = _intake(config, membership, ledger, helper, metrics, parts)
         stack.push_async_callback(intake.close)
-        realms: dict[str, Realm] = {AGREEMENT: agreement, WORKERS: meetings}
-        public = public_configuration(config, membership)
-        server = Server(intake, realms, certificates.whose, metrics, public, longest)
+        peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: meetings}, longest)
+        server = Server(intake, peers, metrics, public_configuration(config, membership))
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
         keeper = asyncio.create_task(_keep_house(config, membership, ledger, intake, parts.clock))

@@ -14,8 +14,10 @@ A query is named by its digest, which covers a random id and a fresh key: to kno
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
@@ -40,24 +42,23 @@ class Realm(Protocol):
     async def receive(self, peer: int, message: bytes) -> bytes | None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PeerDoor:
+    """How peers are known and heard: whose a certificate is, who takes their messages, and how long one may be."""
+
+    whose: Callable[[bytes | None], int | None]
+    realms: Mapping[str, Realm]
+    longest_message: int
+
+
 class Server:
     """The routes. Everything they decide is decided in `Intake`; everything peers say goes to a realm's agreement."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        realms: Mapping[str, Realm],
-        whose: Callable[[bytes | None], int | None],
-        metrics: Metrics,
-        public: dict[str, object],
-        longest_message: int,
-    ) -> None:
+    def __init__(self, intake: Intake, peers: PeerDoor, metrics: Metrics, public: Mapping[str, object]) -> None:
         self._intake = intake
-        self._realms = realms
-        self._whose = whose
+        self._peers = peers
         self._metrics = metrics
         self._public = public
-        self._longest_message = longest_message
         self._requests = metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
 
     def application(self) -> web.Application:
@@ -126,13 +127,13 @@ class Server:
     async def _peer(self, request: web.Request) -> web.Response:
         """The certificate decides who speaks; what it says is signed again by the agreement's own messages."""
         shown = request.get_extra_info("ssl_object")
-        party = self._whose(shown.getpeercert(binary_form=True) if shown is not None else None)
+        party = self._peers.whose(shown.getpeercert(binary_form=True) if shown is not None else None)
         if party is None:
             raise Refusal(Trouble.STRANGER, "only the two other helpers may speak here")
-        realm = self._realms.get(request.match_info["realm"])
+        realm = self._peers.realms.get(request.match_info["realm"])
         if realm is None:
             raise web.HTTPNotFound
-        answer = await realm.receive(party, await _read_bounded(request, self._longest_message))
+        answer = await realm.receive(party, await _read_bounded(request, self._peers.longest_message))
         return web.Response(body=answer or b"")
 
     async def _health(self, _: web.Request) -> web.Response:
@@ -153,7 +154,7 @@ _STATUS = {
     Trouble.ENDED: 410,
     Trouble.DISK: 507,
 }
-_DISK_ERRORS = {28, 122, 30, 5}  # no space, quota, read-only, I/O error
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
 def _error(status: int, message: str, hint: str = "") -> web.Response:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from protocol import epsilon
 from protocol.batch import BatchReader
-from protocol.console import Advance, out, progress
+from protocol.console import Advance, out, progress, say
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
@@ -123,30 +123,26 @@ def show(result: QueryResult, names: Sequence[str]) -> None:
         table.add_row(str(bucket), str(value), str(result.half_width), bar(value, largest))
     out.print(table)
     if len(answer.histogram) > MAX_ROWS:
-        _say(f"{len(answer.histogram) - MAX_ROWS} more buckets; --json has them all")
+        say(f"{len(answer.histogram) - MAX_ROWS} more buckets; --json has them all")
     _show_worth(result)
     for name, counts in zip(names, answer.rejections, strict=True):
         if counts:
             told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
-            _say(f"{name} left out: {told}")
+            say(f"{name} left out: {told}")
 
 
 def _show_worth(result: QueryResult) -> None:
     answer = result.answer
     if result.query.debug:
-        _say("DEBUG: no noise was added; only debug reports were counted")
+        say("DEBUG: no noise was added; only debug reports were counted")
     else:
         paid = epsilon.show(answer.epsilon_micros)
-        _say(f"noise: {answer.noise.value}, ε = {paid}, Δ = {answer.sensitivity}, sd {result.noise_sd:.2f} per bucket")
+        say(f"noise: {answer.noise.value}, ε = {paid}, Δ = {answer.sensitivity}, sd {result.noise_sd:.2f} per bucket")
     if result.bias is not None:
-        _say(f"bias: at most {result.bias.bound:.1f} in total, with probability {1 - result.bias.beta:.0%}")
+        say(f"bias: at most {result.bias.bound:.1f} in total, with probability {1 - result.bias.beta:.0%}")
 
 
 def bar(value: int, largest: int) -> str:
     """A bar in eighths of a character; a negative noisy count has none."""
     eighths = max(0, value) * BAR_WIDTH * 8 // largest
     return "█" * (eighths // 8) + _BLOCKS[eighths % 8].strip()
-
-
-def _say(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
