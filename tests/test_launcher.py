@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
+from protocol.shares import PARTIES
 from tests.support.processes import TREFOIL, output_until, started
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
@@ -107,9 +110,21 @@ def test_a_stopped_helper_is_named_and_the_query_resumes(asking: Asking) -> None
     assert asking.ask(asked, batch).answer.histogram == [0, 3, 0, 6]
 
 
-def test_a_second_launcher_on_the_same_directory_is_refused(running: Launched) -> None:
-    with pytest.raises(TrefoilError, match=r"running from .* already"), launched(running.trio):
-        raise AssertionError("it started")
+def test_a_second_launcher_does_not_touch_the_first(asking: Asking) -> None:
+    """As a command of its own: refused, with every file as it was, and the first three still answer."""
+    trio = asking.running.trio
+    files = [trio.helper_set_path, *(trio.config_path(party) for party in range(PARTIES))]
+    before = [path.read_bytes() for path in files]
+    command = [sys.executable, "-m", "trefoil", "launch", "--dir", str(trio.folder), "--site", "other.example"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 1
+    assert "helpers are running from" in second.stderr
+    assert [path.read_bytes() for path in files] == before
+    assert not trio.site_key_path("other.example").exists()
+    with pytest.raises(TrefoilError, match="helpers are running from"), launched(trio):
+        pass
+    batch = asking.batch(3)
+    assert asking.ask(asking.query(batch), batch).answer.counted == 3
 
 
 def test_preparing_again_changes_nothing_but_what_is_asked_for(tmp_path: Path) -> None:

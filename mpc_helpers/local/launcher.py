@@ -82,22 +82,29 @@ def prepare(
 ) -> Trio:
     """Make what is missing and keep what is there. `sites` maps each site to the callers that may ask for it.
 
-    `options` are further fields of the helpers' configuration files, the same ones an operator could write.
+    `options` are further fields of the helpers' configuration files, the same ones an operator could write. Refused
+    while helpers run from the directory: their own ports look taken, and would be moved under them.
     """
     trio = Trio(folder.absolute())
-    wanted = sites or {DEFAULT_SITE: [DEFAULT_SITE]}
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise TrefoilError(f"cannot make the directory {folder}: {error.strerror}") from None
+    with _locked(trio):
+        _prepare(trio, now, sites or {DEFAULT_SITE: [DEFAULT_SITE]}, ports, options or {})
+    return trio
+
+
+def _prepare(
+    trio: Trio,
+    now: int,
+    sites: Mapping[str, Sequence[str]],
+    ports: Sequence[int] | None,
+    options: Mapping[str, object],
+) -> None:
     if not trio.helper_set_path.exists():
         _make_helpers(trio, now, list(ports or _free_ports(PARTIES)))
     else:
         _move_if_taken(trio, ports)
-    registered = {site: _register(trio, site, callers) for site, callers in wanted.items()}
+    registered = {site: _register(trio, site, callers) for site, callers in sites.items()}
     for party, helper in enumerate(trio.helper_set.helpers):
-        _configure(trio, party, helper, registered, options or {}, now)
-    return trio
+        _configure(trio, party, helper, registered, options, now)
 
 
 def _make_helpers(trio: Trio, now: int, ports: list[int]) -> None:
@@ -332,6 +339,10 @@ def launched_helpers(
 @contextlib.contextmanager
 def _locked(trio: Trio) -> Iterator[None]:
     """One launcher per directory: a second one would start helpers on ledgers that are in use."""
+    try:
+        trio.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise TrefoilError(f"cannot make the directory {trio.folder}: {error.strerror}") from None
     with (trio.folder / "launch.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
