@@ -13,6 +13,14 @@ class TrefoilError(Exception):
         self.hint = hint
 
 
+class Blamed(TrefoilError):
+    """Something that one helper is the reason of: `party` is 0, 1 or 2, or None where it is not one alone."""
+
+    def __init__(self, message: str, hint: str = "", *, party: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.party = party
+
+
 class ProtocolError(TrefoilError):
     """Bytes or values from outside that are not what the specification says."""
 

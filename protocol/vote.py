@@ -42,37 +42,37 @@ class SignedVote:
     §8). So a vote says the same before and after a renewal of the helper set, and none has to be cast twice.
     """
 
-    helper: int
+    party: int
     attempt_id: bytes
     vote: Vote
     signature: bytes = field(repr=False)
 
     @classmethod
-    def sign(cls, helper: int, attempt_id: bytes, vote: Vote, key: IdentityKey) -> Self:
+    def sign(cls, party: int, attempt_id: bytes, vote: Vote, key: IdentityKey) -> Self:
         """Run by the helper that votes, once the state that says so is on disk."""
-        return cls(helper, attempt_id, vote, key.sign("vote", _vote_bytes(helper, attempt_id, vote)))
+        return cls(party, attempt_id, vote, key.sign("vote", _vote_bytes(party, attempt_id, vote)))
 
     def verify(self, key: bytes) -> None:
         """Refuse a vote that `key`'s owner did not cast."""
         if not self.is_signed(key):
-            raise ProtocolError(f"a vote is not signed by helper {self.helper + 1}")
+            raise ProtocolError(f"a vote is not signed by helper {self.party + 1}")
 
     def is_signed(self, key: bytes) -> bool:
         """Whether `key`'s owner cast this vote."""
-        signed = _vote_bytes(self.helper, self.attempt_id, self.vote)
+        signed = _vote_bytes(self.party, self.attempt_id, self.vote)
         return verify_signature(key, "vote", signed, self.signature)
 
     def encode(self) -> bytes:
         """The canonical bytes, as ledgers keep them for a dispute."""
-        writer = Writer().uint(self.helper, 1).fixed(self.attempt_id, HASH_SIZE)
+        writer = Writer().uint(self.party, 1).fixed(self.attempt_id, HASH_SIZE)
         return writer.uint(self.vote.number, 1).fixed(self.signature, SIGNATURE_SIZE).done()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """The vote in `data`."""
         reader = Reader(data)
-        helper, attempt_id = reader.choice(range(PARTIES)), reader.fixed(HASH_SIZE)
-        vote = cls(helper, attempt_id, reader.numbered(Vote), reader.fixed(SIGNATURE_SIZE))
+        party, attempt_id = reader.choice(range(PARTIES)), reader.fixed(HASH_SIZE)
+        vote = cls(party, attempt_id, reader.numbered(Vote), reader.fixed(SIGNATURE_SIZE))
         reader.finish()
         return vote
 
@@ -82,15 +82,15 @@ def check_release(votes: Sequence[SignedVote], attempt_id: bytes, keys: Sequence
 
     `keys` are the identity keys of the three helpers, in order.
     """
-    if sorted(vote.helper for vote in votes) != list(range(len(keys))):
+    if sorted(vote.party for vote in votes) != list(range(len(keys))):
         raise ProtocolError("the votes are not one of each helper")
     for vote in votes:
         if vote.attempt_id != attempt_id:
-            raise ProtocolError(f"the vote of helper {vote.helper + 1} is on another attempt")
+            raise ProtocolError(f"the vote of helper {vote.party + 1} is on another attempt")
         if vote.vote is not Vote.YES:
-            raise ProtocolError(f"the vote of helper {vote.helper + 1} is a NO")
-        vote.verify(keys[vote.helper])
+            raise ProtocolError(f"the vote of helper {vote.party + 1} is a NO")
+        vote.verify(keys[vote.party])
 
 
-def _vote_bytes(helper: int, attempt_id: bytes, vote: Vote) -> bytes:
-    return Writer().uint(helper, 1).fixed(attempt_id, HASH_SIZE).uint(vote.number, 1).done()
+def _vote_bytes(party: int, attempt_id: bytes, vote: Vote) -> bytes:
+    return Writer().uint(party, 1).fixed(attempt_id, HASH_SIZE).uint(vote.number, 1).done()

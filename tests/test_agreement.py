@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpc_helpers.agreement.errors import AgreementError, AlreadyReleased, TooFewReports
 from mpc_helpers.agreement.messages import Ask, Envelope
-from mpc_helpers.ledger.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, TooFewReports
-from mpc_helpers.ledger.ledger import LedgerHead
+from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, QueryName
+from mpc_helpers.ledger.file import LedgerHead
 from protocol.errors import Rejection
 from tests.support.commit_world import (
     IDENTITIES,
@@ -35,7 +36,7 @@ def test_a_report_counts_only_if_all_three_admitted_it(three: ThreeAgreements) -
             assert attempt.accepted.tolist() == [False, True, True, False, False, True]
             assert attempt.counted == 3
             assert attempt.rejections == ({Rejection.EXPIRED: 1}, {}, {Rejection.WRONG_BODY: 2})
-        assert await three.commit(attempts) == [Outcome.RELEASED] * 3
+        assert await three.commit(attempts) == [AttemptOutcome.RELEASED] * 3
 
     play(three, scenario)
 
@@ -63,7 +64,7 @@ def test_a_retry_gets_the_same_bytes_and_never_a_new_attempt(three: ThreeAgreeme
         release = first[1]
         assert release is not None
         assert release.sealed_share == b"share 1"
-        assert {vote.helper for vote in release.votes} == {0, 1, 2}
+        assert {vote.party for vote in release.votes} == {0, 1, 2}
         assert "share 1" not in repr(release)
 
     play(three, scenario)
@@ -78,7 +79,7 @@ def test_a_given_up_attempt_frees_its_reports_everywhere_and_the_next_has_a_high
         await asyncio.sleep(1)
         assert all(attempt.ended.is_set() for attempt in attempts)
         for ledger in three.ledgers:
-            assert not np.any(ledger.lookup(QUERY.batch().digests, OTHER.name.key))
+            assert not np.any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key))
         again = await three.agree()
         assert {attempt.number for attempt in again} == {2}
         assert again[0].attempt_id != attempts[0].attempt_id
@@ -93,9 +94,9 @@ def test_a_silent_helper_fails_the_query_by_name_and_nothing_is_spent(three: Thr
         errors = await three.agree(seconds=5, helpers=(0, 1))
         for error in errors:
             assert isinstance(error, AgreementError)
-            assert error.helper == 2
+            assert error.party == 2
             assert "helper 3: no answer" in str(error)
-        assert all(not np.any(ledger.lookup(QUERY.batch().digests, OTHER.name.key)) for ledger in three.ledgers)
+        assert all(not np.any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key)) for ledger in three.ledgers)
 
     play(three, scenario)
 
@@ -123,8 +124,8 @@ def test_a_different_question_is_refused_before_anything_is_spent(
         errors = await three.agree(**changes, seconds=5)
         assert isinstance(errors[0], AgreementError)
         assert message in str(errors[0])
-        assert errors[0].helper == 1
-        assert [ledger.head.sequence for ledger in three.ledgers] == [0, 0, 0]
+        assert errors[0].party == 1
+        assert [ledger.chain.head.sequence for ledger in three.ledgers] == [0, 0, 0]
 
     play(three, scenario)
 
@@ -133,7 +134,7 @@ def test_too_few_reports_fail_before_anything_is_spent(three: ThreeAgreements) -
     async def scenario() -> None:
         errors = await three.agree(batches={1: rejected(QUERY.batch(), [1, 2], Rejection.SEEN)}, minimum=5, seconds=5)
         assert all(isinstance(error, TooFewReports) for error in errors)
-        assert [ledger.head.sequence for ledger in three.ledgers] == [0, 0, 0]
+        assert [ledger.chain.head.sequence for ledger in three.ledgers] == [0, 0, 0]
 
     play(three, scenario)
 
@@ -146,7 +147,7 @@ def test_busy_reports_are_waited_for_holding_nothing(three: ThreeAgreements) -> 
         waiting = asyncio.get_running_loop().create_task(three.agree(OTHER, seconds=30))
         await asyncio.sleep(3)
         assert not waiting.done()
-        assert all(ledger.live(OTHER.name.key) is None for ledger in three.ledgers)
+        assert all(ledger.attempts.live(OTHER.name.key) is None for ledger in three.ledgers)
         await three.agreements[0].give_up(held[0], "deadline")
         attempts = await waiting
         assert {attempt.counted for attempt in attempts} == {6}
@@ -169,8 +170,8 @@ def test_a_smaller_query_takes_reports_that_are_merely_reserved(three: ThreeAgre
         smaller = await three.agree(QUERY)
         assert {attempt.counted for attempt in smaller} == {6}
         assert all(attempt.ended.is_set() for attempt in larger)
-        assert await three.commit(larger) == [Outcome.ABORTED] * 3
-        assert await three.commit(smaller) == [Outcome.RELEASED] * 3
+        assert await three.commit(larger) == [AttemptOutcome.ABORTED] * 3
+        assert await three.commit(smaller) == [AttemptOutcome.RELEASED] * 3
 
     play(three, scenario)
 
@@ -195,14 +196,14 @@ def test_one_copy_in_flight_per_peer_and_subject(three: ThreeAgreements) -> None
 
 def test_strangers_and_wrong_senders_get_no_reply(three: ThreeAgreements) -> None:
     async def scenario() -> None:
-        head = three.ledgers[2].head
+        head = three.ledgers[2].chain.head
         agreement = three.agreements[0]
         ask = Envelope(2, b"b" * 16, head, Ask(b"x" * 32))
-        assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[1])) is None
-        assert await agreement.receive(1, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
+        assert await agreement.receive(2, ask.seal(agreement.parties.realm, IDENTITIES[1])) is None
+        assert await agreement.receive(1, ask.seal(agreement.parties.realm, IDENTITIES[2])) is None
         assert await agreement.receive(2, b"nonsense") is None
         # Rightly signed, but of a run of helper 3 that does not exist: its ledger cannot be checked.
-        assert await agreement.receive(2, ask.seal(agreement.peers.realm, IDENTITIES[2])) is None
+        assert await agreement.receive(2, ask.seal(agreement.parties.realm, IDENTITIES[2])) is None
 
     play(three, scenario)
 
@@ -212,7 +213,8 @@ async def claim_another_ledger(three: ThreeAgreements, liar: int, target: int) -
     peers: Any = three.agreements[liar].peers
     other = LedgerHead(b"another ledger..", 0, bytes(32))
     await three.agreements[target].receive(
-        liar, Envelope(liar, peers._boot, other, Ask(bytes(32))).seal(peers.realm, IDENTITIES[liar])
+        liar,
+        Envelope(liar, peers._boot, other, Ask(bytes(32))).seal(three.agreements[liar].parties.realm, IDENTITIES[liar]),
     )
 
 
@@ -225,10 +227,10 @@ async def ended_by_alarm(three: ThreeAgreements, running: asyncio.Task[list[Any]
     (error,) = await running
     assert now() - began < PACE.first
     assert isinstance(error, AgreementError)
-    assert (str(error), error.helper) == ("helper 3 changed its ledger while it ran", 2)
+    assert (str(error), error.party) == ("refused: helper 3 changed its ledger while it ran", 2)
     assert "rebuild the ledger" in error.hint
-    assert three.ledgers[0].live(QUERY.name.key) is None
-    assert not np.any(three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key))
+    assert three.ledgers[0].attempts.live(QUERY.name.key) is None
+    assert not np.any(three.ledgers[0].reports.lookup(QUERY.batch().digests, OTHER.name.key))
 
 
 def test_an_alarm_ends_a_query_that_waits_for_proposals(three: ThreeAgreements) -> None:
@@ -236,7 +238,7 @@ def test_an_alarm_ends_a_query_that_waits_for_proposals(three: ThreeAgreements) 
         running = asyncio.get_running_loop().create_task(three.agree(helpers=(0,), seconds=1000))
         await asyncio.sleep(20)
         await ended_by_alarm(three, running)
-        assert three.ledgers[0].last_number(QUERY.name.key) == 0
+        assert three.ledgers[0].attempts.last_number(QUERY.name.key) == 0
 
     play(three, scenario)
 
@@ -246,15 +248,15 @@ def test_an_alarm_at_the_barrier_ends_the_query_and_aborts_what_was_reserved(thr
         create = asyncio.get_running_loop().create_task
         running = create(three.agree(helpers=(0,), seconds=1000))
         others = create(three.agree(helpers=(1, 2), seconds=1000))
-        while (record := three.ledgers[0].live(QUERY.name.key)) is None:
+        while (record := three.ledgers[0].attempts.live(QUERY.name.key)) is None:
             await asyncio.sleep(three.delay / 10)
         three.down = {2}  # before its RESERVED arrives
         await asyncio.sleep(20)
-        assert three.ledgers[0].live(QUERY.name.key) == record
+        assert three.ledgers[0].attempts.live(QUERY.name.key) == record
         await ended_by_alarm(three, running)
-        aborted = three.ledgers[0].record(record.attempt_id)
+        aborted = three.ledgers[0].attempts.find(record.attempt_id)
         assert aborted is not None
-        assert (aborted.state, aborted.voted_once) == (State.ABORTED, False)
+        assert (aborted.state, aborted.voted_once) == (AttemptState.ABORTED, False)
         others.cancel()
         await asyncio.gather(others, return_exceptions=True)
 
@@ -265,17 +267,15 @@ def test_an_alarm_frees_nothing_that_was_voted_for(three: ThreeAgreements) -> No
     async def scenario() -> None:
         attempts = await three.agree()
         three.down = {2}
-        deadline = asyncio.get_running_loop().time() + 10.0
-        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1)]
-        running = asyncio.gather(*voting)
+        running = asyncio.gather(*(three.commit_within(10.0, party, attempts[party]) for party in (0, 1)))
         await asyncio.sleep(5)
         await claim_another_ledger(three, 2, 0)
-        assert await running == [Outcome.UNDECIDED] * 2
+        assert await running == [None, None]
         (error,) = await three.agree(helpers=(0,), seconds=5)
-        assert "the outcome of an earlier attempt" in str(error)
-        record = three.ledgers[0].live(QUERY.name.key)
+        assert "refused: helper 3" in str(error)
+        record = three.ledgers[0].attempts.live(QUERY.name.key)
         assert record is not None
-        assert record.state is State.VOTED
+        assert record.state is AttemptState.VOTED
 
     play(three, scenario)
 
@@ -296,7 +296,7 @@ async def test_with_the_ledger_in_its_own_thread_and_real_time(tmp_path: Path) -
     three.delay = 0.0
     three.start()
     attempts = await three.agree(seconds=60)
-    assert await three.commit(attempts) == [Outcome.RELEASED] * 3
+    assert await three.commit(attempts) == [AttemptOutcome.RELEASED] * 3
     await three.stop()
     assert len(set(itertools.chain(*three.calls))) == 3
     for ledger in three.ledgers:

@@ -83,7 +83,7 @@ def forget(three: ThreeHelpers, until: int) -> None:
     for party in range(PARTIES):
         config = load_config(three.trio.config_path(party))
         ledger = ReportLedger(config.ledger, owner_of(load_membership(config, samples.NOW)))
-        ledger.advance_watermark(until)
+        ledger.reports.advance_watermark(until)
         ledger.close()
 
 

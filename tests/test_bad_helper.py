@@ -23,10 +23,11 @@ import pytest
 
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Body, Envelope, Propose
-from mpc_helpers.agreement.negotiation import AdmittedBatch
+from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation
 from mpc_helpers.identity.config import load_config
-from mpc_helpers.ledger.attempt import State, Word
-from mpc_helpers.ledger.ledger import LedgerHead, Standing
+from mpc_helpers.ledger.attempt import AttemptState, Word
+from mpc_helpers.ledger.file import LedgerHead
+from mpc_helpers.ledger.reports import Standing
 from mpc_helpers.mpc.noisy_sum import local_sum
 from mpc_helpers.service.transport import PeerError
 from protocol.errors import Rejection, TrefoilError
@@ -109,17 +110,18 @@ async def test_a_wrong_accepted_root(tmp_path: Path) -> None:
 
 def veto(three: ThreeHelpers, which: slice) -> Callable[[], None]:
     """Helper 3 leaves reports out for no good reason, under one that sounds good. Returns how to make it stop."""
-    helper: Any = helper_of(three, BAD)
-    honest = helper._batch
+    agreement: Any = agreement_of(three, BAD)
+    honest = agreement.agree
 
-    def less(*arguments: object) -> AdmittedBatch:
-        batch: AdmittedBatch = honest(*arguments)
+    async def less(terms: AttemptTerms, batch: AdmittedBatch, deadline: float) -> Negotiation:
         mask = batch.admitted.copy()
         mask[which] = False
-        return replace(batch, admitted=mask, rejections={Rejection.UNOPENABLE: int(np.count_nonzero(~mask))})
+        left_out = {Rejection.UNOPENABLE: int(np.count_nonzero(~mask))}
+        negotiation: Negotiation = await honest(terms, replace(batch, admitted=mask, rejections=left_out), deadline)
+        return negotiation
 
-    helper._batch = less
-    return lambda: delattr(helper, "_batch")
+    agreement.agree = less
+    return lambda: delattr(agreement, "agree")
 
 
 async def test_vetoing_some_reports_is_visible_in_the_answer(tmp_path: Path) -> None:
@@ -150,10 +152,10 @@ async def test_a_vote_given_to_one_peer_and_withheld_from_the_other(tmp_path: Pa
     """Harmless: the peer that has the vote passes it on, signed, with its own."""
     async with three_helpers(tmp_path) as three:
         bad, batch = BadHelper(three), five_reports(three)
-        bad.tamper = lambda to, body: None if to == 1 and isinstance(body, messages.State) else body
+        bad.tamper = lambda to, body: None if to == 1 and isinstance(body, messages.StateMessage) else body
         asked = three.query(batch, LONG)
         result = await three.ask(asked, batch)
-        assert live_states(three, asked) == [State.RELEASED, State.RELEASED]
+        assert live_states(three, asked) == [AttemptState.RELEASED, AttemptState.RELEASED]
         assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]
 
 
@@ -161,14 +163,14 @@ async def test_a_vote_withheld_from_both_locks_the_reports_and_releases_nothing(
     """Its own share alone opens nothing; the honest helpers hold theirs until it votes, and then all is answered."""
     async with three_helpers(tmp_path) as three:
         bad, batch = BadHelper(three), five_reports(three)
-        bad.tamper = lambda _, body: None if isinstance(body, messages.State) else body
+        bad.tamper = lambda _, body: None if isinstance(body, messages.StateMessage) else body
         asked = three.query(batch, QueryOptions(seconds=30))
         asking = asyncio.create_task(three.ask(asked, batch))
         async with asyncio.timeout(20):
-            while live_states(three, asked) != [State.VOTED, State.VOTED]:
+            while live_states(three, asked) != [AttemptState.VOTED, AttemptState.VOTED]:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
-        assert live_states(three, asked) == [State.VOTED, State.VOTED]
+        assert live_states(three, asked) == [AttemptState.VOTED, AttemptState.VOTED]
         bad.tamper = honestly
         assert truth_of(three, await asking) == [1, 1, 1, 1, 1, 0]
 
@@ -179,7 +181,7 @@ async def test_yes_to_one_and_no_to_the_other_is_disputed(tmp_path: Path) -> Non
         bad, batch = BadHelper(three), five_reports(three)
 
         def two_faced(to: int, body: Body) -> Body:
-            if not isinstance(body, messages.State):
+            if not isinstance(body, messages.StateMessage):
                 return body
             return bad.vote(body.attempt_id, Word.YES if to == 0 else Word.NO)
 
@@ -190,7 +192,7 @@ async def test_yes_to_one_and_no_to_the_other_is_disputed(tmp_path: Path) -> Non
                 await three.ask(asked, batch)
         assert refused.value.helpers == (BAD,)
         assert "disputed" in str(refused.value)
-        assert live_states(three, asked) == [State.RELEASED, State.RENOUNCED]
+        assert live_states(three, asked) == [AttemptState.RELEASED, AttemptState.RENOUNCED]
         # The reports stay locked: another query cannot have them, whatever the bad helper says.
         bad.tamper = honestly
         again = three.query(batch, QueryOptions(seconds=2))
@@ -205,12 +207,12 @@ async def test_no_to_both_gives_the_reports_back(tmp_path: Path) -> None:
         bad, batch = BadHelper(three), five_reports(three)
 
         def always_no(_: int, body: Body) -> Body:
-            return bad.vote(body.attempt_id, Word.NO) if isinstance(body, messages.State) else body
+            return bad.vote(body.attempt_id, Word.NO) if isinstance(body, messages.StateMessage) else body
 
         bad.tamper = always_no
         await never_released(three, three.query(batch, SHORT), batch, "failed")
         for party in HONEST:
-            standings = helper_of(three, party)._ledger.lookup(batch.digests(), bytes(32))
+            standings = agreement_of(three, party)._ledger.reports.lookup(batch.digests(), bytes(32))
             assert set(standings.tolist()) == {Standing.FREE}
 
 
@@ -231,7 +233,7 @@ async def test_a_new_attempt_after_a_release_is_answered_with_the_release(tmp_pa
         again = replace(proposals[-1], number=proposals[-1].number + 1, salt=os.urandom(32))
         for party in HONEST:
             reply = await agreement_of(three, BAD).peers.call(party, again)
-            assert isinstance(reply, messages.State)
+            assert isinstance(reply, messages.StateMessage)
             assert (reply.attempt_id, reply.word) == (first.answer.accepted_root, Word.YES)
         assert heads(three) == before
         assert (await three.ask(asked, batch)).answer == first.answer
@@ -262,15 +264,15 @@ async def test_everything_it_ever_said_said_again(tmp_path: Path) -> None:
 def forgeries(bad: BadHelper, three: ThreeHelpers) -> Iterator[tuple[str, bytes]]:
     """Messages that are not helper 3's to send, or not here; all else about them is right."""
     vote = bad.vote(next(iter(three.mpc.records)), Word.NO)
-    boot, head, identity = bad.peers._boot, helper_of(three, BAD)._ledger.head, bad.peers.identity
+    boot, head, identity = bad.peers._boot, agreement_of(three, BAD)._ledger.chain.head, bad.parties.identity
     for claimed in HONEST:
-        yield f"posing as helper {claimed + 1}", Envelope(claimed, boot, head, vote).seal(bad.peers.realm, identity)
+        yield f"posing as helper {claimed + 1}", Envelope(claimed, boot, head, vote).seal(bad.parties.realm, identity)
     others = {
         "signed for another helper set": realm(bytes(32)),
     }
     for what, foreign in others.items():
         yield what, Envelope(BAD, boot, head, vote).seal(foreign, identity)
-    yield "signed by nobody it knows", Envelope(BAD, boot, head, vote).seal(bad.peers.realm, IdentityKey.generate())
+    yield "signed by nobody it knows", Envelope(BAD, boot, head, vote).seal(bad.parties.realm, IdentityKey.generate())
     yield "a pickle", pickle.dumps(vote.encode())
     yield "nothing", b""
 
@@ -289,8 +291,8 @@ async def test_borrowed_names_and_foreign_realms_get_no_answer(tmp_path: Path) -
                     reply = None
                 assert not reply, what
         assert heads(three) == before
-        assert live_states(three, asked) == [State.RELEASED, State.RELEASED]
-        assert all(not agreement_of(three, party).peers.alarms for party in HONEST)
+        assert live_states(three, asked) == [AttemptState.RELEASED, AttemptState.RELEASED]
+        assert all(not agreement_of(three, party).alarms.texts for party in HONEST)
 
 
 async def test_another_helpers_vote_cannot_be_made_up(tmp_path: Path) -> None:
@@ -299,19 +301,19 @@ async def test_another_helpers_vote_cannot_be_made_up(tmp_path: Path) -> None:
         bad, batch = BadHelper(three), five_reports(three)
 
         def forged(_: int, body: Body) -> Body:
-            if not isinstance(body, messages.State) or body.word is not Word.YES:
+            if not isinstance(body, messages.StateMessage) or body.word is not Word.YES:
                 return body
-            false = SignedVote.sign(1, body.attempt_id, Vote.YES, bad.peers.identity)
+            false = SignedVote.sign(1, body.attempt_id, Vote.YES, bad.parties.identity)
             return replace(body, votes=(*body.votes[:1], false))
 
         bad.tamper = forged
         asked = three.query(batch, QueryOptions(seconds=30))
         asking = asyncio.create_task(three.ask(asked, batch))
         async with asyncio.timeout(20):
-            while live_states(three, asked) != [State.VOTED, State.VOTED]:
+            while live_states(three, asked) != [AttemptState.VOTED, AttemptState.VOTED]:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
-        assert live_states(three, asked) == [State.VOTED, State.VOTED]
+        assert live_states(three, asked) == [AttemptState.VOTED, AttemptState.VOTED]
         bad.tamper = honestly
         await asking
 
@@ -340,7 +342,7 @@ async def test_a_ledger_that_went_back(tmp_path: Path) -> None:
             await three.ask(three.query(fresh, SHORT), fresh)
         assert refused.value.helpers == (BAD,)
         # Once one has noticed, the query is over; the others learn of it with the next.
-        assert any(BAD in agreement_of(three, party).peers.alarms for party in (*HONEST, BAD))
+        assert any(BAD in agreement_of(three, party).alarms.texts for party in (*HONEST, BAD))
 
 
 async def test_a_lie_about_how_far_a_peers_ledger_had_been(tmp_path: Path) -> None:
@@ -349,8 +351,8 @@ async def test_a_lie_about_how_far_a_peers_ledger_had_been(tmp_path: Path) -> No
         batch, fresh = five_reports(three), five_reports(three)
         asked = three.query(batch, LONG)
         first = await three.ask(asked, batch)
-        ledger = helper_of(three, 0)._ledger
-        false = LedgerHead(ledger.ledger_id, ledger.head.sequence + 100, bytes(32))
+        ledger = agreement_of(three, 0)._ledger
+        false = LedgerHead(ledger.chain.ledger_id, ledger.chain.head.sequence + 100, bytes(32))
         await agreement_of(three, BAD).peers.call(0, messages.Hello(bytes(16), false))
         with pytest.raises(QueryFailed, match="a ledger that helper 3 knows to have been further"):
             await three.ask(three.query(fresh, SHORT), fresh)
@@ -444,7 +446,7 @@ async def test_the_site_is_the_one_that_signed(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         batch = five_reports(three)
         asked = three.query(batch, LONG)
-        identity = agreement_of(three, BAD).peers.identity
+        identity = agreement_of(three, BAD).parties.identity
         forged = replace(asked, signed=type(asked.signed).sign(asked.query, identity))
         with pytest.raises(QueryFailed, match=f"not signed by the key registered for {SITE}"):
             await three.ask(forged, batch)

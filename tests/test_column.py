@@ -24,7 +24,8 @@ from mpc_helpers.admission.column import (
 from mpc_helpers.agreement.messages import Propose, pack_mask, pack_rejections
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation, Selected
 from mpc_helpers.ledger.attempt import QueryName
-from mpc_helpers.ledger.ledger import Owner, ReportLedger
+from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.batch import ColumnReader, batch_root
 from protocol.errors import ProtocolError, Rejection, TrefoilError
 from tests.support import protocol_samples as samples
@@ -158,7 +159,7 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     stored = StoredDigests(path)
     accepted = np.ones(count, dtype=np.bool_)
     accepted[7::50] = chosen == "all"
-    owner = Owner(0, bytes(32))
+    owner = LedgerOwner(0, bytes(32))
     ReportLedger.create(tmp_path / "ledger", owner)
     ledger = ReportLedger(tmp_path / "ledger", owner)
     hours, debug = np.ones(count, dtype=np.uint32), np.zeros(count, dtype=np.bool_)
@@ -169,13 +170,13 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     talk.own, talk.proposals = proposal, dict.fromkeys(range(3), proposal)
     tracemalloc.start()
     try:
-        assert not ledger.lookup(stored, b"z" * 32).any()
+        assert not ledger.reports.lookup(stored, b"z" * 32).any()
         reservation = talk.reservation()
-        ledger.reserve(reservation)
+        ledger.moves.reserve(reservation)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert np.count_nonzero(ledger.lookup(stored, b"z" * 32)) == np.count_nonzero(accepted)
+    assert np.count_nonzero(ledger.reports.lookup(stored, b"z" * 32)) == np.count_nonzero(accepted)
     ledger.close()
     assert peak < 32 * count, f"{peak / count:.0f} bytes per report"
 

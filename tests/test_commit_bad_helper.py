@@ -14,8 +14,9 @@ import pytest
 
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Envelope, Propose, Reserved
-from mpc_helpers.ledger.attempt import State, Word
-from mpc_helpers.ledger.ledger import Owner, ReportLedger
+from mpc_helpers.ledger.attempt import AttemptState, Word
+from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.vote import SignedVote
 from tests.support.commit_runs import ONE, SHORT, Runs, equivocate, helpers_that_answered, honest_sums, says, vote_of
 from tests.support.commit_world import KEYS, Plan, violations
@@ -31,8 +32,8 @@ def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
 
     world = runs.play(ONE, Plan(seed=13), honest=(0, 1), tamper=huge)
     assert violations(world) == []
-    ledger = ReportLedger(world.nodes[0].path, Owner(0, KEYS[0]))
-    assert 0 < ledger.last_number(ONE[0].name.key) < 100
+    ledger = ReportLedger(world.nodes[0].path, LedgerOwner(0, KEYS[0]))
+    assert 0 < ledger.attempts.last_number(ONE[0].name.key) < 100
     ledger.close()
     assert helpers_that_answered(world, ONE[0]) >= {0, 1}
 
@@ -43,16 +44,16 @@ def test_yes_to_one_and_no_to_the_other_is_a_dispute_with_proof(runs: Runs) -> N
     assert violations(world) == []
     states, liars = set(), set()
     for helper in (0, 1):
-        ledger = ReportLedger(world.nodes[helper].path, Owner(helper, KEYS[helper]))
-        record = ledger.live(SHORT[0].name.key)
+        ledger = ReportLedger(world.nodes[helper].path, LedgerOwner(helper, KEYS[helper]))
+        record = ledger.attempts.live(SHORT[0].name.key)
         assert record is not None
         states.add(record.state)
         liars |= record.liars
-        proof = [SignedVote.decode(vote.message) for vote in record.votes if vote.helper == 2]
+        proof = [SignedVote.decode(vote.message) for vote in record.votes if vote.party == 2]
         for vote in proof:
             vote.verify(KEYS[2])
         ledger.close()
-    assert states == {State.RELEASED, State.RENOUNCED}
+    assert states == {AttemptState.RELEASED, AttemptState.RENOUNCED}
     assert liars == {2}
 
 
@@ -60,7 +61,7 @@ def test_a_peer_that_says_yes_and_then_no(runs: Runs) -> None:
     """The NO is final: nothing is freed unless both honest helpers are free of the attempt, and nothing leaks twice."""
 
     def tamper(source: int, target: int, envelope: Envelope) -> Envelope:
-        if not isinstance(envelope.body, messages.State):
+        if not isinstance(envelope.body, messages.StateMessage):
             return envelope
         said[(target, envelope.body.attempt_id)] += 1
         word = Word.YES if said[(target, envelope.body.attempt_id)] == 1 else Word.NO

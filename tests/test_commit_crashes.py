@@ -20,8 +20,10 @@ import pytest
 
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Envelope, Reserved
-from mpc_helpers.ledger.attempt import State, Step, Word
-from mpc_helpers.ledger.ledger import Fenced, Owner, ReportLedger
+from mpc_helpers.ledger.attempt import AttemptState, Step, Word
+from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.moves import Fenced
 from tests.support.commit_runs import (
     ONE,
     OVERLAPPING,
@@ -115,34 +117,34 @@ def test_random_crashes(runs: Runs) -> None:
 
 def test_a_dead_workers_late_vote_changes_no_row(runs: Runs) -> None:
     world = runs.play(ONE, Plan(crashes=frozenset({(1, Step.COMPUTE, 1)})))
-    ledger = ReportLedger(world.nodes[1].path, Owner(1, KEYS[1]))
-    before = ledger.head
-    (aborted,) = [attempt for attempt in world.accepted if _state(ledger, attempt) is State.ABORTED]
+    ledger = ReportLedger(world.nodes[1].path, LedgerOwner(1, KEYS[1]))
+    before = ledger.chain.head
+    (aborted,) = [attempt for attempt in world.accepted if _state(ledger, attempt) is AttemptState.ABORTED]
     with pytest.raises(Fenced):
-        ledger.vote(aborted, b"a share computed by a worker that should be dead")
-    assert ledger.head == before
-    assert _state(ledger, aborted) is State.ABORTED
+        ledger.moves.vote(aborted, b"a share computed by a worker that should be dead")
+    assert ledger.chain.head == before
+    assert _state(ledger, aborted) is AttemptState.ABORTED
     ledger.close()
 
 
-def _state(ledger: ReportLedger, attempt_id: bytes) -> State | None:
-    record = ledger.record(attempt_id)
+def _state(ledger: ReportLedger, attempt_id: bytes) -> AttemptState | None:
+    record = ledger.attempts.find(attempt_id)
     return record.state if record else None
 
 
 def test_ask_about_an_unknown_attempt_is_never_answered_no(runs: Runs) -> None:
     world = runs.world(ONE, Plan())
 
-    async def ask() -> messages.State:
+    async def ask() -> messages.StateMessage:
         for node in world.nodes:
             world.spawn(node.start())
         await asyncio.sleep(5)
         reply = await world.nodes[0].agreement.peers.call(1, Ask(b"?" * 32))
         await world.stop()
-        assert isinstance(reply, messages.State)
+        assert isinstance(reply, messages.StateMessage)
         return reply
 
-    assert run(ask) == messages.State(b"?" * 32, Word.UNKNOWN, ())
+    assert run(ask) == messages.StateMessage(b"?" * 32, Word.UNKNOWN, ())
 
 
 def test_an_emptied_ledger_is_noticed_and_never_says_no(runs: Runs) -> None:
@@ -155,7 +157,7 @@ def test_an_emptied_ledger_is_noticed_and_never_says_no(runs: Runs) -> None:
         assert helpers_that_answered(world, SAME[0]) == {0, 2} | helpers_that_answered(world, SAME[0])
         assert len({attempt for _, _, attempt, _ in world.out}) == 1
         if not trusted:
-            assert "another ledger" in world.nodes[0].agreement.peers.alarms[1]
+            assert "another ledger" in world.nodes[0].agreement.alarms.texts[1]
 
 
 def test_an_older_copy_of_a_ledger_is_refused(runs: Runs) -> None:
@@ -178,9 +180,9 @@ def test_an_older_copy_of_a_ledger_is_refused(runs: Runs) -> None:
         await world.stop()
 
     run(restore)
-    assert "went back" in world.nodes[0].agreement.peers.alarms[1]
-    assert "went back" in world.nodes[2].agreement.peers.alarms[1]
-    assert "further" in node.agreement.peers.alarms[1]
+    assert "went back" in world.nodes[0].agreement.alarms.texts[1]
+    assert "went back" in world.nodes[2].agreement.alarms.texts[1]
+    assert "further" in node.agreement.alarms.texts[1]
     assert len({attempt for _, _, attempt, _ in world.out}) == 1
 
 

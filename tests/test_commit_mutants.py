@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from mpc_helpers.agreement import messages
-from mpc_helpers.agreement import negotiation as talk
-from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement import negotiation as negotiation_module
 from mpc_helpers.agreement.messages import Envelope
+from mpc_helpers.agreement.negotiation import Negotiation
+from mpc_helpers.agreement.negotiator import Negotiator
 from mpc_helpers.agreement.voting import Voting
-from mpc_helpers.ledger.attempt import AttemptRecord, HeardVote, Reservation, State, Step, Word
-from mpc_helpers.ledger.ledger import Owner, ReportLedger, Standing
+from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, HeardVote, Reservation, Step, Word
+from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.moves import Moves
+from mpc_helpers.ledger.reports import Reports, Standing
 from protocol.vote import Vote
 from tests.support.commit_runs import (
     ONE,
@@ -58,17 +62,17 @@ async def release_on_two_of_three(self: Voting, record: AttemptRecord, votes: li
 
 async def _release_if(self: Voting, record: AttemptRecord, votes: list[HeardVote], needed: int) -> bool:
     yes = [vote for vote in votes if vote.vote is Vote.YES]
-    if record.state is State.VOTED and len(yes) == len(votes) and len(yes) >= needed:
-        self._ledger.release(record.attempt_id, yes)
-        self._settle(record.attempt_id, State.RELEASED)
+    if record.state is AttemptState.VOTED and len(yes) == len(votes) and len(yes) >= needed:
+        self._ledger.moves.release(record.attempt_id, yes)
+        self._moved(record.attempt_id, AttemptState.RELEASED)
         return True
     return await _correct_move(self, record, votes)
 
 
 async def free_on_one_no(self: Voting, record: AttemptRecord, votes: list[HeardVote]) -> bool:
-    if record.state is State.RENOUNCED:
-        self._ledger.free(record.attempt_id, votes, "one NO is enough")
-        self._settle(record.attempt_id, State.ABORTED)
+    if record.state is AttemptState.RENOUNCED:
+        self._ledger.moves.free(record.attempt_id, votes, "one NO is enough")
+        self._moved(record.attempt_id, AttemptState.ABORTED)
         return True
     return await _correct_move(self, record, votes)
 
@@ -93,11 +97,11 @@ def test_sqlite_alone_stops_a_release_without_both_yes(
     assert "releasing needs YES from both peers" in caplog.text
     assert violations(world) == []
     for node in world.nodes:
-        ledger = ReportLedger(node.path, Owner(node.helper, KEYS[node.helper]))
-        record = ledger.live(SHORT[0].name.key)
+        ledger = ReportLedger(node.path, LedgerOwner(node.helper, KEYS[node.helper]))
+        record = ledger.attempts.live(SHORT[0].name.key)
         ledger.close()
         assert record is not None
-        assert (record.state, record.said(Vote.YES)) == (State.RELEASED, {0, 1, 2} - {node.helper})
+        assert (record.state, record.said(Vote.YES)) == (AttemptState.RELEASED, {0, 1, 2} - {node.helper})
 
 
 def test_freeing_on_one_no_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,36 +119,36 @@ def test_retrying_while_an_attempt_is_voted_is_caught(runs: Runs, monkeypatch: p
     """All YES of the first attempt are late; a retry with fresh noise would let out both."""
     plan, block = Plan(seed=15), no_votes_to(None, until=14.0)
     assert violations(runs.play(ONE, plan, block=block, prepare=without_guards)) == []
-    monkeypatch.setattr(Agreement, "_wait_for_older", _do_not_wait)
-    monkeypatch.setattr(ReportLedger, "_standing", lambda *_: Standing.FREE)
-    monkeypatch.setattr(ReportLedger, "_point", _point_regardless)
+    monkeypatch.setattr(Negotiator, "_wait_for_older", _do_not_wait)
+    monkeypatch.setattr(Reports, "standing", lambda *_: Standing.FREE)
+    monkeypatch.setattr(Reports, "point", _point_regardless)
     assert any("S3" in text for text in violations(runs.play(ONE, plan, block=block, prepare=without_guards)))
 
 
-async def _do_not_wait(self: Agreement, talk_: talk.Negotiation) -> None:
+async def _do_not_wait(self: Negotiator, negotiation: Negotiation) -> None:
     return None
 
 
-def _point_regardless(self: ReportLedger, attempt: int, reservation: Reservation) -> int:
+def _point_regardless(self: Reports, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> int:
     rows = [(bytes(row), attempt) for row in reservation.digests[:]]
-    return self._db.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0)", rows).rowcount
+    return connection.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0)", rows).rowcount
 
 
 def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Helper 1 has released, helper 3 has not heard of it, helper 2 forgets: helper 3 must end up releasing too."""
 
-    def ended() -> State:
+    def ended() -> AttemptState:
         world = runs.world(ONE, Plan(seed=16), block=_cut_off(2, from_=0.2, until=8.0))
         run(lambda: empty_at(world, 1, 5.0, trusted=True))
-        ledger = ReportLedger(world.nodes[2].path, Owner(2, KEYS[2]))
-        record = ledger.live(ONE[0].name.key)
+        ledger = ReportLedger(world.nodes[2].path, LedgerOwner(2, KEYS[2]))
+        record = ledger.attempts.live(ONE[0].name.key)
         ledger.close()
         assert record is not None
         return record.state
 
-    assert ended() is State.RELEASED
+    assert ended() is AttemptState.RELEASED
     monkeypatch.setattr(Voting, "state", _no_from_ignorance)
-    assert ended() is State.RENOUNCED
+    assert ended() is AttemptState.RENOUNCED
 
 
 def _cut_off(helper: int, from_: float, until: float) -> Callable[[int, int, Envelope], bool]:
@@ -153,7 +157,7 @@ def _cut_off(helper: int, from_: float, until: float) -> Callable[[int, int, Env
     def block(source: int, target: int, envelope: Envelope) -> bool:
         now = asyncio.get_running_loop().time()
         late = until + 4.0 if 0 in (source, target) else until
-        return isinstance(envelope.body, messages.State) and target == helper and from_ <= now < late
+        return isinstance(envelope.body, messages.StateMessage) and target == helper and from_ <= now < late
 
     return block
 
@@ -161,9 +165,9 @@ def _cut_off(helper: int, from_: float, until: float) -> Callable[[int, int, Env
 _correct_state = Voting.state
 
 
-async def _no_from_ignorance(self: Voting, attempt_id: bytes) -> messages.State:
-    if self._ledger.record(attempt_id) is None:
-        return vote_of(self._peers.helper, attempt_id, Word.NO)
+async def _no_from_ignorance(self: Voting, attempt_id: bytes) -> messages.StateMessage:
+    if self._ledger.attempts.find(attempt_id) is None:
+        return vote_of(self._parties.party, attempt_id, Word.NO)
     return await _correct_state(self, attempt_id)
 
 
@@ -184,7 +188,7 @@ def test_letting_the_share_out_before_released_is_on_disk_is_caught(
             tamper=lambda source, target, envelope: _two_faced(world, target, envelope),
         )
         if early:
-            monkeypatch.setattr(ReportLedger, "release", _released_in_memory(world))
+            monkeypatch.setattr(Moves, "release", _released_in_memory(world))
         run(world.play)
         return violations(world)
 
@@ -194,7 +198,7 @@ def test_letting_the_share_out_before_released_is_on_disk_is_caught(
 
 def _two_faced(world: CommitWorld, target: int, envelope: Envelope) -> Envelope | None:
     body = envelope.body
-    if not isinstance(body, messages.State):
+    if not isinstance(body, messages.StateMessage):
         return envelope
     first = next(iter(world.accepted), b"")
     if body.attempt_id != first:
@@ -204,13 +208,14 @@ def _two_faced(world: CommitWorld, target: int, envelope: Envelope) -> Envelope 
     return dataclasses.replace(envelope, body=vote_of(2, first, Word.YES)) if target == 0 else None
 
 
-_correct_release = ReportLedger.release
+_correct_release = Moves.release
 
 
 def _released_in_memory(world: CommitWorld) -> Callable[..., None]:
-    def release(self: ReportLedger, attempt_id: bytes, votes: list[HeardVote]) -> None:
-        record = self.record(attempt_id)
-        if self.owner.helper == 0 and record is not None and record.sealed_share is not None:
+    def release(self: Moves, attempt_id: bytes, votes: list[HeardVote]) -> None:
+        record = self._attempts.find(attempt_id)
+        first = self is world.nodes[0].ledger.moves
+        if first and record is not None and record.sealed_share is not None:
             world.out.append((0, record.query.key, attempt_id, record.sealed_share))
         _correct_release(self, attempt_id, votes)
 
@@ -222,26 +227,29 @@ def test_a_restart_that_drops_a_voted_share_is_caught(runs: Runs, monkeypatch: p
     block = no_votes_to(2, until=4.0)
     assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) == []
     assert violations(runs.play(SHORT, plan, block=block, prepare=without_guards)) == []
-    monkeypatch.setattr(ReportLedger, "sweep", _sweep_everything)
+    monkeypatch.setattr(Moves, "sweep", _sweep_everything)
     assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) != []
 
 
 def _only_to_first(source: int, target: int, envelope: Envelope) -> bool:
     """Until 4 s, votes reach helper 1 only."""
-    return asyncio.get_running_loop().time() < 4.0 and isinstance(envelope.body, messages.State) and target != 0
+    return asyncio.get_running_loop().time() < 4.0 and isinstance(envelope.body, messages.StateMessage) and target != 0
 
 
-def _sweep_everything(self: ReportLedger) -> list[bytes]:
-    swept = [record for record in self.unsettled() if record.state in (State.RESERVED, State.VOTED)]
+def _sweep_everything(self: Moves) -> list[bytes]:
+    forgotten = (AttemptState.RESERVED, AttemptState.VOTED)
+    swept = [record for record in self._attempts.unsettled() if record.state in forgotten]
     for record in swept:
-        self._db.execute("UPDATE attempts SET sealed_share = NULL WHERE attempt_id = ?", (record.attempt_id,))
-        with self._transaction(None, None):
-            self._move(record.attempt_id, record.state, State.ABORTED, reason="restarted")
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE attempts SET sealed_share = NULL WHERE attempt_id = ?", (record.attempt_id,))
+            self._move(connection, record.attempt_id, record.state, AttemptState.ABORTED, reason="restarted")
     return [record.attempt_id for record in swept]
 
 
-def test_an_accepted_root_without_the_bitmaps_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(talk, "accepted_root", lambda name, number, proposals, accepted: _root_of(name.digest, number))
+def test_an_attempt_id_without_the_bitmaps_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        negotiation_module, "attempt_id_of", lambda name, number, proposals, accepted: _root_of(name.digest, number)
+    )
     world = runs.play(ONE, Plan(seed=40), honest=(0, 1), tamper=equivocate)
     assert any(len(set(sets.values())) == 2 for sets in honest_sums(world))
     assert "one attempt id, two sets" in violations(world)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpc_helpers import helper as helper_module
+from mpc_helpers.admission import admit as admit_module
 from mpc_helpers.admission import ingest as ingest_module
 from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.ledger.attempt import Step
-from mpc_helpers.ledger.ledger import LedgerError
+from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.errors import Rejection
 from protocol.querier.query_failed import QueryFailed
@@ -280,7 +280,7 @@ async def test_a_process_that_dies_while_opening_reports_is_replaced(
             raise BrokenProcessPool("killed")
         return honest(*arguments, **options)
 
-    monkeypatch.setattr(helper_module, "ingest", dying)
+    monkeypatch.setattr(admit_module, "ingest", dying)
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
         result = await three.ask(three.query(batch), batch)
@@ -291,7 +291,7 @@ async def test_a_process_that_dies_while_opening_reports_is_replaced(
 async def test_an_attempt_that_always_fails_ends_at_the_deadline_with_the_reason(tmp_path: Path) -> None:
     def fail(step: Step) -> None:
         if step is Step.COMPUTE:
-            raise MpcError(Stage.COMPUTE, "planted", peer=2)
+            raise MpcError(Stage.COMPUTE, "planted", party=2)
 
     async with three_helpers(tmp_path, steps={0: fail}) as three:
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))

@@ -149,7 +149,7 @@ def test_a_step_that_comes_twice_or_in_another_s_place_names_the_sender(message:
         run = Run(SMALL, parties={sender: posting(change)})
         stopped(run, sender)
         failure = run.outcomes[receiver]
-        assert isinstance(failure, MpcError) and failure.peer == sender
+        assert isinstance(failure, MpcError) and failure.party == sender
         assert "which is next" in str(failure) or "after the last" in str(failure) or "over the limit" in str(failure)
 
 
@@ -327,7 +327,7 @@ def test_j2_a_prover_with_other_weights_than_the_third_party_s_proves_nothing(ba
     failure = run.outcomes[prover]
     assert isinstance(failure, MpcError)
     assert ("other weights" if opening_only else "different weights") in str(failure)
-    assert failure.peer == (bad if opening_only else None)
+    assert failure.party == (bad if opening_only else None)
     assert (prover, bad, SMALL.proving) not in run.steps()
 
 
@@ -356,7 +356,7 @@ def test_j4_done_with_a_step_missing_is_a_failure(step: int) -> None:
         return DONE if sender == bad and receiver == 0 and frame[:2] == bytes([STEP, step]) else frame
 
     failure = Run(SMALL, intercept=early).outcomes[0]
-    assert isinstance(failure, MpcError) and failure.peer == bad
+    assert isinstance(failure, MpcError) and failure.party == bad
     assert "finished without sending its part" in str(failure)
 
 
@@ -377,7 +377,7 @@ def test_j5_frames_of_other_kinds_end_the_session_and_name_the_sender(other: byt
     run = Run(SMALL, intercept=instead)
     stopped(run, 1)
     failure = run.outcomes[2]
-    assert isinstance(failure, MpcError) and failure.peer == 1
+    assert isinstance(failure, MpcError) and failure.party == 1
 
 
 def test_j5_a_longer_frame_is_refused_unread() -> None:
@@ -385,7 +385,7 @@ def test_j5_a_longer_frame_is_refused_unread() -> None:
         return frame + bytes(2**20) if (sender, receiver) == (1, 2) and frame[:2] == bytes([STEP, 2]) else frame
 
     failure = Run(SMALL, intercept=longer).outcomes[2]
-    assert isinstance(failure, MpcError) and failure.peer == 1 and "is over the limit of" in str(failure)
+    assert isinstance(failure, MpcError) and failure.party == 1 and "is over the limit of" in str(failure)
 
 
 def test_j6_every_session_has_new_keys_and_other_noise() -> None:
@@ -414,7 +414,7 @@ def test_j7_elements_not_below_p_are_refused_and_name_the_sender(prover: int) ->
             run = Run(SMALL, intercept=too_large)
             stopped(run, prover)
             failure = run.outcomes[receiver]
-            assert isinstance(failure, MpcError) and failure.peer == prover and "not below p" in str(failure)
+            assert isinstance(failure, MpcError) and failure.party == prover and "not below p" in str(failure)
 
 
 # What a party sees.

@@ -78,7 +78,7 @@ async def test_entries_are_believed_only_with_the_right_signature_for_the_right_
         export(*opened(three, 0), 1, path)
         _, second = opened(three, 1)
         _, third = opened(three, 2)
-        assert Export.open(path.read_bytes(), second).helper == 0
+        assert Export.open(path.read_bytes(), second).party == 0
         with pytest.raises(ProtocolError, match="not a peer's entries for this helper"):
             Export.open(path.read_bytes(), third)
         changed = bytearray(path.read_bytes())

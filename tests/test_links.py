@@ -60,8 +60,8 @@ async def test_a_strangers_certificate_is_refused(identities: list[TlsIdentity],
     for party in range(3):
         error = outcomes[party]
         assert isinstance(error, MpcError), error
-        assert party == liar or error.peer == liar or error.stage is Stage.HELLO
-    assert any(isinstance(error, MpcError) and error.peer == liar for error in outcomes)
+        assert party == liar or error.party == liar or error.stage is Stage.HELLO
+    assert any(isinstance(error, MpcError) and error.party == liar for error in outcomes)
 
 
 @pytest.mark.parametrize(("liar", "victim"), [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)])
@@ -88,7 +88,7 @@ async def test_a_certified_party_that_claims_another_number_is_named(identities:
     writer.write(forged_hello(sender=1, receiver=2))
     with pytest.raises(MpcError) as caught:
         await victim
-    assert (caught.value.stage, caught.value.peer) == (Stage.HELLO, 0)
+    assert (caught.value.stage, caught.value.party) == (Stage.HELLO, 0)
     assert "helper 1 poses as party 1" in str(caught.value)
     honest.cancel()
     await asyncio.gather(honest, return_exceptions=True)

@@ -36,9 +36,9 @@ BODIES: list[Body] = [
     proposal([True] * 17),
     proposal([]),
     Reserved(NAME, 4, ATTEMPT),
-    messages.State(ATTEMPT, Word.YES, (vote(0, Vote.YES), vote(1, Vote.YES), vote(2, Vote.YES))),
-    messages.State(ATTEMPT, Word.NO, (vote(0, Vote.RENOUNCED), vote(1, Vote.ABORTED))),
-    messages.State(ATTEMPT, Word.UNKNOWN, ()),
+    messages.StateMessage(ATTEMPT, Word.YES, (vote(0, Vote.YES), vote(1, Vote.YES), vote(2, Vote.YES))),
+    messages.StateMessage(ATTEMPT, Word.NO, (vote(0, Vote.RENOUNCED), vote(1, Vote.ABORTED))),
+    messages.StateMessage(ATTEMPT, Word.UNKNOWN, ()),
     Ask(ATTEMPT),
     Refuse(b"q" * 32, "waiting for 3 reports that another query holds"),
     Hello(b"c" * 16, None),
@@ -93,7 +93,7 @@ def test_a_message_is_of_one_sender_one_realm_and_one_purpose() -> None:
         with pytest.raises(ProtocolError, match="not signed"):
             Envelope.open(sealed, bound, sender, key)
     # ASK and STATE(unknown) begin alike; only the signed purpose tells them apart.
-    assert messages.State(ATTEMPT, Word.UNKNOWN, ()).encode().startswith(Ask(ATTEMPT).encode())
+    assert messages.StateMessage(ATTEMPT, Word.UNKNOWN, ()).encode().startswith(Ask(ATTEMPT).encode())
     relabelled = bytearray(sealed)
     relabelled[4] = messages.Kind.STATE.value
     with pytest.raises(ProtocolError, match="not signed"):
@@ -135,8 +135,8 @@ def test_every_report_left_out_is_counted_under_one_reason(expired: int) -> None
 
 def test_a_state_comes_with_votes_on_its_own_attempt() -> None:
     with pytest.raises(ProtocolError):
-        messages.State(b"b" * 32, Word.YES, (vote(0, Vote.YES),))
+        messages.StateMessage(b"b" * 32, Word.YES, (vote(0, Vote.YES),))
     with pytest.raises(ProtocolError):
-        messages.State(ATTEMPT, Word.YES, ())
+        messages.StateMessage(ATTEMPT, Word.YES, ())
     with pytest.raises(ProtocolError):
-        messages.State(ATTEMPT, Word.WORKING, (vote(0, Vote.YES),))
+        messages.StateMessage(ATTEMPT, Word.WORKING, (vote(0, Vote.YES),))

@@ -229,7 +229,7 @@ def on_bytes(route: tuple[int, int], size: int, change: Callable[[bytes], bytes]
 async def test_another_opening_than_the_committed_one_aborts() -> None:
     swap = on_bytes((1, 0), 64, lambda opening: bytes(NONCE_SIZE) + opening[NONCE_SIZE:])
     outcome = (await derived(swap))[0]
-    assert isinstance(outcome, MpcError) and outcome.peer == 1
+    assert isinstance(outcome, MpcError) and outcome.party == 1
     assert "opened a nonce it had not committed to" in str(outcome)
 
 

@@ -24,7 +24,7 @@ VOCABULARIES = {
 }
 # Prints, for every member of each vocabulary, the bytes that say it: in a vote, a STATE and the counts of an answer.
 PROGRAM = """
-from mpc_helpers.agreement.messages import State, pack_rejections
+from mpc_helpers.agreement.messages import StateMessage, pack_rejections
 from mpc_helpers.ledger.attempt import Word
 from protocol.answer import AnswerShare
 from protocol.errors import Rejection
@@ -41,8 +41,8 @@ for vote in Vote:
     said["vote " + vote.name] = SignedVote(1, bytes(32), vote, bytes(64)).encode()
     assert SignedVote.decode(said["vote " + vote.name]).vote is vote
 for word in Word:
-    said["word " + word.name] = State(bytes(32), word, votes_of(word)).encode()
-    assert State.read(Reader(said["word " + word.name])).word is word
+    said["word " + word.name] = StateMessage(bytes(32), word, votes_of(word)).encode()
+    assert StateMessage.read(Reader(said["word " + word.name])).word is word
 for reason in Rejection:
     counts = {reason: 7}
     share = AnswerShare(bytes(32), 1, bytes(32), 9, 2, (counts, {}, {}), NoiseMode.LOCAL, 1, 1, from_integers([1]))

@@ -12,16 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpc_helpers.ledger.attempt import HeardVote, QueryName, Reservation, State
-from mpc_helpers.ledger.file import LedgerError, LedgerHead, Owner
-from mpc_helpers.ledger.ledger import Conflict, Entries, Fenced, ReportLedger, Standing
+from mpc_helpers.ledger.attempt import AttemptState, HeardVote, QueryName, Reservation
+from mpc_helpers.ledger.file import LedgerError, LedgerHead, LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.queries import QueryChanged, QueryRecord
+from mpc_helpers.ledger.rebuild import rebuild_ledger
+from mpc_helpers.ledger.reports import Conflict, Entries, Standing
 from mpc_helpers.ledger.schema import SCHEMA_VERSION
 from protocol.batch import Digests, sorted_order
 from protocol.status import QueryState
 from protocol.vote import Vote
 
-OWNER = Owner(0, b"k" * 32)
+OWNER = LedgerOwner(0, b"k" * 32)
 YES = [HeardVote(1, Vote.YES, b"yes of 2"), HeardVote(2, Vote.YES, b"yes of 3")]
 NO = [HeardVote(1, Vote.ABORTED, b"no of 2"), HeardVote(2, Vote.RENOUNCED, b"no of 3")]
 
@@ -58,35 +61,35 @@ def reservation(
 
 def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: int = 1000) -> bytes:
     wanted = reservation(rank, number, *reports, time=time)
-    ledger.reserve(wanted)
+    ledger.moves.reserve(wanted)
     return wanted.attempt_id
 
 
 def standing(ledger: ReportLedger, report: int, rank: int = 9) -> Standing:
-    return Standing(int(ledger.lookup(digests(report), name(rank).key)[0]))
+    return Standing(int(ledger.reports.lookup(digests(report), name(rank).key)[0]))
 
 
-def state(ledger: ReportLedger, attempt_id: bytes) -> State | None:
-    record = ledger.record(attempt_id)
+def state(ledger: ReportLedger, attempt_id: bytes) -> AttemptState | None:
+    record = ledger.attempts.find(attempt_id)
     return record.state if record else None
 
 
 def release(ledger: ReportLedger, attempt_id: bytes) -> None:
-    ledger.vote(attempt_id, b"sealed")
-    ledger.release(attempt_id, YES)
+    ledger.moves.vote(attempt_id, b"sealed")
+    ledger.moves.release(attempt_id, YES)
 
 
 def test_a_report_is_locked_exactly_while_its_attempt_is_not_aborted(ledger: ReportLedger) -> None:
     attempt = reserve(ledger, 1, 1, 5)
     assert standing(ledger, 5) is Standing.BUSY
-    ledger.abort(attempt, "deadline")
+    ledger.moves.abort(attempt, "deadline")
     assert standing(ledger, 5) is Standing.FREE
     attempt = reserve(ledger, 1, 2, 5)
-    ledger.vote(attempt, b"sealed")
+    ledger.moves.vote(attempt, b"sealed")
     assert standing(ledger, 5) is Standing.BUSY
-    ledger.renounce(attempt, NO[:1], "a NO")
+    ledger.moves.renounce(attempt, NO[:1], "a NO")
     assert standing(ledger, 5) is Standing.BUSY
-    ledger.free(attempt, NO, "both said NO")
+    ledger.moves.free(attempt, NO, "both said NO")
     assert standing(ledger, 5) is Standing.FREE
     release(ledger, reserve(ledger, 2, 1, 5))
     assert standing(ledger, 5) is Standing.SEEN
@@ -95,44 +98,48 @@ def test_a_report_is_locked_exactly_while_its_attempt_is_not_aborted(ledger: Rep
 def test_every_other_move_changes_no_row(ledger: ReportLedger) -> None:
     attempt = reserve(ledger, 1, 1, 5)
     moves = {
-        "vote": lambda: ledger.vote(attempt, b"another share"),
-        "release": lambda: ledger.release(attempt, YES),
-        "renounce": lambda: ledger.renounce(attempt, NO, ""),
-        "free": lambda: ledger.free(attempt, NO, ""),
-        "abort": lambda: ledger.abort(attempt, ""),
+        "vote": lambda: ledger.moves.vote(attempt, b"another share"),
+        "release": lambda: ledger.moves.release(attempt, YES),
+        "renounce": lambda: ledger.moves.renounce(attempt, NO, ""),
+        "free": lambda: ledger.moves.free(attempt, NO, ""),
+        "abort": lambda: ledger.moves.abort(attempt, ""),
     }
-    legal = {State.RESERVED: {"vote", "abort"}, State.VOTED: {"release", "renounce"}, State.RELEASED: set[str]()}
+    legal = {
+        AttemptState.RESERVED: {"vote", "abort"},
+        AttemptState.VOTED: {"release", "renounce"},
+        AttemptState.RELEASED: set[str](),
+    }
     for now, allowed in legal.items():
         assert state(ledger, attempt) is now
         for move in moves.keys() - allowed:
-            head = ledger.head
+            head = ledger.chain.head
             with pytest.raises(Fenced):
                 moves[move]()
-            assert (state(ledger, attempt), ledger.head) == (now, head)
-        if now is State.RESERVED:
-            ledger.vote(attempt, b"sealed")
-        elif now is State.VOTED:
-            ledger.release(attempt, YES)
+            assert (state(ledger, attempt), ledger.chain.head) == (now, head)
+        if now is AttemptState.RESERVED:
+            ledger.moves.vote(attempt, b"sealed")
+        elif now is AttemptState.VOTED:
+            ledger.moves.release(attempt, YES)
 
 
 @pytest.mark.parametrize("votes", [[], YES[:1], [YES[0], NO[1]], [YES[0], HeardVote(0, Vote.YES, b"my own")]])
 def test_releasing_needs_yes_from_both_peers(ledger: ReportLedger, votes: list[HeardVote]) -> None:
     attempt = reserve(ledger, 1, 1, 5)
-    ledger.vote(attempt, b"sealed")
+    ledger.moves.vote(attempt, b"sealed")
     with pytest.raises(LedgerError, match="YES from both"):
-        ledger.release(attempt, votes)
-    assert state(ledger, attempt) is State.VOTED
+        ledger.moves.release(attempt, votes)
+    assert state(ledger, attempt) is AttemptState.VOTED
 
 
 def test_freeing_needs_no_from_both_peers(ledger: ReportLedger) -> None:
     attempt = reserve(ledger, 1, 1, 5)
-    ledger.vote(attempt, b"sealed")
+    ledger.moves.vote(attempt, b"sealed")
     with pytest.raises(LedgerError, match="needs a NO"):
-        ledger.renounce(attempt, YES, "")
-    ledger.renounce(attempt, NO[:1], "")
+        ledger.moves.renounce(attempt, YES, "")
+    ledger.moves.renounce(attempt, NO[:1], "")
     with pytest.raises(LedgerError, match="NO from both"):
-        ledger.free(attempt, NO[:1], "")
-    assert state(ledger, attempt) is State.RENOUNCED
+        ledger.moves.free(attempt, NO[:1], "")
+    assert state(ledger, attempt) is AttemptState.RENOUNCED
 
 
 ILLEGAL = {
@@ -149,7 +156,7 @@ ILLEGAL = {
     "UPDATE moves SET state = 'aborted'": "never changed",
     "INSERT INTO moves VALUES (99, 1, 'voted', zeroblob(32))": "without gaps",
     "UPDATE ledger SET watermark = -1": "never goes back",
-    "UPDATE ledger SET helper = 2": "owner never changes",
+    "UPDATE ledger SET party = 2": "owner never changes",
     "DELETE FROM ledger": "for ever",
     "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', NULL, ''"
     " FROM attempts WHERE number = 1": "above the last",
@@ -171,8 +178,8 @@ ILLEGAL = {
 def test_sqlite_itself_refuses(path: Path, ledger: ReportLedger, statement: str) -> None:
     """Whatever a bug or a hand writes, the file's own triggers stop it."""
     attempt = reserve(ledger, 1, 1, 5)
-    ledger.vote(attempt, b"sealed")
-    ledger.record_votes(attempt, NO[:1])
+    ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.keep_votes(attempt, NO[:1])
     ledger.close()
     with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match=ILLEGAL[statement]):
         db.execute(statement)
@@ -182,10 +189,10 @@ def test_a_query_has_one_live_attempt_and_rising_numbers(ledger: ReportLedger) -
     first = reserve(ledger, 1, 3, 5)
     with pytest.raises(LedgerError, match="UNIQUE"):
         reserve(ledger, 1, 4, 6)
-    ledger.abort(first, "")
+    ledger.moves.abort(first, "")
     with pytest.raises(LedgerError, match="above the last"):
-        ledger.reserve(replace(reservation(1, 3, 5), attempt_id=b"new" + bytes(29)))
-    assert ledger.last_number(name(1).key) == 3
+        ledger.moves.reserve(replace(reservation(1, 3, 5), attempt_id=b"new" + bytes(29)))
+    assert ledger.attempts.last_number(name(1).key) == 3
     assert standing(ledger, 6) is Standing.FREE
 
 
@@ -193,8 +200,8 @@ def test_a_smaller_query_takes_from_a_larger_reserved_one(ledger: ReportLedger) 
     larger = reserve(ledger, 2, 1, 5, 6, 7)
     assert standing(ledger, 6, rank=1) is Standing.FREE
     assert standing(ledger, 6, rank=3) is Standing.BUSY
-    assert ledger.reserve(reservation(1, 1, 4, 5, 6)) == [larger]
-    assert state(ledger, larger) is State.ABORTED
+    assert ledger.moves.reserve(reservation(1, 1, 4, 5, 6)) == [larger]
+    assert state(ledger, larger) is AttemptState.ABORTED
     assert standing(ledger, 7) is Standing.FREE
     assert [standing(ledger, report) for report in (4, 5, 6)] == [Standing.BUSY] * 3
 
@@ -204,14 +211,14 @@ def test_nobody_takes_from_voted_on_or_from_a_smaller_query(ledger: ReportLedger
     with pytest.raises(Conflict):
         reserve(ledger, 2, 1, 4, 5)
     # The conflict left the attempt aborted, so NO is not from ignorance, and it holds nothing.
-    assert state(ledger, bytes([2, 1]) * 16) is State.ABORTED
+    assert state(ledger, bytes([2, 1]) * 16) is AttemptState.ABORTED
     assert standing(ledger, 4) is Standing.FREE
-    ledger.abort(smaller, "")
+    ledger.moves.abort(smaller, "")
     larger = reserve(ledger, 3, 1, 5)
-    ledger.vote(larger, b"sealed")
+    ledger.moves.vote(larger, b"sealed")
     with pytest.raises(Conflict):
         reserve(ledger, 1, 2, 5)
-    assert state(ledger, larger) is State.VOTED
+    assert state(ledger, larger) is AttemptState.VOTED
 
 
 @pytest.mark.parametrize("debug", [False, True])
@@ -220,25 +227,25 @@ def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(path: Path, ledger
     good = [debug] * 700
     for mixed in (*([*good[:at], not debug, *good[at:]] for at in (0, 600, 700)), [not debug] * 701):
         with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
-            ledger.reserve(reservation(1, 1, *range(701), debug=debug, made=mixed))
-    assert not ledger.lookup(digests(*range(701)), name(9).key).any()
-    assert ledger.head.sequence == 0
-    ledger.abort(reserve(ledger, 1, 1, 5), "")
+            ledger.moves.reserve(reservation(1, 1, *range(701), debug=debug, made=mixed))
+    assert not ledger.reports.lookup(digests(*range(701)), name(9).key).any()
+    assert ledger.chain.head.sequence == 0
+    ledger.moves.abort(reserve(ledger, 1, 1, 5), "")
     # A report that was reserved once keeps its kind: under the same digest it has the same header.
     with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
-        ledger.reserve(reservation(2, 1, 5, debug=True))
+        ledger.moves.reserve(reservation(2, 1, 5, debug=True))
     assert standing(ledger, 5) is Standing.FREE
 
 
 def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(path: Path, ledger: ReportLedger) -> None:
     reserved, voted = reserve(ledger, 1, 1, 1), reserve(ledger, 2, 1, 2)
-    ledger.vote(voted, b"sealed")
+    ledger.moves.vote(voted, b"sealed")
     ledger.close()
     again = ReportLedger(path, OWNER)
-    assert again.sweep() == [reserved]
-    record = again.record(voted)
+    assert again.moves.sweep() == [reserved]
+    record = again.attempts.find(voted)
     assert record is not None
-    assert (record.state, record.sealed_share) == (State.VOTED, b"sealed")
+    assert (record.state, record.sealed_share) == (AttemptState.VOTED, b"sealed")
     assert "sealed" not in repr(record)
     again.close()
 
@@ -252,48 +259,50 @@ def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
     for rank, kind in ((1, Standing.BUSY), (2, Standing.SEEN)):
         attempt = bytes([rank]) * 32
         chosen = rows[kinds == kind]
-        ledger.reserve(Reservation(attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), 1, 1))
-        ledger.vote(attempt, b"sealed")
-    ledger.release(b"\2" * 32, YES)
-    assert np.array_equal(ledger.lookup(rows, name(9).key), kinds)
-    assert ledger.lookup(rows[:0], name(9).key).size == 0
+        ledger.moves.reserve(
+            Reservation(attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), 1, 1)
+        )
+        ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.release(b"\2" * 32, YES)
+    assert np.array_equal(ledger.reports.lookup(rows, name(9).key), kinds)
+    assert ledger.reports.lookup(rows[:0], name(9).key).size == 0
     twice = np.repeat(rows, 2, axis=0)
-    assert np.array_equal(ledger.lookup(twice, name(9).key), np.repeat(kinds, 2))
+    assert np.array_equal(ledger.reports.lookup(twice, name(9).key), np.repeat(kinds, 2))
 
 
 def test_the_watermark_rises_forgets_and_refuses(path: Path, ledger: ReportLedger) -> None:
     release(ledger, reserve(ledger, 1, 1, 5, time=1000))
     release(ledger, reserve(ledger, 2, 1, 6, time=2000))
-    assert ledger.advance_watermark(1500) == 1
-    assert ledger.advance_watermark(1200) == 0
-    assert ledger.watermark == 1500
+    assert ledger.reports.advance_watermark(1500) == 1
+    assert ledger.reports.advance_watermark(1200) == 0
+    assert ledger.reports.watermark == 1500
     assert (standing(ledger, 5), standing(ledger, 6)) == (Standing.FREE, Standing.SEEN)
     with pytest.raises(Conflict, match="watermark"):
         reserve(ledger, 3, 1, 5, time=1000)
     ledger.close()
     again = ReportLedger(path, OWNER)
-    assert again.watermark == 1500
+    assert again.reports.watermark == 1500
     again.close()
 
 
 def test_a_lost_ledger_is_rebuilt_with_everything_of_both_peers_spent(tmp_path: Path) -> None:
     entries = []
     for helper, reports in ((1, (5, 6)), (2, (6, 7))):
-        owner = Owner(helper, b"k" * 32)
+        owner = LedgerOwner(helper, b"k" * 32)
         ReportLedger.create(tmp_path / f"{helper}.db", owner)
         peer = ReportLedger(tmp_path / f"{helper}.db", owner)
         reserve(peer, 1, 1, *reports)
-        peer.abort(reserve(peer, 2, 1, 8), "")
-        peer.advance_watermark(10 * helper)
-        entries.append(peer.export_entries())
+        peer.moves.abort(reserve(peer, 2, 1, 8), "")
+        peer.reports.advance_watermark(10 * helper)
+        entries.append(peer.reports.export())
         peer.close()
     with pytest.raises(LedgerError, match="both peers"):
-        ReportLedger.rebuild(tmp_path / "new.db", OWNER, entries[:1])
-    ReportLedger.rebuild(tmp_path / "new.db", OWNER, entries)
+        rebuild_ledger(tmp_path / "new.db", OWNER, entries[:1])
+    rebuild_ledger(tmp_path / "new.db", OWNER, entries)
     rebuilt = ReportLedger(tmp_path / "new.db", OWNER)
     assert [standing(rebuilt, report) for report in (5, 6, 7)] == [Standing.SEEN] * 3
     assert standing(rebuilt, 8) is Standing.FREE
-    assert rebuilt.watermark == 20
+    assert rebuilt.reports.watermark == 20
     with pytest.raises(Conflict):
         reserve(rebuilt, 1, 1, 5)
     rebuilt.close()
@@ -304,7 +313,7 @@ def test_an_existing_ledger_is_never_replaced(path: Path) -> None:
     with pytest.raises(LedgerError, match="exists"):
         ReportLedger.create(path, OWNER)
     with pytest.raises(LedgerError, match="exists"):
-        ReportLedger.rebuild(path, OWNER, [Entries(0, digests()), Entries(0, digests())])
+        rebuild_ledger(path, OWNER, [Entries(0, digests()), Entries(0, digests())])
     assert path.read_bytes() == before
     assert path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -330,11 +339,11 @@ def _newer(path: Path) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), OWNER, "damaged|cannot use"),
         (_newer, OWNER, f"version {SCHEMA_VERSION + 1}"),
         (lambda path: path.unlink(), OWNER, "no ledger at"),
-        (lambda path: None, Owner(1, b"k" * 32), "ledger of helper 1"),
-        (lambda path: None, Owner(0, b"x" * 32), "another identity key"),
+        (lambda path: None, LedgerOwner(1, b"k" * 32), "ledger of helper 1"),
+        (lambda path: None, LedgerOwner(0, b"x" * 32), "another identity key"),
     ],
 )
-def test_a_doubtful_ledger_is_refused_untouched(path: Path, damage: object, owner: Owner, message: str) -> None:
+def test_a_doubtful_ledger_is_refused_untouched(path: Path, damage: object, owner: LedgerOwner, message: str) -> None:
     assert callable(damage)
     damage(path)
     before = path.read_bytes() if path.exists() else None
@@ -353,7 +362,7 @@ def test_a_doubtful_ledger_is_refused_untouched(path: Path, damage: object, owne
     ],
 )
 def test_an_edited_ledger_breaks_its_chain(path: Path, ledger: ReportLedger, edit: str) -> None:
-    ledger.vote(reserve(ledger, 1, 1, 5), b"sealed")
+    ledger.moves.vote(reserve(ledger, 1, 1, 5), b"sealed")
     ledger.close()
     with closing(sqlite3.connect(path)) as db:
         for (trigger,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
@@ -372,46 +381,50 @@ def test_a_second_process_is_kept_out(path: Path, ledger: ReportLedger) -> None:
 
 
 def test_a_full_disk_leaves_nothing_half_written(ledger: ReportLedger) -> None:
-    pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
-    ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+    pages = ledger._database.connection.execute("PRAGMA page_count").fetchone()[0]
+    ledger._database.connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(LedgerError, match="full"):
         reserve(ledger, 1, 1, *range(2000))
-    assert ledger.live(name(1).key) is None
+    assert ledger.attempts.live(name(1).key) is None
     assert standing(ledger, 5) is Standing.FREE
-    ledger._db.execute("PRAGMA max_page_count = 1000000")
+    ledger._database.connection.execute("PRAGMA max_page_count = 1000000")
     reserve(ledger, 1, 1, *range(2000))
 
 
 def test_the_chain_counts_every_move_and_knows_its_past(path: Path, ledger: ReportLedger) -> None:
-    start = ledger.head
+    start = ledger.chain.head
     attempt = reserve(ledger, 1, 1, 5)
-    reserved = ledger.head
-    ledger.vote(attempt, b"sealed")
-    assert [start.sequence, reserved.sequence, ledger.head.sequence] == [0, 1, 2]
-    assert len({start.digest, reserved.digest, ledger.head.digest}) == 3
-    assert (ledger.head_at(0), ledger.head_at(1), ledger.head_at(3)) == (start.digest, reserved.digest, None)
-    head = ledger.head
+    reserved = ledger.chain.head
+    ledger.moves.vote(attempt, b"sealed")
+    assert [start.sequence, reserved.sequence, ledger.chain.head.sequence] == [0, 1, 2]
+    assert len({start.digest, reserved.digest, ledger.chain.head.digest}) == 3
+    assert (ledger.chain.head_at(0), ledger.chain.head_at(1), ledger.chain.head_at(3)) == (
+        start.digest,
+        reserved.digest,
+        None,
+    )
+    head = ledger.chain.head
     ledger.close()
     again = ReportLedger(path, OWNER)
-    assert again.head == head
+    assert again.chain.head == head
     again.close()
 
 
 def test_what_a_move_rested_on_is_remembered_with_it(path: Path, ledger: ReportLedger) -> None:
     head = LedgerHead(b"p" * 16, 7, b"h" * 32)
-    ledger.remember_peer(1, head)
+    ledger.peer_heads.remember(1, head)
     reserve(ledger, 1, 1, 5)
-    ledger.remember_peer(2, head)
+    ledger.peer_heads.remember(2, head)
     ledger.close()
     again = ReportLedger(path, OWNER)
-    assert (again.peer_head(1), again.peer_head(2)) == (head, None)
-    again.forget_peer(1)
-    assert again.peer_head(1) is None
+    assert (again.peer_heads.of(1), again.peer_heads.of(2)) == (head, None)
+    again.peer_heads.forget(1)
+    assert again.peer_heads.of(1) is None
     again.close()
 
 
 def test_always_synchronous_full(ledger: ReportLedger) -> None:
-    assert ledger._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert ledger._database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_a_copied_ledger_is_the_same_ledger(path: Path, ledger: ReportLedger) -> None:
@@ -419,7 +432,7 @@ def test_a_copied_ledger_is_the_same_ledger(path: Path, ledger: ReportLedger) ->
     ledger.close()
     shutil.copy(path, path.with_name("copy.db"))
     copy = ReportLedger(path.with_name("copy.db"), OWNER)
-    assert copy.ledger_id == ledger.ledger_id
+    assert copy.chain.ledger_id == ledger.chain.ledger_id
     copy.close()
 
 

@@ -162,7 +162,7 @@ async def test_a_pickle_from_a_peer_is_refused_by_name() -> None:
     """Party 2 sends a pickle where its shares belong (route 2 → 0 has greeting, then data)."""
     payload = b"\0" + bytes(8) + pickle.dumps([1, 2, 3])
     found = errors(await run(intercept=swap(1, (2, 0), payload)))
-    assert found[0].peer == 2 and "lost helper 3 while computing" in str(found[0])
+    assert found[0].party == 2 and "lost helper 3 while computing" in str(found[0])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_a_pickle_from_a_peer_is_refused_by_name() -> None:
 )
 async def test_nonsense_from_a_peer_is_refused_by_name(frame: bytes) -> None:
     found = errors(await run(intercept=swap(1, (2, 1), frame)))
-    assert found[1].peer == 2
+    assert found[1].party == 2
 
 
 async def test_vectors_of_another_length_are_refused() -> None:
@@ -182,7 +182,7 @@ async def test_vectors_of_another_length_are_refused() -> None:
         return frame
 
     found = errors(await run(intercept=shorten))
-    assert found[0].peer == 1 and "vector of 2 elements" in str(found[0])
+    assert found[0].party == 1 and "vector of 2 elements" in str(found[0])
 
 
 async def test_bytes_where_a_vector_belongs_fail_the_session() -> None:
@@ -203,7 +203,7 @@ async def test_a_flood_is_cut_off() -> None:
         return []
 
     found = errors(await run(flood))
-    assert found[0].peer == 1 and "nobody asked for" in str(found[0])
+    assert found[0].party == 1 and "nobody asked for" in str(found[0])
 
 
 async def test_a_message_twice_is_refused() -> None:
@@ -214,7 +214,7 @@ async def test_a_message_twice_is_refused() -> None:
         await asyncio.sleep(10)
         return []
 
-    assert errors(await run(twice))[0].peer == 1
+    assert errors(await run(twice))[0].party == 1
 
 
 async def test_a_dead_peer_fails_what_is_pending_at_once() -> None:
@@ -228,14 +228,14 @@ async def test_a_dead_peer_fails_what_is_pending_at_once() -> None:
     sessions = [MpcSession(party, bytes(32), b"", 3, 3600.0) for party in range(3)]
     async with asyncio.timeout(60):
         found = errors(await run(die, sessions))
-    assert [(found[i].stage, found[i].peer) for i in (0, 2)] == [(Stage.COMPUTE, 1)] * 2
+    assert [(found[i].stage, found[i].party) for i in (0, 2)] == [(Stage.COMPUTE, 1)] * 2
     assert "lost helper 2 while computing: it gave up and says: while computing: this party dies" in str(found[0])
 
 
 async def test_the_last_to_hear_of_a_failure_hears_whose_it_was() -> None:
     """Party 0 gets nonsense from party 2 and leaves; party 1 learns from party 0 why."""
     found = errors(await run(intercept=swap(1, (2, 0), b"\7" * 20)))
-    assert found[0].peer == 2
+    assert found[0].party == 2
     assert "lost helper 3" in str(found[1])
 
 
@@ -258,7 +258,7 @@ async def test_a_stalled_peer_hits_the_deadline_by_name(silent_from: int, stage:
 
     sessions = [MpcSession(party, bytes(32), b"", 3, 0.5 if party == 2 else 5.0) for party in range(3)]
     found = errors(await run(sessions=sessions, intercept=stall))
-    assert (found[2].stage, found[2].peer) == (stage, 0)
+    assert (found[2].stage, found[2].party) == (stage, 0)
     assert "helper 1 did not answer within 0.5 s" in str(found[2])
 
 
@@ -267,7 +267,7 @@ async def test_a_peer_that_finishes_without_its_part_is_an_error() -> None:
         return [0] if engine.party == 1 else await deal_and_add(engine)
 
     outcomes = await run(leave)
-    assert isinstance(outcomes[0], MpcError) and outcomes[0].peer == 1
+    assert isinstance(outcomes[0], MpcError) and outcomes[0].party == 1
     assert "finished without sending its part" in str(outcomes[0])
 
 

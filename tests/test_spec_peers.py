@@ -102,7 +102,7 @@ def test_every_kind_of_message() -> None:
     spoken: list[tuple[bytes, messages.Body]] = [
         (message(1, "PROPOSE", 1, PROPOSALS[1]), proposals()[1]),
         (message(2, "RESERVED", 1, reserved), Reserved(NAME, 3, ATTEMPT)),
-        (message(3, "STATE", 1, state), messages.State(ATTEMPT, Word.NO, tuple(signed))),
+        (message(3, "STATE", 1, state), messages.StateMessage(ATTEMPT, Word.NO, tuple(signed))),
         (message(4, "ASK", 1, ATTEMPT), Ask(ATTEMPT)),
         (message(5, "REFUSE", 1, NAME.key + text("not yet")), Refuse(NAME.key, "not yet")),
         (message(6, "HELLO", 1, b"c" * 16 + bytes([56]) + HEAD_BYTES), Hello(b"c" * 16, HEAD)),
@@ -115,7 +115,7 @@ def test_every_kind_of_message() -> None:
         assert Envelope(1, BOOT, HEAD, body).seal(REALM, IDENTITIES[1]) == data
 
 
-def test_the_accepted_root() -> None:
+def test_the_attempt_id() -> None:
     digests = np.array([[index] * 32 for index in range(10)], dtype=np.uint8)
     hours = np.array([9, *range(20, 29)], dtype=np.uint32)
     batch = AdmittedBatch(b"r" * 32, digests, hours, np.zeros(10, dtype=np.bool_), np.ones(10, dtype=np.bool_), {})
@@ -124,9 +124,7 @@ def test_the_accepted_root() -> None:
     talk.proposals = dict(enumerate(proposals()))
     accepted = b"".join(bytes([index] * 32) for index in (0, 3, 4, 5, 6, 7, 8, 9))
     reservation: Reservation = talk.reservation()
-    assert reservation.attempt_id == h(
-        "accepted root", NAME.key, NAME.digest, struct.pack(">Q", 3), *PROPOSALS, accepted
-    )
+    assert reservation.attempt_id == h("attempt id", NAME.key, NAME.digest, struct.pack(">Q", 3), *PROPOSALS, accepted)
     assert (reservation.oldest, reservation.newest) == (9 * 3600, 28 * 3600)
 
 

@@ -22,7 +22,7 @@ def vote(helper: int, cast: Vote = Vote.YES) -> SignedVote:
 def test_a_vote_is_of_one_helper_one_attempt_and_one_word() -> None:
     cast = vote(0)
     cast.verify(KEYS[0])
-    for changed in (replace(cast, helper=1), replace(cast, attempt_id=b"b" * 32), replace(cast, vote=Vote.ABORTED)):
+    for changed in (replace(cast, party=1), replace(cast, attempt_id=b"b" * 32), replace(cast, vote=Vote.ABORTED)):
         with pytest.raises(ProtocolError, match="not signed by helper"):
             changed.verify(KEYS[0])
     with pytest.raises(ProtocolError, match="not signed by helper 1"):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mpc_helpers.ledger.attempt import Outcome, State
-from mpc_helpers.ledger.ledger import LedgerError, Standing
+from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState
+from mpc_helpers.ledger.file import LedgerError
+from mpc_helpers.ledger.reports import Standing
 from tests.support.three_agreements import OTHER, QUERY, ThreeAgreements, play
 
 
@@ -17,18 +18,15 @@ def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(thre
     async def scenario() -> None:
         attempts = await three.agree()
         three.down = {2}
-        deadline = asyncio.get_running_loop().time() + 10.0
-        outcomes = await asyncio.gather(
-            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (0, 1))
-        )
-        assert outcomes == [Outcome.UNDECIDED] * 2
+        outcomes = await asyncio.gather(*(three.commit_within(10.0, party, attempts[party]) for party in (0, 1)))
+        assert outcomes == [None, None]
         await asyncio.sleep(120)
-        assert three.ledgers[0].lookup(QUERY.batch().digests, OTHER.name.key).tolist() == [Standing.BUSY] * 6
+        assert three.ledgers[0].reports.lookup(QUERY.batch().digests, OTHER.name.key).tolist() == [Standing.BUSY] * 6
         three.down = set()
-        assert await three.agreements[2].commit(attempts[2], b"share", asyncio.get_running_loop().time() + 20)
+        assert await three.commit_within(20.0, 2, attempts[2]) is AttemptOutcome.RELEASED
         await asyncio.sleep(10)
-        states = {record.state for ledger in three.ledgers if (record := ledger.live(QUERY.name.key))}
-        assert states == {State.RELEASED}
+        states = {record.state for ledger in three.ledgers if (record := ledger.attempts.live(QUERY.name.key))}
+        assert states == {AttemptState.RELEASED}
 
     play(three, scenario)
 
@@ -38,8 +36,8 @@ class FlakyDatabase:
 
     def __init__(self, ledger: Any) -> None:
         self.trouble = ""
-        self._db = ledger._db
-        ledger._db = self
+        self._db = ledger._database.connection
+        ledger._database.connection = self
 
     def execute(self, statement: str, *values: Any) -> Any:
         if self.trouble and not (self.trouble == "readonly" and statement.startswith("SELECT")):
@@ -55,7 +53,7 @@ def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
     three: ThreeAgreements, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FlakyDatabase(three.ledgers[0])
-    vote, votes = three.ledgers[0].vote, 0
+    vote, votes = three.ledgers[0].moves.vote, 0
 
     def vote_and_fail(attempt_id: bytes, sealed_share: bytes) -> None:
         nonlocal votes
@@ -65,25 +63,23 @@ def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
 
     async def scenario() -> None:
         attempts = await three.agree()
-        monkeypatch.setattr(three.ledgers[0], "vote", vote_and_fail)
+        monkeypatch.setattr(three.ledgers[0].moves, "vote", vote_and_fail)
+        running = asyncio.gather(*(three.commit_within(1000, party, attempts[party]) for party in range(3)))
         deadline = asyncio.get_running_loop().time() + 1000
-        running = asyncio.gather(
-            *(three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3))
-        )
         await asyncio.sleep(300)
         disk.trouble = "database is locked"
         await asyncio.sleep(300)
         disk.trouble = ""
-        record = three.ledgers[0].live(QUERY.name.key)
+        record = three.ledgers[0].attempts.live(QUERY.name.key)
         assert record is not None
-        assert record.state is State.VOTED
+        assert record.state is AttemptState.VOTED
         assert not running.done()
-        assert await running == [Outcome.RELEASED] * 3
+        assert await running == [AttemptOutcome.RELEASED] * 3
         assert votes == 1
         assert asyncio.get_running_loop().time() < deadline - 300
 
     play(three, scenario)
-    told = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.agreement.voting"]
+    told = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.agreement.asking"]
     assert [trouble in told[0], "database is locked" in told[1], len(told)] == [True, True, 2]
 
 
@@ -92,20 +88,18 @@ def test_a_helper_asks_on_after_its_ledger_failed(three: ThreeAgreements) -> Non
 
     async def scenario() -> None:
         attempts = await three.agree()
-        deadline = asyncio.get_running_loop().time() + 5
-        assert await three.agreements[0].commit(attempts[0], b"share", deadline) is Outcome.UNDECIDED
+        assert await three.commit_within(5, 0, attempts[0]) is None
         disk = FlakyDatabase(three.ledgers[0])
         disk.trouble = "database or disk is full"
         await asyncio.sleep(100)
         disk.trouble = ""
         three.deaf = {0}
-        deadline = asyncio.get_running_loop().time() + 100
-        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in (1, 2)]
-        assert await asyncio.gather(*voting) == [Outcome.RELEASED] * 2
+        voting = [three.commit_within(100, party, attempts[party]) for party in (1, 2)]
+        assert await asyncio.gather(*voting) == [AttemptOutcome.RELEASED] * 2
         await asyncio.sleep(10)
-        record = three.ledgers[0].live(QUERY.name.key)
+        record = three.ledgers[0].attempts.live(QUERY.name.key)
         assert record is not None
-        assert record.state is State.RELEASED
+        assert record.state is AttemptState.RELEASED
 
     play(three, scenario)
 
@@ -115,7 +109,7 @@ def test_a_move_that_is_on_disk_but_reported_as_failed_is_taken_up(
     three: ThreeAgreements, move: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = three.ledgers[0]
-    really = getattr(ledger, move)
+    really = getattr(ledger.moves, move)
 
     def moved_but_failed(*arguments: Any) -> None:
         really(*arguments)
@@ -123,16 +117,15 @@ def test_a_move_that_is_on_disk_but_reported_as_failed_is_taken_up(
 
     async def scenario() -> None:
         attempts = await three.agree()
-        monkeypatch.setattr(ledger, move, moved_but_failed)
+        monkeypatch.setattr(ledger.moves, move, moved_but_failed)
         three.deaf = {0}
-        deadline = asyncio.get_running_loop().time() + 1000
-        voting = [three.agreements[helper].commit(attempts[helper], b"share", deadline) for helper in range(3)]
+        voting = [three.commit_within(1000, party, attempts[party]) for party in range(3)]
         first, *others = await asyncio.gather(*voting, return_exceptions=True)
-        assert others == [Outcome.RELEASED] * 2
-        assert isinstance(first, LedgerError) if move == "vote" else first is Outcome.RELEASED
+        assert others == [AttemptOutcome.RELEASED] * 2
+        assert isinstance(first, LedgerError) if move == "vote" else first is AttemptOutcome.RELEASED
         await asyncio.sleep(10)
-        record = ledger.live(QUERY.name.key)
+        record = ledger.attempts.live(QUERY.name.key)
         assert record is not None
-        assert record.state is State.RELEASED
+        assert record.state is AttemptState.RELEASED
 
     play(three, scenario)

@@ -173,7 +173,7 @@ async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
         seconds = 600.0 if dead == 2 else 1.5
         others = [trio.run(party, seconds) for party in range(3) if party != dead]
         outcomes = await asyncio.wait_for(asyncio.gather(*others, return_exceptions=True), 60)
-    assert [(failure(o).stage, failure(o).peer) for o in outcomes] == [(Stage.CONNECT, dead)] * 2
+    assert [(failure(o).stage, failure(o).party) for o in outcomes] == [(Stage.CONNECT, dead)] * 2
 
 
 @pytest.mark.parametrize("kind", [SumKind.LOCAL, SumKind.PAIRWISE])
@@ -210,7 +210,7 @@ async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(
     async with Trio(fork_server, identities) as trio:
         os.kill(trio.process(1), signal.SIGSTOP)
         outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(2, 1.5), return_exceptions=True)
-    assert [failure(outcome).peer for outcome in outcomes] == [1, 1]
+    assert [failure(outcome).party for outcome in outcomes] == [1, 1]
 
 
 async def test_the_daemon_kills_a_worker_that_does_not_answer(identities: list[TlsIdentity]) -> None:
@@ -289,9 +289,9 @@ def test_messages_have_one_encoding(identities: list[TlsIdentity]) -> None:
             kind.decode(message + b"\0")
         with pytest.raises(ProtocolError):
             kind.decode(message[:-1])
-    error = MpcError(Stage.KEYS, "lost", peer=1, hint="look")
+    error = MpcError(Stage.KEYS, "lost", party=1, hint="look")
     back = MpcError.decode(error.encode())
-    assert (back.stage, str(back), back.peer, back.hint) == (Stage.KEYS, "lost", 1, "look")
+    assert (back.stage, str(back), back.party, back.hint) == (Stage.KEYS, "lost", 1, "look")
 
 
 def test_too_much_noise_is_refused_before_anything_starts(identities: list[TlsIdentity]) -> None:

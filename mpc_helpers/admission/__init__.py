@@ -7,4 +7,5 @@
 - `column`: a column as it arrives on disk, and the digests of its reports
 - `pool`: processes of this machine that open reports
 - `cluster`: or a cluster of machines that the operator runs
+- `admit`: all of it, as the helper's page calls it
 """

@@ -145,7 +145,7 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateMessage:
     """STATE(attempt, word) with the votes behind it.
 
     YES: the sender's YES, or all three once it has released. NO: the sender's, and where it had voted before, the
@@ -262,8 +262,10 @@ class Head:
         return cls(reader.fixed(CHALLENGE_SIZE), reader.blob(1))
 
 
-Body = Propose | Reserved | State | Ask | Refuse | Hello | Head
-_BODIES: dict[Kind, type[Body]] = {body.kind: body for body in (Propose, Reserved, State, Ask, Refuse, Hello, Head)}
+Body = Propose | Reserved | StateMessage | Ask | Refuse | Hello | Head
+_BODIES: dict[Kind, type[Body]] = {
+    body.kind: body for body in (Propose, Reserved, StateMessage, Ask, Refuse, Hello, Head)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +290,7 @@ class Envelope:
         content, signature = outer.blob(limit=MAX_MESSAGE), outer.fixed(SIGNATURE_SIZE)
         outer.finish()
         reader = Reader(content)
-        kind, claimed, boot = _kind(reader.uint(1)), _read_helper(reader), reader.fixed(BOOT_SIZE)
+        kind, claimed, boot = _kind(reader.uint(1)), _read_party(reader), reader.fixed(BOOT_SIZE)
         if claimed != sender or not verify_signature(key, _label(kind), realm_ + content, signature):
             raise ProtocolError(f"a message is not signed by helper {sender + 1} for this helper set")
         head = _read_head(reader)
@@ -314,7 +316,7 @@ def _read_name(reader: Reader) -> QueryName:
     return QueryName(reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE))
 
 
-def _read_helper(reader: Reader) -> int:
+def _read_party(reader: Reader) -> int:
     return reader.choice((0, 1, 2))
 
 

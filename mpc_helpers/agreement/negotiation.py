@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.agreement.errors import AgreementError, TooFewReports
 from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
-from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, AgreementError, QueryName, Reservation, accepted_root
+from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, attempt_id_of
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
 from protocol.report import TIME_STEP
@@ -90,19 +92,25 @@ class Attempt:
 
 @dataclass(slots=True)
 class Negotiation:
-    """The proposals for one query, and the attempt they led to."""
+    """The proposals for one query, and the attempt they led to. `deadline` is a time of the event loop."""
 
-    helper: int
+    party: int
     terms: AttemptTerms
     batch: AdmittedBatch
-    floor: int = 0
-    heard: int = 0
+    deadline: float = math.inf
+    # The highest number used here before, and the highest that a peer has proposed.
+    last_used: int = 0
+    highest_heard: int = 0
     own: Propose | None = None
+    # How many admitted reports were spent already when this helper last looked.
+    seen: int = 0
     proposals: dict[int, Propose] = field(default_factory=dict)
     reserved: dict[int, Reserved] = field(default_factory=dict)
     attempt_id: bytes | None = None
     accepted: Mask | None = None
+    # Set when the three proposals are turned into a reservation: one that comes later must not change them.
     frozen: bool = False
+    # Set when all three have reserved. Until then another `agree` for the same query would be a second voice.
     agreed: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -118,24 +126,15 @@ class Negotiation:
     @property
     def number(self) -> int:
         """The number being proposed, or the last one used."""
-        return self.own.number if self.own else self.floor
+        return self.own.number if self.own else self.last_used
 
-    def propose(self, number: int, free: Mask, seen: int, salt: bytes) -> Propose:
+    def propose(self, number: int, free: Mask, salt: bytes) -> Propose:
         """This helper's proposal under a new number; what was heard under other numbers no longer counts."""
-        rejections = dict(self.batch.rejections)
-        rejections[Rejection.SEEN] = rejections.get(Rejection.SEEN, 0) + seen
-        self.own = Propose(
-            self.query,
-            self.terms.parameters,
-            self.batch.root,
-            number,
-            salt,
-            len(free),
-            pack_mask(free),
-            pack_rejections(rejections),
-        )
-        kept = {peer: known for peer, known in self.proposals.items() if known.number == number and peer != self.helper}
-        self.proposals = kept | {self.helper: self.own}
+        rejections = pack_rejections(self.left_out())
+        terms, root, bitmap = self.terms, self.batch.root, pack_mask(free)
+        self.own = Propose(self.query, terms.parameters, root, number, salt, len(free), bitmap, rejections)
+        kept = {party: known for party, known in self.proposals.items() if known.number == number}
+        self.proposals = kept | {self.party: self.own}
         self.attempt_id, self.accepted, self.frozen, self.ended = None, None, False, asyncio.Event()
         return self.own
 
@@ -143,34 +142,39 @@ class Negotiation:
         """Hold nothing: not even a proposal."""
         self.own, self.attempt_id, self.accepted, self.frozen = None, None, None, False
 
-    def hear_proposal(self, peer: int, proposal: Propose) -> None:
+    def hear_proposal(self, sender: int, proposal: Propose) -> None:
         """Adopt a higher number, ignore a jump, keep what belongs to the number at hand."""
         self.changed.set()
-        if not self._same_question(peer, proposal) or proposal.number > self.number + MAX_NUMBER_JUMP:
+        self.reasons.pop(sender, None)
+        if not self._same_question(sender, proposal) or proposal.number > self.number + MAX_NUMBER_JUMP:
             return
-        self.heard = max(self.heard, proposal.number)
-        known = self.proposals.get(peer)
+        self.highest_heard = max(self.highest_heard, proposal.number)
+        known = self.proposals.get(sender)
         if not self.frozen and (known is None or proposal.number >= known.number):
-            self.proposals[peer] = proposal
+            self.proposals[sender] = proposal
 
-    def hear_reserved(self, peer: int, reserved: Reserved) -> None:
+    def hear_reserved(self, sender: int, reserved: Reserved) -> None:
         """Keep the latest RESERVED of a peer."""
         self.changed.set()
-        known = self.reserved.get(peer)
+        known = self.reserved.get(sender)
         if known is None or reserved.number >= known.number:
-            self.reserved[peer] = reserved
+            self.reserved[sender] = reserved
 
     def complete(self) -> bool:
         """Whether all three proposals for the number at hand are in."""
         return len(self.proposals) == 3 and all(known.number == self.number for known in self.proposals.values())
 
-    def lacking_proposal(self, peer: int) -> bool:
+    def lacking_proposal(self, party: int) -> bool:
         """Whether the peer's proposal for the number at hand is still missing."""
-        return peer not in self.proposals or self.proposals[peer].number != self.number
+        return party not in self.proposals or self.proposals[party].number != self.number
 
-    def lacking_reserved(self, peer: int) -> bool:
+    def lacking_reserved(self, party: int) -> bool:
         """Whether the peer's RESERVED for this attempt is still missing."""
-        return peer not in self.reserved or self.reserved[peer].attempt_id != self.attempt_id
+        return party not in self.reserved or self.reserved[party].attempt_id != self.attempt_id
+
+    def overtaken(self) -> bool:
+        """Whether a peer is at a higher number: it will never reserve or vote for this one."""
+        return self.highest_heard > self.number
 
     def contradicted_by(self, reserved: Reserved) -> bool:
         """Whether a peer reserved something else under this attempt's number: someone told us two stories."""
@@ -178,62 +182,47 @@ class Negotiation:
 
     def reservation(self) -> Reservation:
         """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
-        proposals = [self.proposals[helper] for helper in range(3)]
+        proposals = [self.proposals[party] for party in range(3)]
         accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
         everything, debug = self.batch.digests, self.batch.debug
         whole = bool(accepted.all())
         digests = everything if whole else Selected(everything, accepted)
-        root = accepted_root(self.query, self.number, [proposal.encode() for proposal in proposals], digests)
-        oldest = int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP
-        newest = int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP
         self.accepted = accepted
         return Reservation(
-            root,
+            attempt_id_of(self.query, self.number, [proposal.encode() for proposal in proposals], digests),
             self.query,
             self.number,
             self.terms.debug,
             digests,
             debug if whole else debug[accepted],
-            oldest,
-            newest,
+            oldest=int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP,
+            newest=int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP,
         )
 
     def attempt(self) -> Attempt:
         """The attempt, once RESERVED is in from both peers."""
         if self.attempt_id is None or self.accepted is None:
             raise ProtocolError("nothing is reserved")
-        first, second, third = (self.proposals[helper].rejection_counts for helper in range(3))
-        return Attempt(
-            self.attempt_id,
-            self.query,
-            self.number,
-            self.accepted,
-            (first, second, third),
-            self.ended,
-        )
+        first, second, third = (self.proposals[party].rejection_counts for party in range(3))
+        return Attempt(self.attempt_id, self.query, self.number, self.accepted, (first, second, third), self.ended)
 
-    def left_out_by_peers(self) -> str:
-        """What the two others have against the batch: one that leaves everything out is seen to do so."""
-        told = []
-        for peer, proposal in sorted(self.proposals.items()):
-            reasons = ", ".join(f"{count} {reason.value}" for reason, count in proposal.rejection_counts.items())
-            if peer != self.helper and reasons:
-                told.append(f"; helper {peer + 1} leaves out: {reasons}")
-        return "".join(told)
+    async def pause(self, seconds: float) -> None:
+        """Until something was heard about this query, or `seconds` passed."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+        except TimeoutError:
+            pass
+        # Here and not before waiting: what was heard since the caller last looked must end the wait at once.
+        self.changed.clear()
 
-    def explain(self) -> AgreementError:
-        """Why the deadline passed, naming the helper in the way if it is one."""
-        lacking = self.lacking_reserved if self.attempt_id else self.lacking_proposal
-        missing = [peer for peer in range(3) if peer != self.helper and self.own and lacking(peer)]
-        told = "; ".join(f"helper {peer + 1}: {self.reasons.get(peer, 'no answer')}" for peer in missing)
-        message = f"the helpers did not agree in time, waiting for {self.waiting}"
-        return AgreementError(
-            f"{message} ({told})" if told else message,
-            "Ask again with the same query id; nothing was spent.",
-            helper=missing[0] if len(missing) == 1 else None,
-        )
+    def left_out(self) -> dict[Rejection, int]:
+        """What this helper has against the batch: what it did not admit, and what it has seen."""
+        counts = dict(self.batch.rejections)
+        counts[Rejection.SEEN] = counts.get(Rejection.SEEN, 0) + self.seen
+        return counts
 
-    def _same_question(self, peer: int, proposal: Propose) -> bool:
+    def _same_question(self, sender: int, proposal: Propose) -> bool:
         batch = self.batch
         if proposal.query.digest != self.query.digest:
             difference = "has another query under the same id"
@@ -243,5 +232,38 @@ class Negotiation:
             difference = "would compute with other parameters"
         else:
             return True
-        self.failure = AgreementError(f"helper {peer + 1} {difference}", "Submit the same to all three.", helper=peer)
+        message = f"helper {sender + 1} {difference}"
+        self.failure = AgreementError(message, "Submit the same to all three.", party=sender)
         return False
+
+
+def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
+    """The error for so few accepted reports: a helper that leaves everything out is seen to do so."""
+    peers = [party for party in sorted(negotiation.proposals) if party != negotiation.party]
+    peers_reasons = "".join(
+        _leaves_out(f"helper {party + 1}", negotiation.proposals[party].rejection_counts) for party in peers
+    )
+    return TooFewReports(
+        f"only {accepted} reports are acceptable to all three helpers; {negotiation.terms.minimum} are needed"
+        + peers_reasons
+        + _leaves_out("this helper", negotiation.left_out()),
+        "Look at the helpers' rejections, or wait for more reports. Nothing was spent.",
+    )
+
+
+def too_late(negotiation: Negotiation) -> AgreementError:
+    """Why the deadline passed, naming the helper in the way if it is one."""
+    lacking = negotiation.lacking_reserved if negotiation.attempt_id else negotiation.lacking_proposal
+    missing = [party for party in range(3) if party != negotiation.party and negotiation.own and lacking(party)]
+    answers = "; ".join(f"helper {party + 1}: {negotiation.reasons.get(party, 'no answer')}" for party in missing)
+    message = f"the helpers did not agree in time, waiting for {negotiation.waiting}"
+    return AgreementError(
+        (f"{message} ({answers})" if answers else message) + _leaves_out("this helper", negotiation.left_out()),
+        "Ask again with the same query id; nothing was spent.",
+        party=missing[0] if len(missing) == 1 else None,
+    )
+
+
+def _leaves_out(name: str, counts: Mapping[Rejection, int]) -> str:
+    reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
+    return f"; {name} leaves out: {reasons}" if reasons else ""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.batch import DIGEST_SPAN, DigestRows
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ProtocolError
 from protocol.numbered import Numbered
 from protocol.query import Query
 from protocol.vote import Vote
@@ -26,7 +26,7 @@ DIGEST_SIZE = HASH_SIZE
 MAX_NUMBER_JUMP = 2**16
 
 
-class State(Enum):
+class AttemptState(Enum):
     """The durable state of an attempt at one helper."""
 
     RESERVED = "reserved"
@@ -45,12 +45,11 @@ class Word(Numbered):
     UNKNOWN = 3, "unknown"
 
 
-class Outcome(Enum):
-    """How a vote ended. UNDECIDED: the attempt stays locked here, and the peers are asked for ever."""
+class AttemptOutcome(Enum):
+    """How an attempt ended for good. One that was voted for is waited for until then."""
 
     RELEASED = "released"
     ABORTED = "aborted"
-    UNDECIDED = "undecided"
 
 
 class Step(Enum):
@@ -79,22 +78,6 @@ class Step(Enum):
     SWEEP_BEFORE_COMMIT = "start: in the sweep, before commit"
     SWEEP_AFTER_COMMIT = "start: in the sweep, after commit"
     START_AFTER_SWEEP = "start: after the sweep"
-
-
-class AgreementError(TrefoilError):
-    """The helpers did not come to an attempt. `helper` (0, 1, 2) is the one in the way, where it is one."""
-
-    def __init__(self, message: str, hint: str = "", *, helper: int | None = None) -> None:
-        super().__init__(message, hint)
-        self.helper = helper
-
-
-class AlreadyReleased(AgreementError):
-    """The query has its answer: serve the stored share (`Agreement.answer`), never attempt it again."""
-
-
-class TooFewReports(AgreementError):
-    """The three helpers agree that too few reports are acceptable: asking again will not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +127,7 @@ class Reservation:
 class HeardVote:
     """A vote with the signed message that proves it."""
 
-    helper: int
+    party: int
     vote: Vote
     message: bytes = field(repr=False)
 
@@ -156,7 +139,7 @@ class AttemptRecord:
     attempt_id: bytes
     query: QueryName
     number: int
-    state: State
+    state: AttemptState
     sealed_share: bytes | None = field(repr=False)
     reason: str
     votes: tuple[HeardVote, ...]
@@ -168,7 +151,7 @@ class AttemptRecord:
 
     def said(self, vote: Vote) -> set[int]:
         """The peers that are known to have cast `vote`."""
-        return {heard.helper for heard in self.votes if heard.vote is vote}
+        return {heard.party for heard in self.votes if heard.vote is vote}
 
     @property
     def liars(self) -> set[int]:
@@ -176,28 +159,28 @@ class AttemptRecord:
         return self.said(Vote.YES) & self.said(Vote.ABORTED)
 
 
-def word_about(state: State | None) -> Word:
+def word_about(state: AttemptState | None) -> Word:
     """COMMIT.md, "What a helper answers about an attempt". No row is UNKNOWN: never NO from ignorance."""
     match state:
         case None:
             return Word.UNKNOWN
-        case State.RESERVED:
+        case AttemptState.RESERVED:
             return Word.WORKING
-        case State.VOTED | State.RELEASED:
+        case AttemptState.VOTED | AttemptState.RELEASED:
             return Word.YES
-        case State.RENOUNCED | State.ABORTED:
+        case AttemptState.RENOUNCED | AttemptState.ABORTED:
             return Word.NO
         case _:
             assert_never(state)
 
 
-def accepted_root(name: QueryName, number: int, proposals: Sequence[bytes], accepted: DigestRows) -> bytes:
-    """The attempt id: equal at two helpers only if they hold the same three proposals and accepted the same reports.
+def attempt_id_of(name: QueryName, number: int, proposals: Sequence[bytes], accepted: DigestRows) -> bytes:
+    """Equal at two helpers only if they hold the same three proposals and accepted the same reports.
 
     `proposals` are the three helpers' encoded proposals in order (parameters, batch root, bitmap, counts, salt);
     `accepted` the accepted reports' digests, ascending.
     """
-    state = TaggedHash("accepted root")
+    state = TaggedHash("attempt id")
     for part in (name.key, name.digest, number.to_bytes(8, "big"), *proposals):
         state.part(part)
     spans = (accepted[start : start + DIGEST_SPAN] for start in range(0, len(accepted), DIGEST_SPAN))

@@ -31,14 +31,14 @@ class LedgerClosed(LedgerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class LedgerOwner:
     """Whose ledger it is."""
 
-    helper: int
+    party: int
     identity_key: bytes
 
     def __post_init__(self) -> None:
-        if self.helper not in (0, 1, 2) or len(self.identity_key) != 32:
+        if self.party not in (0, 1, 2) or len(self.identity_key) != 32:
             raise ProtocolError("a ledger belongs to helper 0, 1 or 2 and its 32-byte identity key")
 
 
@@ -83,14 +83,14 @@ def clear_errors(path: Path) -> Iterator[None]:
         raise LedgerError(f"the ledger {path} is damaged: {error}", _NEVER_RESTORE) from None
 
 
-def create(path: Path, owner: Owner, ledger_id: bytes) -> None:
+def create(path: Path, owner: LedgerOwner, ledger_id: bytes) -> None:
     """Run once, when a helper's keys are made. An existing file is never replaced."""
     with drafted(path) as draft, clear_errors(path), closing(_connect(draft, "rwc")) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.executescript("BEGIN;" + TABLES)
-        db.execute("INSERT INTO ledger VALUES (1, ?, ?, ?, 0)", (ledger_id, owner.helper, owner.identity_key))
+        db.execute("INSERT INTO ledger VALUES (1, ?, ?, ?, 0)", (ledger_id, owner.party, owner.identity_key))
         nobody = bytes(32)
         db.execute(
             "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', NULL, 'spent before this ledger began')",
@@ -120,7 +120,7 @@ def drafted(path: Path) -> Iterator[Path]:
             leftover.unlink(missing_ok=True)
 
 
-def open_connection(path: Path, owner: Owner) -> sqlite3.Connection:
+def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
     """The ledger of `owner`, held by this process alone; damaged, newer or someone else's is refused, untouched."""
     _check_header(path)
     with clear_errors(path):
@@ -167,11 +167,11 @@ def _check_header(path: Path) -> None:
         )
 
 
-def _check_owner(db: sqlite3.Connection, path: Path, owner: Owner) -> None:
-    helper, identity_key = db.execute("SELECT helper, identity_key FROM ledger").fetchone()
-    if (helper, identity_key) != (owner.helper, owner.identity_key):
+def _check_owner(db: sqlite3.Connection, path: Path, owner: LedgerOwner) -> None:
+    party, identity_key = db.execute("SELECT party, identity_key FROM ledger").fetchone()
+    if (party, identity_key) != (owner.party, owner.identity_key):
         raise LedgerError(
-            f"{path} is the ledger of helper {helper + 1} with another identity key",
+            f"{path} is the ledger of helper {party + 1} with another identity key",
             "A ledger and its keys live and die together. Check the helper's configuration.",
         )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 from mpc_helpers.ledger.attempt import QueryName
-from mpc_helpers.ledger.file import LedgerError, clear_errors
+from mpc_helpers.ledger.database import Database
+from mpc_helpers.ledger.file import LedgerError
 from protocol.status import QueryState
 
 MAX_REASON = 500
@@ -21,29 +19,27 @@ class QueryChanged(LedgerError):
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """A query's stored state. `helper` is 0, 1 or 2 where one helper is the reason."""
+    """A query's stored state. `party` is 0, 1 or 2 where one helper is the reason."""
 
     name: QueryName
     state: QueryState
     updated: int
     stage: str = ""
-    helper: int | None = None
+    party: int | None = None
     reason: str = ""
 
 
 class QueryBook:
     """The `queries` table of a ledger."""
 
-    def __init__(self, db: sqlite3.Connection, lock: threading.RLock, path: Path) -> None:
-        self._db = db
-        self._lock = lock
-        self._path = path
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
     def record(self, entry: QueryRecord) -> None:
         """Store a state; `QueryChanged` when the id is known with another digest, and then nothing is stored."""
-        detail = json.dumps({"stage": entry.stage, "helper": entry.helper, "reason": entry.reason[:MAX_REASON]})
-        with self._lock, clear_errors(self._path):
-            stored = self._db.execute(
+        detail = json.dumps({"stage": entry.stage, "party": entry.party, "reason": entry.reason[:MAX_REASON]})
+        with self._database.reading() as connection:
+            stored = connection.execute(
                 "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT (query_key) DO UPDATE"
                 " SET state = excluded.state, detail = excluded.detail, updated = excluded.updated"
                 " WHERE query_digest = excluded.query_digest",
@@ -57,14 +53,14 @@ class QueryBook:
 
     def find(self, query_key: bytes) -> QueryRecord | None:
         """The stored state of a query."""
-        with self._lock, clear_errors(self._path):
-            row = self._db.execute("SELECT * FROM queries WHERE query_key = ?", (query_key,)).fetchone()
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT * FROM queries WHERE query_key = ?", (query_key,)).fetchone()
         return _decode(row) if row else None
 
     def all(self) -> list[QueryRecord]:
         """Every query this helper was ever asked, oldest change first."""
-        with self._lock, clear_errors(self._path):
-            rows = self._db.execute("SELECT * FROM queries ORDER BY updated, query_key").fetchall()
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT * FROM queries ORDER BY updated, query_key").fetchall()
         return [_decode(row) for row in rows]
 
 
@@ -72,5 +68,5 @@ def _decode(row: tuple[bytes, bytes, str, str, int]) -> QueryRecord:
     key, digest, state, stored, updated = row
     detail = json.loads(stored)
     return QueryRecord(
-        QueryName(key, digest), QueryState(state), updated, detail["stage"], detail["helper"], detail["reason"]
+        QueryName(key, digest), QueryState(state), updated, detail["stage"], detail["party"], detail["reason"]
     )

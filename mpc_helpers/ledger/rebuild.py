@@ -8,6 +8,8 @@ never restored from a backup, which would let reports that were spent since be c
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,9 @@ import numpy as np
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import DIGEST_SIZE
-from mpc_helpers.ledger.ledger import Entries, Owner, ReportLedger
+from mpc_helpers.ledger.file import LedgerError, LedgerOwner, drafted
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.reports import Entries
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import realm
@@ -32,13 +36,13 @@ _LABEL = "ledger entries"
 class Export:
     """The entries of one helper's ledger, for the peer that lost its own."""
 
-    helper: int
+    party: int
     lost_by: int
     entries: Entries
 
     def seal(self, membership: Membership) -> bytes:
         """Run by the helper whose entries they are: signed for the helper that lost its own."""
-        entries, content = self.entries, Writer().uint(FORMAT, 2).uint(self.helper, 1).uint(self.lost_by, 1)
+        entries, content = self.entries, Writer().uint(FORMAT, 2).uint(self.party, 1).uint(self.lost_by, 1)
         digests = np.ascontiguousarray(entries.digests).tobytes()
         content.uint(entries.watermark, 8).uint(len(entries.digests), 8).fixed(digests, len(digests))
         body = content.done()
@@ -50,15 +54,15 @@ class Export:
         """Run by the helper that lost its ledger: believed only with a peer's signature, and meant for this helper."""
         signature, body = data[:SIGNATURE_SIZE], data[SIGNATURE_SIZE:]
         reader = Reader(body)
-        version, helper, lost_by = reader.uint(2), reader.uint(1), reader.uint(1)
-        if version != FORMAT or helper not in membership.peers or lost_by != membership.party:
+        version, party, lost_by = reader.uint(2), reader.uint(1), reader.uint(1)
+        if version != FORMAT or party not in membership.peers or lost_by != membership.party:
             raise ProtocolError("these are not a peer's entries for this helper")
-        key = membership.helper_set.helpers[helper].identity_key
+        key = membership.helper_set.helpers[party].identity_key
         if not verify_signature(key, _LABEL, _bound(membership) + body, signature):
-            raise ProtocolError(f"the entries are not signed by {membership.name(helper)}")
+            raise ProtocolError(f"the entries are not signed by {membership.name(party)}")
         entries = _read_entries(reader)
         reader.finish()
-        return cls(helper, lost_by, entries)
+        return cls(party, lost_by, entries)
 
 
 def _bound(membership: Membership) -> bytes:
@@ -71,9 +75,9 @@ def _read_entries(reader: Reader) -> Entries:
     return Entries(watermark, digests)
 
 
-def owner_of(membership: Membership) -> Owner:
+def owner_of(membership: Membership) -> LedgerOwner:
     """Whose ledger a helper's is."""
-    return Owner(membership.party, membership.identity.public)
+    return LedgerOwner(membership.party, membership.identity.public)
 
 
 def create(config: HelperConfig, membership: Membership) -> None:
@@ -87,27 +91,41 @@ def export(config: HelperConfig, membership: Membership, lost_by: int, path: Pat
     if lost_by not in membership.peers:
         raise TrefoilError(f"helper {lost_by + 1} is not one of the two others")
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
-        entries = ledger.export_entries()
+        entries = ledger.reports.export()
     write_atomically(path, Export(membership.party, lost_by, entries).seal(membership), 0o600)
 
 
 def rebuild(config: HelperConfig, membership: Membership, files: list[Path]) -> None:
     """Make this helper's lost ledger again from the entries of both peers."""
     exports = [_read(path, membership) for path in files]
-    if {found.helper for found in exports} != set(membership.peers) or len(exports) != len(membership.peers):
+    if {found.party for found in exports} != set(membership.peers) or len(exports) != len(membership.peers):
         raise TrefoilError(
             "a lost ledger is rebuilt from the entries of both peers",
             "Ask both operators for: trefoil ledger export",
         )
-    ReportLedger.rebuild(config.ledger, owner_of(membership), [found.entries for found in exports])
+    rebuild_ledger(config.ledger, owner_of(membership), [found.entries for found in exports])
 
 
-def accept_peer(config: HelperConfig, membership: Membership, helper: int) -> None:
+def rebuild_ledger(
+    path: Path, owner: LedgerOwner, entries: Sequence[Entries], *, entropy: Callable[[int], bytes] = os.urandom
+) -> None:
+    """After a loss: a new ledger that counts everything both peers hold as spent, or no ledger at all."""
+    if len(entries) != 2:
+        raise LedgerError("a lost ledger is rebuilt from the entries of both peers", "Or retire this helper's keys.")
+    with drafted(path) as draft:
+        draft.unlink()
+        ReportLedger.create(draft, owner, entropy=entropy)
+        with closing(ReportLedger(draft, owner)) as ledger:
+            for peer in entries:
+                ledger.reports.import_as_spent(peer)
+
+
+def accept_peer(config: HelperConfig, membership: Membership, party: int) -> None:
     """Forget how far a peer's ledger had come, once both honest operators have seen that it was rebuilt."""
-    if helper not in membership.peers:
-        raise TrefoilError(f"helper {helper + 1} is not one of the two others")
+    if party not in membership.peers:
+        raise TrefoilError(f"helper {party + 1} is not one of the two others")
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
-        ledger.forget_peer(helper)
+        ledger.peer_heads.forget(party)
 
 
 def _read(path: Path, membership: Membership) -> Export:

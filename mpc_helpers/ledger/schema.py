@@ -16,7 +16,7 @@ TABLES = """
 CREATE TABLE ledger (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     ledger_id BLOB NOT NULL CHECK (length(ledger_id) = 16),
-    helper INTEGER NOT NULL CHECK (helper IN (0, 1, 2)),
+    party INTEGER NOT NULL CHECK (party IN (0, 1, 2)),
     identity_key BLOB NOT NULL CHECK (length(identity_key) = 32),
     watermark INTEGER NOT NULL
 );
@@ -42,10 +42,10 @@ CREATE TABLE reports (
 ) WITHOUT ROWID;
 CREATE TABLE votes (
     attempt INTEGER NOT NULL REFERENCES attempts,
-    helper INTEGER NOT NULL CHECK (helper IN (0, 1, 2)),
+    party INTEGER NOT NULL CHECK (party IN (0, 1, 2)),
     vote TEXT NOT NULL CHECK (vote IN ('yes', 'aborted', 'renounced')),
     message BLOB NOT NULL,
-    PRIMARY KEY (attempt, helper, vote)
+    PRIMARY KEY (attempt, party, vote)
 ) WITHOUT ROWID;
 CREATE TABLE moves (
     sequence INTEGER PRIMARY KEY,
@@ -54,7 +54,7 @@ CREATE TABLE moves (
     head BLOB NOT NULL CHECK (length(head) = 32)
 );
 CREATE TABLE peer_heads (
-    helper INTEGER PRIMARY KEY CHECK (helper IN (0, 1, 2)),
+    party INTEGER PRIMARY KEY CHECK (party IN (0, 1, 2)),
     ledger_id BLOB NOT NULL CHECK (length(ledger_id) = 16),
     sequence INTEGER NOT NULL,
     head BLOB NOT NULL CHECK (length(head) = 32)
@@ -100,20 +100,20 @@ TRIGGERS = (
     """
     CREATE TRIGGER release_needs_both_yes BEFORE UPDATE ON attempts
     WHEN NEW.state = 'released' AND (SELECT count(*) FROM votes, ledger WHERE votes.attempt = NEW.attempt
-        AND votes.vote = 'yes' AND votes.helper <> ledger.helper) <> 2
+        AND votes.vote = 'yes' AND votes.party <> ledger.party) <> 2
     BEGIN SELECT RAISE(ABORT, 'releasing needs YES from both peers'); END
     """,
     """
     CREATE TRIGGER renouncing_needs_a_no BEFORE UPDATE ON attempts
     WHEN NEW.state = 'renounced' AND NOT EXISTS (SELECT 1 FROM votes, ledger WHERE votes.attempt = NEW.attempt
-        AND votes.vote <> 'yes' AND votes.helper <> ledger.helper)
+        AND votes.vote <> 'yes' AND votes.party <> ledger.party)
     BEGIN SELECT RAISE(ABORT, 'renouncing needs a NO'); END
     """,
     """
     CREATE TRIGGER freeing_needs_both_no BEFORE UPDATE ON attempts
     WHEN OLD.state = 'renounced' AND NEW.state = 'aborted'
-        AND (SELECT count(DISTINCT votes.helper) FROM votes, ledger WHERE votes.attempt = NEW.attempt
-        AND votes.vote <> 'yes' AND votes.helper <> ledger.helper) <> 2
+        AND (SELECT count(DISTINCT votes.party) FROM votes, ledger WHERE votes.attempt = NEW.attempt
+        AND votes.vote <> 'yes' AND votes.party <> ledger.party) <> 2
     BEGIN SELECT RAISE(ABORT, 'freeing a voted attempt needs NO from both peers'); END
     """,
     """
@@ -161,8 +161,8 @@ TRIGGERS = (
     """,
     """
     CREATE TRIGGER watermark_rises BEFORE UPDATE ON ledger
-    WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.helper, NEW.identity_key)
-      IS NOT (OLD.ledger_id, OLD.helper, OLD.identity_key)
+    WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.party, NEW.identity_key)
+      IS NOT (OLD.ledger_id, OLD.party, OLD.identity_key)
     BEGIN SELECT RAISE(ABORT, 'the watermark never goes back and the owner never changes'); END
     """,
     """

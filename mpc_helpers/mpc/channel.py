@@ -108,7 +108,7 @@ def _hello(session: MpcSession, peer: int) -> bytes:
 
 
 def _refuse(peer: int, what: str, hint: str = "") -> MpcError:
-    return MpcError(Stage.HELLO, f"{name_of(peer)} {what}", peer=peer, hint=hint)
+    return MpcError(Stage.HELLO, f"{name_of(peer)} {what}", party=peer, hint=hint)
 
 
 async def receive_at(stage: Stage, channel: Channel, limit: int) -> bytes:
@@ -121,7 +121,7 @@ async def receive_at(stage: Stage, channel: Channel, limit: int) -> bytes:
 
 def lost(stage: Stage, peer: int, error: Exception) -> MpcError:
     """A connection that ended too early, or carried what it should not."""
-    return MpcError(stage, f"lost {name_of(peer)} while {stage.value}: {error}", peer=peer)
+    return MpcError(stage, f"lost {name_of(peer)} while {stage.value}: {error}", party=peer)
 
 
 class _MemorySink:

@@ -171,7 +171,7 @@ def _shown(writer: asyncio.StreamWriter) -> bytes | None:
 def _wrong_certificate(party: int, peer: Peer) -> MpcError:
     message = f"{peer.host}:{peer.port} shows a certificate other than that of {name_of(party)}"
     hint = "Someone is in between, or the helper has a new certificate: ask its operator for the new helper set."
-    return MpcError(Stage.CONNECT, message, peer=party, hint=hint)
+    return MpcError(Stage.CONNECT, message, party=party, hint=hint)
 
 
 def _reason(error: OSError) -> str:

@@ -175,7 +175,7 @@ def _check_opening(engine: Engine, party: int, commitment: bytes, opening: bytes
     if len(theirs) != DIGEST_SIZE:
         raise ProtocolError("an opening has a nonce and a digest")
     if not hmac.compare_digest(_commitment(engine, party, nonce), commitment):
-        raise MpcError(Stage.COMPUTE, f"{name_of(party)} opened a nonce it had not committed to", peer=party)
+        raise MpcError(Stage.COMPUTE, f"{name_of(party)} opened a nonce it had not committed to", party=party)
     if not hmac.compare_digest(theirs, seen):
         message = f"{name_of(party)} has seen other commitments than we have: one of the three told different stories"
         raise MpcError(Stage.COMPUTE, message)

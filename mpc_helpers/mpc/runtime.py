@@ -340,7 +340,7 @@ class _Party:
             return
         key = await receive_at(Stage.KEYS, channel, PAIR_KEY_SIZE)
         if len(key) != PAIR_KEY_SIZE:
-            raise MpcError(Stage.KEYS, f"{name_of(channel.peer)} sent a short pair key", peer=channel.peer)
+            raise MpcError(Stage.KEYS, f"{name_of(channel.peer)} sent a short pair key", party=channel.peer)
         self._runtime._prss_keys[pair] = key
         self._progress.waiting.discard(channel.peer)
 

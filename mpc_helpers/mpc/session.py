@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from importlib import metadata
 
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import Blamed, ProtocolError
 from protocol.field import P
 from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash
@@ -36,18 +36,17 @@ class Stage(Enum):
     FINISH = "finishing"
 
 
-class MpcError(TrefoilError):
+class MpcError(Blamed):
     """A session failed. Says at which stage and, where one is to blame, because of which party (0, 1, 2)."""
 
-    def __init__(self, stage: Stage, message: str, *, peer: int | None = None, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(self, stage: Stage, message: str, *, party: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint, party=party)
         self.stage = stage
-        self.peer = peer
 
     def encode(self) -> bytes:
         """For the way from a worker to its daemon."""
-        peer = PARTIES if self.peer is None else self.peer
-        return Writer().text(self.stage.name).uint(peer, 1).text(str(self)).text(self.hint).done()
+        party = PARTIES if self.party is None else self.party
+        return Writer().text(self.stage.name).uint(party, 1).text(str(self)).text(self.hint).done()
 
     @classmethod
     def decode(cls, data: bytes) -> MpcError:
@@ -57,8 +56,8 @@ class MpcError(TrefoilError):
             stage = Stage[reader.text()]
         except KeyError:
             raise ProtocolError("unknown stage of an MPC session") from None
-        peer = reader.uint(1)
-        error = cls(stage, reader.text(), peer=None if peer == PARTIES else peer, hint=reader.text())
+        party = reader.uint(1)
+        error = cls(stage, reader.text(), party=None if party == PARTIES else party, hint=reader.text())
         reader.finish()
         return error
 
@@ -92,7 +91,7 @@ class Progress:
         names = " and ".join(map(name_of, blamed)) or "this helper"
         remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
         message = f"{names} did not answer within {seconds:g} s while {self.stage.value}{remarks}"
-        return MpcError(self.stage, message, peer=blamed[0] if len(blamed) == 1 else None)
+        return MpcError(self.stage, message, party=blamed[0] if len(blamed) == 1 else None)
 
 
 @dataclass(frozen=True, slots=True)

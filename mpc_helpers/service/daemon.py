@@ -16,11 +16,14 @@ from pathlib import Path
 
 from aiohttp import web
 
+from mpc_helpers.admission.admit import Admission
 from mpc_helpers.admission.cluster import Workplace, workplace
 from mpc_helpers.admission.ingest import Ingested
 from mpc_helpers.admission.pool import Pool
-from mpc_helpers.agreement.agreement import Agreement, Pace
+from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement.hooks import Hooks, Pace
 from mpc_helpers.agreement.messages import longest_message
+from mpc_helpers.agreement.parties import Parties
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.identity.config import ConfigError, HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, destroy_expired_keys, load_membership
@@ -95,7 +98,9 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         place = stack.enter_context(workplace(executor, config.processes))
         meetings = Rendezvous(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
         sessions = await stack.enter_async_context(parts.sessions(config, membership, certificates, meetings))
-        helper = _helper(config, membership, ledger, agreement, sessions, place, metrics, parts)
+        admission = _admission(config, membership, ledger, place, metrics)
+        limits, clock = config.limits, parts.clock
+        helper = Helper(membership, limits, admission, agreement, sessions, clock, step=parts.step)
         intake = _intake(config, membership, ledger, helper, metrics, parts)
         stack.push_async_callback(intake.close)
         peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: meetings}, longest)
@@ -110,24 +115,15 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
 
 
 def _agreement(membership: Membership, ledger: ReportLedger, transport: Transport, parts: Parts) -> Agreement:
-    async def send(peer: int, message: bytes) -> bytes | None:
-        return await transport.send(peer, AGREEMENT, message) or None
+    async def send(party: int, message: bytes) -> bytes | None:
+        return await transport.send(party, AGREEMENT, message) or None
 
-    keys = [helper.identity_key for helper in membership.helper_set.helpers]
-    digest = membership.helper_set.digest
-    return Agreement(ledger, membership.identity, keys, digest, send, pace=parts.pace, step=parts.step)
+    return Agreement(ledger, Parties.of(membership), send, pace=parts.pace, hooks=Hooks(step=parts.step))
 
 
-def _helper(
-    config: HelperConfig,
-    membership: Membership,
-    ledger: ReportLedger,
-    agreement: Agreement,
-    sessions: Sessions,
-    place: Workplace,
-    metrics: Metrics,
-    parts: Parts,
-) -> Helper:
+def _admission(
+    config: HelperConfig, membership: Membership, ledger: ReportLedger, place: Workplace, metrics: Metrics
+) -> Admission:
     count = metrics.counter("trefoil_reports_rejected_total", "reports this helper dropped, by reason")
     spent = metrics.counter("trefoil_admit_cpu_seconds_total", "processor seconds of admitting reports, by part")
     metrics.gauge(
@@ -142,16 +138,12 @@ def _helper(
         for part, seconds in asdict(ingested.spent).items():
             spent(seconds, part=part)
 
-    return Helper(
+    return Admission(
         membership,
-        config.limits,
-        config.report_lifetime,
-        ledger,
-        agreement,
-        sessions,
         place,
-        parts.clock,
-        step=parts.step,
+        lifetime=config.report_lifetime,
+        running=config.limits.running,
+        watermark=lambda: ledger.reports.watermark,
         admitted=admitted,
     )
 
@@ -223,7 +215,7 @@ async def _keep_house(
     while True:
         try:
             now = clock()
-            await asyncio.to_thread(ledger.advance_watermark, now - config.report_lifetime)
+            await asyncio.to_thread(ledger.reports.advance_watermark, now - config.report_lifetime)
             await asyncio.to_thread(destroy_expired_keys, config, membership, now)
             await intake.tidy()
         except TrefoilError as error:

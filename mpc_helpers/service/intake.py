@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Protocol
 
 from mpc_helpers.admission.column import ColumnDraft, remove_column
+from mpc_helpers.agreement.errors import Disputed
 from mpc_helpers.identity.config import Limits, Site
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.queries import QueryBook, QueryChanged, QueryRecord
 from mpc_helpers.mpc import noise
-from mpc_helpers.mpc.session import MpcError
 from mpc_helpers.service.jobs import Job
 from mpc_helpers.service.metrics import Labels, Metrics
 from protocol.batch import Layout, column_layout
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import Blamed, ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE
 from protocol.files import write_atomically
 from protocol.query import Query, SignedQuery
@@ -60,7 +60,7 @@ class Refusal(TrefoilError):
 class Answerer(Protocol):
     """What intake needs of a helper: to answer a query, and to hand out what was released."""
 
-    async def answer(self, query: Query, column: Path, job: Job) -> QueryState: ...
+    async def answer(self, query: Query, column: Path, job: Job) -> None: ...
 
     async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None: ...
 
@@ -317,8 +317,8 @@ class Intake:
     async def _run(self, job: Job) -> None:
         """Answer one query. However it ends, the book says so and the daemon lives on."""
         try:
-            state = await self._helper.answer(job.query, job.column, job)
-            await job.enter(state)
+            await self._helper.answer(job.query, job.column, job)
+            await job.enter(QueryState.RELEASED)
         except TrefoilError as error:
             await self._fail(job, error)
         except Exception as error:
@@ -328,15 +328,15 @@ class Intake:
 
     async def _fail(self, job: Job, error: TrefoilError) -> None:
         stage = job.record.state.value
-        helper = error.peer if isinstance(error, MpcError) else getattr(error, "helper", None)
-        state = QueryState.DISPUTED if getattr(error, "disputed", False) else QueryState.FAILED
+        party = error.party if isinstance(error, Blamed) else None
+        state = QueryState.DISPUTED if isinstance(error, Disputed) else QueryState.FAILED
         job.hint = error.hint
         _LOG.warning("query %s: %s while %s: %s", job.name.digest.hex()[:16], state.value, stage, error)
         with contextlib.suppress(TrefoilError):
             # A ledger that cannot be written is the reason often enough; the query is failed all the same.
-            await job.enter(state, stage=stage, helper=helper, reason=str(error))
+            await job.enter(state, stage=stage, party=party, reason=str(error))
             return
-        job.record = QueryRecord(job.name, state, self._clock(), stage, helper, str(error))
+        job.record = QueryRecord(job.name, state, self._clock(), stage, party, str(error))
 
     def _finish(self, job: Job) -> None:
         if job.record.state is QueryState.RELEASED:

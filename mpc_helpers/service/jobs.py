@@ -45,14 +45,14 @@ class Job:
         """Nothing will happen any more unless it is asked again."""
         return self.record.state.ended
 
-    async def enter(self, state: QueryState, *, stage: str = "", helper: int | None = None, reason: str = "") -> None:
+    async def enter(self, state: QueryState, *, stage: str = "", party: int | None = None, reason: str = "") -> None:
         """Move to a state, durably, and note how long the last one took."""
         now = asyncio.get_running_loop().time()
         if self._entered:
             self.seconds[self.record.state] = self.seconds.get(self.record.state, 0.0) + now - self._entered
         self._entered = now
         self.done = 0
-        record = QueryRecord(self.name, state, self._clock(), stage, helper, reason)
+        record = QueryRecord(self.name, state, self._clock(), stage, party, reason)
         await asyncio.to_thread(self._book.record, record)
         self.record = record
 
@@ -65,7 +65,7 @@ class Job:
         record = self.record
         failure = None
         if record.state.without_answer:
-            failure = Failure(QueryState(record.stage), record.helper, record.reason, self.hint)
+            failure = Failure(QueryState(record.stage), record.party, record.reason, self.hint)
         total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
         state = QueryState.AWAITING if self.awaiting else record.state
         return QueryStatus(state, self.done, total, failure, dict(self.seconds))

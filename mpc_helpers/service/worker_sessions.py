@@ -66,7 +66,7 @@ class WorkerSession:
             missing = self._meetings.missing(attempt_id)
             names = " and ".join(map(self._membership.name, missing)) or "a helper"
             message = f"{names} did not say where its worker is within {seconds:g} s"
-            raise MpcError(Stage.CONNECT, message, peer=missing[0] if len(missing) == 1 else None) from None
+            raise MpcError(Stage.CONNECT, message, party=missing[0] if len(missing) == 1 else None) from None
 
     async def _peer(self, party: int, port: int) -> Peer:
         host, _ = self._membership.helper_set.helpers[party].endpoint

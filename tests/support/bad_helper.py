@@ -15,14 +15,14 @@ import pytest
 
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.messages import Body, Envelope
+from mpc_helpers.agreement.messages import Body
 from mpc_helpers.helper import Helper
-from mpc_helpers.ledger.attempt import QueryName, State, Word
+from mpc_helpers.ledger.attempt import AttemptState, QueryName, Word
 from protocol.batch import BatchReader
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.querier.worth import QueryResult
-from protocol.vote import SignedVote, Vote
+from protocol.vote import Vote
 from tests.support.three_helpers import ThreeHelpers, terms
 
 BAD = 2
@@ -60,7 +60,7 @@ class BadHelper:
     def __post_init__(self) -> None:
         # Set on the instance, which is what Server and Peers look up at each call.
         agreement: Any = agreement_of(self.three, BAD)
-        self.peers = agreement.peers
+        self.peers, self.parties = agreement.peers, agreement.parties
         self.carry, receive = self.peers._send, agreement.receive
 
         async def send_changed(target: int, data: bytes) -> bytes | None:
@@ -74,18 +74,18 @@ class BadHelper:
         self.peers._send, agreement.receive = send_changed, reply_changed
 
     def _changed(self, target: int, data: bytes) -> bytes | None:
-        envelope = Envelope.open(data, self.peers.realm, BAD, self.peers.keys[BAD])
+        envelope = self.parties.open(BAD, data)
         body = self.tamper(target, envelope.body)
         if body is None:
             return None
-        changed = replace(envelope, body=body).seal(self.peers.realm, self.peers.identity)
+        changed: bytes = replace(envelope, body=body).seal(self.parties.realm, self.parties.identity)
         self.sent.append((target, changed))
         return changed
 
-    def vote(self, attempt_id: bytes, word: Word) -> messages.State:
+    def vote(self, attempt_id: bytes, word: Word) -> messages.StateMessage:
         """A vote as it likes, whatever its ledger holds."""
         vote = Vote.YES if word is Word.YES else Vote.ABORTED
-        return messages.State(attempt_id, word, (SignedVote.sign(BAD, attempt_id, vote, self.peers.identity),))
+        return messages.StateMessage(attempt_id, word, (self.parties.sign_vote(attempt_id, vote),))
 
 
 def five_reports(three: ThreeHelpers) -> BatchReader:
@@ -99,12 +99,12 @@ def truth_of(three: ThreeHelpers, result: QueryResult) -> list[int]:
 
 def heads(three: ThreeHelpers) -> list[int]:
     """How far the honest ledgers have come."""
-    return [helper_of(three, party)._ledger.head.sequence for party in HONEST]
+    return [agreement_of(three, party)._ledger.chain.head.sequence for party in HONEST]
 
 
-def live_states(three: ThreeHelpers, asked: SavedQuery) -> list[State | None]:
+def live_states(three: ThreeHelpers, asked: SavedQuery) -> list[AttemptState | None]:
     key = QueryName.of(asked.query).key
-    records = [helper_of(three, party)._ledger.live(key) for party in HONEST]
+    records = [agreement_of(three, party)._ledger.attempts.live(key) for party in HONEST]
     return [record.state if record else None for record in records]
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from mpc_helpers.agreement.agreement import Pace
+from mpc_helpers.agreement.hooks import Pace
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.service.daemon import Parts, run
 from protocol.errors import TrefoilError

@@ -22,7 +22,7 @@ import aiohttp
 
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
-from mpc_helpers.ledger.attempt import QueryName, State, Step
+from mpc_helpers.ledger.attempt import AttemptState, QueryName, Step
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.local.launcher import HelperProcess, Launched, launched, prepare
@@ -186,9 +186,9 @@ class ChaosTrio:
 def _audit_query(asked: Asked, ledgers: list[ReportLedger], helper_set: HelperSet) -> list[str]:
     """One query: one attempt released, the same at all three, and the same bytes whenever they were asked for."""
     name = QueryName.of(asked.query.query)
-    live = [ledger.live(name.key) for ledger in ledgers]
+    live = [ledger.attempts.live(name.key) for ledger in ledgers]
     found = []
-    if [record and record.state for record in live] != [State.RELEASED] * PARTIES:
+    if [record and record.state for record in live] != [AttemptState.RELEASED] * PARTIES:
         return [f"L1: half spent: {[record and record.state for record in live]}"]
     attempts = {record.attempt_id for record in live if record}
     for party, shares in asked.shares.items():
@@ -211,10 +211,14 @@ def _audit_reports(ledgers: list[ReportLedger], submitted: set[bytes]) -> list[s
     found = []
     holders = []
     for ledger in ledgers:
-        rows = ledger._db.execute("SELECT digest, attempt_id, state FROM reports JOIN attempts USING (attempt)")
+        rows = ledger._database.connection.execute(
+            "SELECT digest, attempt_id, state FROM reports JOIN attempts USING (attempt)"
+        )
         holders.append({digest: attempt for digest, attempt, state in rows if state == "released"})
-        if ledger.unsettled():
-            found.append(f"L1: helper {ledger.owner.helper + 1} has {len(ledger.unsettled())} unsettled attempts")
+        if ledger.attempts.unsettled():
+            found.append(
+                f"L1: helper {ledger.owner.party + 1} has {len(ledger.attempts.unsettled())} unsettled attempts"
+            )
     if any(set(held) != submitted for held in holders):
         found.append(f"L1: {[len(submitted ^ set(held)) for held in holders]} reports are lost or foreign")
     if not (holders[0] == holders[1] == holders[2]):

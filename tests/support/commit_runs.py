@@ -12,7 +12,8 @@ from typing import Any
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Envelope, Propose
 from mpc_helpers.ledger.attempt import Word
-from mpc_helpers.ledger.ledger import Owner, ReportLedger
+from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.vote import SignedVote, Vote
 from tests.support.commit_world import IDENTITIES, KEYS, AskedQuery, CommitWorld, Plan, run
 
@@ -47,16 +48,16 @@ def fails_at(helper: int) -> Callable[[int, int], bool]:
     return lambda failing, number: failing == helper and number <= 2
 
 
-def vote_of(helper: int, attempt_id: bytes, word: Word) -> messages.State:
+def vote_of(helper: int, attempt_id: bytes, word: Word) -> messages.StateMessage:
     vote = Vote.YES if word is Word.YES else Vote.ABORTED
-    return messages.State(attempt_id, word, (SignedVote.sign(helper, attempt_id, vote, IDENTITIES[helper]),))
+    return messages.StateMessage(attempt_id, word, (SignedVote.sign(helper, attempt_id, vote, IDENTITIES[helper]),))
 
 
 def says(words: dict[int, Word]) -> Callable[[int, int, Envelope], Envelope]:
     """A helper whose every STATE says `words[target]`, whatever its ledger holds."""
 
     def tamper(source: int, target: int, envelope: Envelope) -> Envelope:
-        if isinstance(envelope.body, messages.State):
+        if isinstance(envelope.body, messages.StateMessage):
             return dataclasses.replace(envelope, body=vote_of(source, envelope.body.attempt_id, words[target]))
         return envelope
 
@@ -80,7 +81,7 @@ def no_votes_to(helper: int | None, until: float) -> Callable[[int, int, Envelop
 
     def block(source: int, target: int, envelope: Envelope) -> bool:
         early = asyncio.get_running_loop().time() < until
-        return early and isinstance(envelope.body, messages.State | Ask) and helper in (None, target, source)
+        return early and isinstance(envelope.body, messages.StateMessage | Ask) and helper in (None, target, source)
 
     return block
 
@@ -94,15 +95,22 @@ async def empty_at(world: CommitWorld, helper: int, time: float, *, trusted: boo
     node.kill()
     for path in list(node.path.parent.glob(node.path.name + "*")):
         path.unlink()
-    ReportLedger.create(node.path, Owner(helper, KEYS[helper]))
+    ReportLedger.create(node.path, LedgerOwner(helper, KEYS[helper]))
     world.prepare(node.path)
     if trusted:
         for other in world.nodes:
             if other is not node:
-                other.agreement.peers.trust_new_ledger(helper)
+                _trust_new_ledger(other.agreement, helper)
     await node.start()
     await asyncio.sleep(60)
     await world.stop()
+
+
+def _trust_new_ledger(agreement: Any, party: int) -> None:
+    """As an operator does who accepts a peer's new ledger, but while the daemon runs."""
+    agreement._ledger.peer_heads.forget(party)
+    agreement.peers._met.pop(party, None)
+    agreement.alarms.texts.pop(party, None)
 
 
 def honest_sums(world: CommitWorld) -> list[dict[int, frozenset[bytes]]]:

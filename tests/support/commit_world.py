@@ -11,17 +11,23 @@ import hashlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt, AttemptTerms, Pace
+from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement.errors import AgreementError, AlreadyReleased, TooFewReports
+from mpc_helpers.agreement.hooks import Hooks, Pace
 from mpc_helpers.agreement.messages import Envelope
-from mpc_helpers.ledger.attempt import AgreementError, AlreadyReleased, Outcome, QueryName, State, Step, TooFewReports
-from mpc_helpers.ledger.file import LedgerClosed
-from mpc_helpers.ledger.ledger import Owner, ReportLedger, Standing
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
+from mpc_helpers.agreement.parties import Parties
+from mpc_helpers.ledger.attempt import AttemptState, QueryName, Step
+from mpc_helpers.ledger.file import LedgerClosed, LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.reports import Standing
 from protocol.batch import Digests, batch_root, sorted_order
 from protocol.errors import Rejection
 from protocol.helper_set import realm
@@ -42,6 +48,11 @@ ROTATION_SECONDS = 3.0
 def set_digest(renewals: int) -> bytes:
     """The digest of the helper set after so many renewals."""
     return hashlib.sha256(b"renewal %d" % renewals).digest() if renewals else SET_DIGEST
+
+
+def parties(party: int, renewals: int = 0) -> Parties:
+    """The three, as one of them sees them after so many renewals of the helper set."""
+    return Parties(party, IDENTITIES[party], KEYS, realm(set_digest(renewals)))
 
 
 class Crash(BaseException):
@@ -156,7 +167,7 @@ class CommitWorld:
         self.rng = np.random.default_rng(self.plan.seed)
         for helper in range(3):
             path = self.folder / f"helper{helper}.db"
-            ReportLedger.create(path, Owner(helper, KEYS[helper]))
+            ReportLedger.create(path, LedgerOwner(helper, KEYS[helper]))
             self.prepare(path)
             self.nodes.append(Node(self, helper, path))
 
@@ -191,7 +202,7 @@ class CommitWorld:
     def done(self) -> bool:
         owed = [(helper, query.name.key) for helper in self.honest for query in self.queries]
         alive = all(self.nodes[helper].alive for helper in self.honest)
-        settled = alive and all(not self.nodes[helper].ledger.unsettled() for helper in self.honest)
+        settled = alive and all(not self.nodes[helper].ledger.attempts.unsettled() for helper in self.honest)
         return settled and all(key in self.ended for key in owed)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -293,7 +304,7 @@ class Node:
         agreement: Any = getattr(self, "agreement", None)
         doomed = list(self.work)
         if agreement is not None:
-            doomed += [*agreement._spending._asking.values(), *agreement.peers._in_flight.values()]
+            doomed += [*agreement._voting.asking._tasks.values(), *agreement.peers._in_flight.values()]
         for task in doomed:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -311,18 +322,9 @@ class Node:
                 raise Crash
             return await self.world.carry(self.helper, peer, data)
 
-        self.ledger = ReportLedger(self.path, Owner(self.helper, KEYS[self.helper]), step=self.step)
-        self.agreement = Agreement(
-            self.ledger,
-            IDENTITIES[self.helper],
-            KEYS,
-            set_digest(self.renewals),
-            send,
-            pace=PACE,
-            step=self.step,
-            offload=inline,
-            entropy=self.world.rng.bytes,
-        )
+        self.ledger = ReportLedger(self.path, LedgerOwner(self.helper, KEYS[self.helper]), step=self.step)
+        hooks = Hooks(step=self.step, offload=inline, entropy=self.world.rng.bytes)
+        self.agreement = Agreement(self.ledger, parties(self.helper, self.renewals), send, pace=PACE, hooks=hooks)
         await self.agreement.recover()
         self.alive = True
         for query in self.world.queries:
@@ -353,20 +355,24 @@ class Node:
         self.step(Step.ANSWER_AFTER_SEND)
         self.world.ended[(self.helper, query.name.key)] = "released"
 
-    async def attempt(self, query: AskedQuery) -> Outcome:
+    async def attempt(self, query: AskedQuery) -> None:
         now = asyncio.get_running_loop().time
         deadline = max(min(now() + 25, query.deadline), now() + 0.1)
         batch = query.batch()
-        attempt = await self.agreement.agree(AttemptTerms(query.name, False, bytes(32)), batch, deadline)
+        agreed = await self.agreement.agree(AttemptTerms(query.name, False, bytes(32)), batch, deadline)
+        attempt = await self.agreement.reserve(agreed)
         self._note(attempt, batch)
         self.step(Step.COMPUTE)
         await asyncio.sleep(0.1)
         if self.world.plan.mpc_fails(self.helper, attempt.number):
             await asyncio.sleep(0.2)
             await self.agreement.give_up(attempt, "the MPC failed")
-            return Outcome.ABORTED
+            return
         share = b"share %d of %s" % (self.helper, attempt.attempt_id.hex().encode())
-        return await self.agreement.commit(attempt, share, now() + 10)
+        # A query that is asked again while its vote is out: the next attempt must wait for the end of this one.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await self.agreement.commit(attempt, share)
 
     def _note(self, attempt: Attempt, batch: AdmittedBatch) -> None:
         accepted = frozenset(bytes(row) for row in batch.digests[:][attempt.accepted])
@@ -401,7 +407,7 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
             bytes_of[(helper, key)].add(share)
     for ledger in ledgers.values():
         for query in world.queries:
-            released = ledger._records("query_key = ? AND state = 'released'", query.name.key)
+            released = ledger.attempts._select("query_key = ? AND state = 'released'", query.name.key)
             let_out[query.name.key].update(record.attempt_id for record in released)
     found += [f"S3: two attempts of one query are out: {key[:2].hex()}" for key, ids in let_out.items() if len(ids) > 1]
     found += [f"S3: helper {who[0]} sent different bytes" for who, shares in bytes_of.items() if len(shares) > 1]
@@ -412,8 +418,8 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
             found.append("S1: two released answers share a report")
     for _, attempt_id in answers:
         for helper, ledger in ledgers.items():
-            record = ledger.record(attempt_id)
-            if record is not None and record.state in (State.RESERVED, State.ABORTED):
+            record = ledger.attempts.find(attempt_id)
+            if record is not None and record.state in (AttemptState.RESERVED, AttemptState.ABORTED):
                 found.append(f"half spent: released somewhere, {record.state.value} at helper {helper}")
     return found
 
@@ -421,9 +427,9 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
 def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found = []
     for helper, ledger in ledgers.items():
-        found += [f"L1: stuck as {record.state.value} at helper {helper}" for record in ledger.unsettled()]
+        found += [f"L1: stuck as {record.state.value} at helper {helper}" for record in ledger.attempts.unsettled()]
     for query in world.queries:
-        records = [ledger.live(query.name.key) for ledger in ledgers.values()]
+        records = [ledger.attempts.live(query.name.key) for ledger in ledgers.values()]
         states = {record.state if record else None for record in records}
         if len(states) != 1 or len({record.attempt_id if record else b"" for record in records}) != 1:
             found.append(f"L1: {query.name.key[:1].hex()} ended differently: {states}")
@@ -433,7 +439,7 @@ def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]
     spent = _union(reports for query in world.queries if query.name.key in won for reports in [_digests(query)])
     for query in world.queries:
         for helper, ledger in ledgers.items():
-            standing = ledger.lookup(query.batch().digests, bytes(32))
+            standing = ledger.reports.lookup(query.batch().digests, bytes(32))
             unspent = np.array([bytes(row) not in spent for row in query.digests()])
             if np.any(standing[unspent] != Standing.FREE):
                 found.append(f"L1: reports of a query that ended without answer are locked at helper {helper}")
@@ -449,7 +455,7 @@ def _union(sets: Iterable[frozenset[bytes]]) -> frozenset[bytes]:
 
 
 def _reopen(world: CommitWorld, helper: int) -> ReportLedger:
-    return ReportLedger(world.nodes[helper].path, Owner(helper, KEYS[helper]))
+    return ReportLedger(world.nodes[helper].path, LedgerOwner(helper, KEYS[helper]))
 
 
 def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) -> AdmittedBatch:

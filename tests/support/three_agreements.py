@@ -7,16 +7,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from mpc_helpers.agreement.agreement import AdmittedBatch, Agreement, Attempt, AttemptTerms
-from mpc_helpers.ledger.attempt import Outcome
-from mpc_helpers.ledger.ledger import Owner, ReportLedger
+from mpc_helpers.agreement.agreement import Agreement
+from mpc_helpers.agreement.hooks import Hooks
+from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
+from mpc_helpers.ledger.attempt import AttemptOutcome
+from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
 from tests.support.commit_world import (
-    IDENTITIES,
     KEYS,
     PACE,
-    SET_DIGEST,
     AskedQuery,
     inline,
+    parties,
     run,
 )
 
@@ -35,24 +37,16 @@ class ThreeAgreements:
         self.calls: list[tuple[int, int]] = []
         self.ledgers: list[ReportLedger] = []
         for helper in range(3):
-            ReportLedger.create(folder / f"{helper}.db", Owner(helper, KEYS[helper]))
-            self.ledgers.append(ReportLedger(folder / f"{helper}.db", Owner(helper, KEYS[helper])))
+            ReportLedger.create(folder / f"{helper}.db", LedgerOwner(helper, KEYS[helper]))
+            self.ledgers.append(ReportLedger(folder / f"{helper}.db", LedgerOwner(helper, KEYS[helper])))
         self._threads = threads
         self.agreements: list[Agreement] = []
 
     def start(self) -> None:
-        offload = None if self._threads else inline
+        hooks = Hooks(offload=None if self._threads else inline)
         self.agreements = [
-            Agreement(
-                self.ledgers[helper],
-                IDENTITIES[helper],
-                KEYS,
-                SET_DIGEST,
-                self._sender(helper),
-                pace=PACE,
-                offload=offload,
-            )
-            for helper in range(3)
+            Agreement(self.ledgers[party], parties(party), self._sender(party), pace=PACE, hooks=hooks)
+            for party in range(3)
         ]
 
     def _sender(self, source: int) -> Callable[[int, bytes], Awaitable[bytes | None]]:
@@ -81,17 +75,26 @@ class ThreeAgreements:
             name = changes.get("names", {}).get(helper, query.name)
             parameters = changes.get("parameters", {}).get(helper, PARAMETERS)
             terms = AttemptTerms(name, False, parameters, changes.get("minimum", 1))
-            work.append(self.agreements[helper].agree(terms, batch, deadline))
+            work.append(self._reserved(helper, terms, batch, deadline))
         return await asyncio.gather(*work, return_exceptions=True)
 
-    async def commit(self, attempts: list[Attempt]) -> list[Outcome]:
-        deadline = asyncio.get_running_loop().time() + 20.0
-        return await asyncio.gather(
-            *(
-                self.agreements[helper].commit(attempt, b"share %d" % helper, deadline)
-                for helper, attempt in enumerate(attempts)
+    async def _reserved(self, party: int, terms: AttemptTerms, batch: AdmittedBatch, deadline: float) -> Attempt:
+        agreement = self.agreements[party]
+        return await agreement.reserve(await agreement.agree(terms, batch, deadline))
+
+    async def commit(self, attempts: list[Attempt]) -> list[AttemptOutcome]:
+        async with asyncio.timeout(20.0):
+            return await asyncio.gather(
+                *(self.agreements[party].commit(attempt, b"share %d" % party) for party, attempt in enumerate(attempts))
             )
-        )
+
+    async def commit_within(self, seconds: float, party: int, attempt: Attempt) -> AttemptOutcome | None:
+        """Votes, and waits so long for the outcome; None if it is not known by then."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.agreements[party].commit(attempt, b"share")
+        except TimeoutError:
+            return None
 
     async def stop(self) -> None:
         for agreement in self.agreements:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpc_helpers.agreement.agreement import Pace
+from mpc_helpers.agreement.hooks import Pace
 from mpc_helpers.agreement.negotiation import Attempt
 from mpc_helpers.helper import Sessions
 from mpc_helpers.identity.config import HelperConfig, load_config

@@ -193,7 +193,7 @@ class JointNoise:
         seed = await self._engine.take(self._after, self._layout.opening)
         if not hmac.compare_digest(commitment_to(seed), self._commitment):
             message = f"{name_of(self._after)} opened other weights than both others had committed to"
-            raise MpcError(Stage.COMPUTE, message, peer=self._after)
+            raise MpcError(Stage.COMPUTE, message, party=self._after)
         return self._weights(self._party, seed)
 
     # Prove.
@@ -261,7 +261,7 @@ class JointNoise:
         try:
             return field.decode(body, count)
         except ProtocolError as error:
-            raise MpcError(Stage.COMPUTE, f"{name_of(peer)} sent {error}", peer=peer) from None
+            raise MpcError(Stage.COMPUTE, f"{name_of(peer)} sent {error}", party=peer) from None
 
 
 def commitment_to(seed: bytes) -> bytes:
