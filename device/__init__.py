@@ -7,6 +7,7 @@
 - `privacy_loss`: what one epoch pays for one report
 - `privacy_filter`: what each epoch has paid, never overdrawn
 - `attribution`: how a conversion's value is divided among impressions
+- `named_function`: attribution functions by name, for a command line
 - `side_query`: the flag that says a report may be missing something
 - `report`: from a histogram to what leaves the device
 - `limits`: what no site can change

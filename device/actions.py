@@ -9,12 +9,15 @@ from pathlib import Path
 from rich.table import Table
 
 from device import agent
-from device.conversion import ConversionOptions
+from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
 from device.impression import ImpressionOptions
+from device.named_function import named_function
 from device.privacy_filter import FilterKind, FilterState
+from device.privacy_loss import report_sensitivity
 from device.report import DebugReport
 from device.shortfall import shortfall
+from device.side_query import SideQuery, SideQueryForm
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
 from protocol.console import out, say
@@ -23,6 +26,7 @@ from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
+from protocol.seconds import DAY
 
 _KINDS = {
     FilterKind.SITE: "reports to this site",
@@ -54,11 +58,13 @@ class Destination:
         batch = BatchReader(self.path)
         if len(batch):
             terms = batch[0].terms()
-            shape = (parse_site(site), parse_site(intermediary or site), options.histogram_size, options.unit, 0)
+            parties = (parse_site(site), parse_site(intermediary or site))
+            shape = (*parties, options.histogram_size, options.unit, options.kappa)
             if (terms.site, terms.caller, terms.buckets, terms.unit, terms.kappa) != shape:
                 raise TrefoilError(
-                    f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}",
-                    "Keep one file per site, caller, unit and number of buckets.",
+                    f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}, "
+                    f"and κ = {terms.kappa}",
+                    "Keep one file per site, caller, unit, number of buckets and κ.",
                 )
 
     def write(self, report: SealedReport) -> None:
@@ -78,25 +84,74 @@ def save_impression(db: Path, site: str, options: ImpressionOptions, intermediar
     return {"site": parse_site(site), "bucket": options.histogram_index}
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a person asks a device to measure: the standard's call, or with a function the paper's request."""
+
+    options: ConversionOptions
+    function: str | None = None
+    form: SideQueryForm = SideQueryForm.GENERAL
+
+    def __post_init__(self) -> None:
+        if self.function is None and self.form is not SideQueryForm.GENERAL:
+            raise TrefoilError("the last-touch flag is for last touch alone (Theorem 16)", "Give --function last.")
+        if self.function is not None and (self.options.impression_sites or self.options.impression_callers):
+            raise TrefoilError(
+                "--impression-site and --impression-caller belong to the standard's call", "Leave --function out."
+            )
+
+    def on(self, device: Device[agent.Report], now: int) -> ConversionOptions | AttributionRequest:
+        """As the device takes it. Weeks of a request are those that the lookback touches, from end to end."""
+        options = self.options
+        if self.function is None:
+            return options
+        limits = device.overview().limits
+        days = min(options.lookback_days or limits.max_lookback_days, limits.max_lookback_days)
+        return AttributionRequest(
+            epochs=device.calendar().window(now - days * DAY, now),
+            epsilon=options.epsilon,
+            buckets=options.histogram_size,
+            value=options.value,
+            query_sensitivity=report_sensitivity(options.max_value, options.histogram_size, epochs=2),
+            function=named_function(self.function, options.credit),
+            match_values=options.match_values,
+            side_query=SideQuery(options.kappa, self.form) if options.kappa else None,
+            unit=options.unit,
+        )
+
+
+def flag_form(text: str) -> SideQueryForm:
+    """The form of the side query that a person names."""
+    for form in SideQueryForm:
+        if form.value.replace(" ", "-") == text:
+            return form
+    raise TrefoilError(f"the flag has no form {text!r}", "Known are general and last-touch.")
+
+
 def convert(
     db: Path,
     helpers: Path,
     site: str,
-    options: ConversionOptions,
+    asked: Asked,
     intermediary: str | None,
     destination: Destination,
 ) -> dict[str, object]:
     """Measure one conversion and write its report."""
     helper_set = HelperSet.load(helpers)
-    destination.check(site, intermediary, options)
+    destination.check(site, intermediary, asked.options)
     with agent.opened(_present(db), helper_set) as device:
-        report = device.measure_conversion(site, options, intermediary=intermediary)
+        wanted = asked.on(device, agent.system_clock())
+        report = device.measure_conversion(site, wanted, intermediary=intermediary)
         overview = device.overview()
     sealed = report.sealed if isinstance(report, DebugReport) else report
     destination.write(sealed)
     size = len(sealed.encode())
     say(f"wrote a sealed report of {size} bytes to {destination.path}")
-    told = shortfall(options.checked(parse_site(site), parse_site(intermediary or site), overview.limits), overview)
+    if isinstance(wanted, AttributionRequest):
+        moved = report_sensitivity(wanted.value, wanted.buckets, len(wanted.epochs))
+        say(f"one week can move it by at most {moved}, and noise is made for {wanted.query_sensitivity} (Theorem 18)")
+    conversion = wanted.checked(parse_site(site), parse_site(intermediary or site), overview.limits)
+    told = shortfall(conversion, overview)
     if told is not None:
         say(told)
     result: dict[str, object] = {"report": sealed.digest.hex(), "bytes": size, "file": str(destination.path)}

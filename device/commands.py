@@ -84,12 +84,25 @@ def convert(
     impression_site: Annotated[list[str] | None, typer.Option(help="Only from these sites; repeatable.")] = None,
     impression_caller: Annotated[list[str] | None, typer.Option(help="Only saved by these; repeatable.")] = None,
     unit: Annotated[str, typer.Option(help="What a unit of value is, for people.")] = "count",
+    function: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The paper's request instead of the standard's call: last, first, equal, last-n, slots, or "
+            "module:function for your own.",
+        ),
+    ] = None,
+    kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
+    flag: Annotated[str, typer.Option(help="Its form: general, or last-touch (with --function last).")] = "general",
     intermediary: Intermediary = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a conversion on SITE: attribute it, pay for it, and write the sealed report.
 
     Example: trefoil device convert shop.example --db ann.db --helpers helpers.json --buckets 4 --batch shop.batch
+
+    Example: trefoil device convert shop.example --db ann.db --helpers helpers.json --buckets 4 --function first
+    --kappa 1 --batch shop.batch
     """
     from device import actions
     from device.conversion import ConversionOptions
@@ -108,9 +121,11 @@ def convert(
         impression_sites=impression_site or (),
         impression_callers=impression_caller or (),
         unit=unit,
+        kappa=kappa,
     )
     destination = actions.Destination.chosen(batch, report)
-    write_json(json_file, actions.convert(db, helpers, site, options, intermediary, destination))
+    asked = actions.Asked(options, function, actions.flag_form(flag))
+    write_json(json_file, actions.convert(db, helpers, site, asked, intermediary, destination))
 
 
 @device.command()

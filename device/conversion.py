@@ -84,7 +84,11 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class ConversionOptions:
-    """What a site passes to `measure_conversion`, as the standard has it, and a name for the unit of its values."""
+    """What a site passes to `measure_conversion`, as the standard has it, and two members of ours.
+
+    `unit` is a name for the unit of its values; `kappa` above 0 asks for the side query in its general form. (The form
+    for last touch is not offered: with the standard's priorities an earlier epoch may hold the touch that counts.)
+    """
 
     aggregation_service: str
     histogram_size: int
@@ -97,6 +101,7 @@ class ConversionOptions:
     impression_sites: Sequence[str] = ()
     impression_callers: Sequence[str] = ()
     unit: str = "count"
+    kappa: int = 0
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or the standard's error, checked in the standard's order."""
@@ -110,11 +115,12 @@ class ConversionOptions:
         longest = limits.max_lookback_days
         lookback = longest if self.lookback_days is None else whole("lookback_days", self.lookback_days, 1, ANY_DAYS)
         match_values = wholes("match_values", self.match_values, limits.max_match_values, U32)
+        kappa = whole("kappa", self.kappa, 0, MAX_SENSITIVITY)
         return Conversion(
             site=site,
             caller=caller,
             # Noise of scale 2·max_value/ε, and 2·value of it for a full report: Theorem 18's factor on both sides.
-            loss_terms=LossTerms(epsilon, floor_micros(epsilon), 2 * max_value),
+            loss_terms=LossTerms(epsilon, floor_micros(epsilon), 2 * max_value, kappa),
             fixed_sensitivity=2 * value,
             buckets=buckets,
             value=value,
@@ -127,6 +133,7 @@ class ConversionOptions:
             impression_callers=parse_sites(
                 "impression_callers", self.impression_callers, limits.max_impression_callers
             ),
+            side_query=SideQuery(kappa) if kappa else None,
         )
 
     def _last_n_touch(self, limits: DeviceLimits) -> LastNTouch:

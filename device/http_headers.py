@@ -15,6 +15,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 from device.conversion import ConversionOptions
 from device.impression import I32, U32, ImpressionOptions
 from device.structured_fields import BareItem, Member, parse_dictionary
+from protocol.epsilon import MAX_SENSITIVITY
 from protocol.errors import ProtocolError
 
 Reader = Callable[[Member], Any]
@@ -122,4 +123,6 @@ _MEASURE_CONVERSION: dict[str, Reader] = {
     "credit": _list_of(_number),
     "impression-sites": _list_of(_string),
     "impression-callers": _list_of(_string),
+    # Ours: the weight of the bias side query. Parsers that know the standard alone ignore it.
+    "kappa": _integer(0, MAX_SENSITIVITY),
 }

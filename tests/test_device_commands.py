@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 import trefoil
 from device import actions, agent
 from device.conversion import ConversionOptions
+from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
@@ -136,6 +137,77 @@ def test_a_report_that_no_week_could_pay_for_says_so(db: Path, helpers: Path, tm
     assert "none of these weeks" in convert("1", "d.example")[1]
 
 
+@pytest.mark.parametrize(
+    ("function", "histogram"),
+    [
+        (["last"], [0, 0, 6]),
+        (["first"], [6, 0, 0]),
+        (["equal"], [2, 2, 2]),
+        (["last-n", "--credit", "2", "--credit", "1"], [0, 2, 4]),
+        (["slots"], [2, 2, 2]),
+        (["middle:middle_touch"], [0, 6, 0]),
+    ],
+)
+def test_every_attribution_function_has_a_door(
+    function: list[str], histogram: list[int], db: Path, helpers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours by name, and one's own from a file in the current folder."""
+    (tmp_path / "middle.py").write_text(
+        "def middle_touch(relevant, award):\n"
+        "    touches = sorted((one for week in relevant.values() for one in week), key=lambda one: one.time)\n"
+        "    middle = touches[len(touches) // 2].histogram_index\n"
+        "    return [award.value if bucket == middle else 0 for bucket in range(award.buckets)]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    now = int(time.time())
+    agent.create(db, debug=True)
+    for bucket in range(3):
+        with agent.opened(db, clock=lambda moment=now - 60 + bucket: moment) as device:  # type: ignore[misc]  # a clock
+            device.save_impression("news.example", ImpressionOptions(bucket))
+    result = tmp_path / "result.json"
+    where = ("--db", db, "--helpers", helpers, "--buckets", "3", "--report", tmp_path / "r", "--json", result)
+    values = ("--value", "6", "--max-value", "6", "--kappa", "2", "--epsilon", "0.5")
+    shown = succeed("device", "convert", "shop.example", *where, *values, "--function", *function)
+    assert json.loads(result.read_text())["histogram"] == [*histogram, 0]
+    assert "can move it by at most" in shown and "noise is made for 12" in shown
+    assert SealedReport.decode((tmp_path / "r").read_bytes()).terms().kappa == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--function", "third"), "no attribution function 'third'"),
+        (("--function", "nowhere:at_all"), "cannot import nowhere:at_all"),
+        (("--function", "json:nothing"), "cannot import json:nothing"),
+        (("--function", "math:pi"), "not a function"),
+        (("--function", "last", "--impression-site", "news.example"), "standard's call"),
+        (("--kappa", "1", "--flag", "last-touch"), "last touch alone"),
+        (("--function", "first", "--kappa", "1", "--flag", "last-touch"), "last-touch attribution only"),
+        (("--kappa", "1", "--flag", "loud"), "no form 'loud'"),
+        (("--kappa", "-1"), "kappa must be 0"),
+    ],
+)
+def test_functions_and_flags_that_cannot_be(
+    wrong: tuple[str, ...], message: str, db: Path, helpers: Path, tmp_path: Path
+) -> None:
+    """Refused in words, and nothing is paid or written."""
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "1")
+    where = ("--db", db, "--helpers", helpers, "--buckets", "2", "--batch", tmp_path / "b")
+    error = fail("device", "convert", "shop.example", *where, *wrong)
+    assert message in str(error)
+    assert not (tmp_path / "b").exists()
+    with agent.opened(db) as device:
+        assert device.budget() == [] and len(device.reports()) == 0
+
+
+def test_a_batch_holds_reports_of_one_kappa(db: Path, helpers: Path, tmp_path: Path) -> None:
+    convert = ("device", "convert", "shop.example", "--db", db, "--helpers", helpers, "--buckets", "2")
+    succeed(*convert, "--kappa", "3", "--batch", tmp_path / "b")
+    succeed(*convert, "--kappa", "3", "--function", "last", "--flag", "last-touch", "--batch", tmp_path / "b")
+    assert "one file per site" in fail(*convert, "--batch", tmp_path / "b").hint
+    assert [report.terms().kappa for report in BatchReader(tmp_path / "b")] == [3, 3]
+
+
 def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None:
     succeed("device", "create", "--db", db, "--debug")
 
@@ -244,7 +316,8 @@ def test_reports_of_the_command_line_leave_at_the_tick(
     agent.create(db)
     monkeypatch.setattr("device.tick.Tick.__call__", lambda self: lambda: waited.append(self.period))
     options = ConversionOptions(TREFOIL_SERVICE, 1)
-    actions.convert(db, helpers, "shop.example", options, None, actions.Destination(db.with_name("r"), is_batch=False))
+    asked = actions.Asked(options)
+    actions.convert(db, helpers, "shop.example", asked, None, actions.Destination(db.with_name("r"), is_batch=False))
     assert waited == [0.05]
 
 

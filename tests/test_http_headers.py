@@ -67,6 +67,14 @@ def test_our_own_example_of_each() -> None:
     assert conversion.report_url == "https://base.example/reports?x=1"
 
 
+def test_a_side_query_by_header_is_a_member_of_ours() -> None:
+    """The standard ignores keys that it does not know, so the same header serves other devices too."""
+    header = 'aggregation-service="trefoil", histogram-size=4, report-url="/r", kappa=5'
+    assert parse_measure_conversion(header, BASE).options == ConversionOptions("trefoil", 4, kappa=5)
+    with pytest.raises(ProtocolError, match="kappa"):
+        parse_measure_conversion(header.replace("kappa=5", "kappa=-1"), BASE)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -24,7 +24,10 @@ class WrongType(StandardError):
         return "TypeError"
 
 
-_INTEGERS = ("histogram_index", "match_value", "lifetime_days", "priority", "histogram_size", "value", "max_value")
+_INTEGERS = (
+    *("histogram_index", "match_value", "lifetime_days", "priority", "histogram_size", "value", "max_value"),
+    *("lookback_days", "kappa"),
+)
 _LISTS = {
     "conversion_sites": str,
     "conversion_callers": str,
@@ -55,7 +58,7 @@ def _member(field: str, name: str, passed: Mapping[str, object]) -> object:
         if not isinstance(value, list):
             raise WrongType(f"{name} must be a sequence")
         return tuple(_scalar(_LISTS[field], name, each) for each in value)
-    if field in (*_INTEGERS, "lookback_days"):
+    if field in _INTEGERS:
         return _scalar(int, name, value)
     return _scalar(float if field == "epsilon" else str, name, value)
 

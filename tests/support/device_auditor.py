@@ -326,6 +326,7 @@ def by_standard(auditor: Auditor, now: int, site: str, caller: str, options: Con
         value=options.value,
         buckets=options.histogram_size,
         share=lambda ads: by_credit(ads, options.credit, options.value, options.histogram_size),
+        kappa=options.kappa,
         match_values=frozenset(options.match_values),
         from_sites=frozenset(options.impression_sites),
         from_callers=frozenset(options.impression_callers),

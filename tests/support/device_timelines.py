@@ -241,6 +241,7 @@ class Draw:
             match_values=self.some(range(3), 0.2),
             impression_sites=self.some(SITES, 0.1),
             impression_callers=self.some((*SITES, "ads.example"), 0.05),
+            kappa=self.one([0, 0, 0, 1, 5]),
         )
 
     def request(self) -> AttributionRequest:
@@ -268,6 +269,8 @@ class Draw:
             {"match_value": 2**32},
             {"priority": -(2**31) - 1},
             {"lifetime_days": 0},
+            {"lifetime_days": 1.5},
+            {"histogram_index": 0.5},
             {"conversion_sites": ("a.example",) * 1000},
             {"conversion_callers": ("localhost",)},
         ]
@@ -279,10 +282,11 @@ class Draw:
         good = self.convert()
         both: list[dict[str, Any]] = [
             *({"epsilon": wrong} for wrong in (0.0, -1.0, math.nan, math.inf, 5000.0)),
-            *({"value": wrong} for wrong in (0, -1, 10**15)),
+            *({"value": wrong} for wrong in (0, -1, 10**15, 1.5, "1")),
+            *({"match_values": wrong} for wrong in ([-1], [1] * 1000, [0.5], 1)),
         ]
         only: list[dict[str, Any]] = [
-            *({"epochs": wrong} for wrong in ((), (0, 5000))),
+            *({"epochs": wrong} for wrong in ((), (0, 5000), (-0.25,), (0.5, 1.5))),
             *({"buckets": 0}, {"buckets": 10**6}, {"query_sensitivity": 1}, {"query_sensitivity": 2**41}),
         ]
         if isinstance(good.options, ConversionOptions):
@@ -418,6 +422,7 @@ def measure_header(options: ConversionOptions) -> str:
     members = [f'aggregation-service="{options.aggregation_service}"', f"histogram-size={options.histogram_size}"]
     members.append(f"epsilon={options.epsilon:.3f}")
     members += [f"value={options.value}", f"max-value={options.max_value}", 'report-url="/reports"']
+    members += [f"kappa={options.kappa}"] if options.kappa else []
     members += [f"credit=({' '.join(str(share) for share in options.credit)})"]
     members += [f"match-values=({' '.join(map(str, options.match_values))})"]
     lists = {"impression-sites": options.impression_sites, "impression-callers": options.impression_callers}
