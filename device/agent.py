@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from device.coins import fair_coin
 from device.conversion import Conversion
 from device.device import Device
+from device.epoch import draw_start
 from device.limits import DeviceLimits
 from device.report import DebugReport, DebugSeal, HelperSetSeal
 from device.sqlite_store import SqliteStore
@@ -39,9 +41,16 @@ class NoHelpers:
         raise TrefoilError("a report needs a helper set to be sealed to", "Name the file with --helpers.")
 
 
-def create(path: Path, *, debug: bool = False, limits: DeviceLimits | None = None) -> None:
-    """Make a new device database. Whether it is a debug device is decided here, and for ever."""
-    SqliteStore.create(path, epoch_length=(limits or DeviceLimits()).epoch_length, debug=debug)
+def create(
+    path: Path,
+    *,
+    debug: bool = False,
+    limits: DeviceLimits | None = None,
+    clock: Callable[[], int] = system_clock,
+) -> None:
+    """Make a new device database. Whether it is a debug device and where its epochs begin is decided here, for ever."""
+    length = (limits or DeviceLimits()).epoch_length
+    SqliteStore.create(path, epoch_length=length, epoch_start=draw_start(clock(), length, fair_coin()), debug=debug)
 
 
 @contextmanager
@@ -57,6 +66,9 @@ def opened(
     limits = limits or DeviceLimits()
     store = SqliteStore.open(path, epoch_length=limits.epoch_length, clock=clock)
     try:
+        with store.transaction():
+            # Of a database that an older version made, and that no conversion was measured on.
+            store.fix_epoch_start(draw_start(clock(), limits.epoch_length, fair_coin()))
         seal = _seal(helper_set, debug=store.debug)
         yield Device(store, seal, clock=clock, limits=limits, tick=tick or Tick())
     finally:

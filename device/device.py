@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import wraps
 from typing import Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -40,6 +41,13 @@ from protocol.errors import TrefoilError
 
 R = TypeVar("R")
 P = ParamSpec("P")
+
+
+class Register(Enum):
+    """Who acts on a user's action is noted twice: what is saved on it must not decide what is measured on it."""
+
+    SAVES = "saves"
+    MEASUREMENTS = "measurements"
 
 
 class Reach(NamedTuple):
@@ -147,7 +155,7 @@ class Device(Generic[R]):
                 settled = self._charge(conversion, found, award)
                 # Attribute: divide the value among the impressions of epochs that paid.
                 numbers = self._attribute(conversion, found, settled, award)
-                self._store.log(_record(conversion, now, found, settled))
+                self._store.log(_record(conversion, now, found, settled), self._limits.max_log_records)
         except BaseException as fault:
             numbers = self._null(conversion, now, action, fault, begun=begun)
         # Share, Seal: only now, when the charge is on disk.
@@ -171,7 +179,7 @@ class Device(Generic[R]):
         saved = options.saved(*_parties(site, intermediary), now, self._limits)
         try:
             with self._store.transaction():
-                if self._store.enabled and self._admits(action, saved.impression.site, now):
+                if self._store.enabled and self._admits(Register.SAVES, action, saved.impression.site, now):
                     self._make_room(saved)
                     self._store.save(saved)
         except Exception:
@@ -262,14 +270,15 @@ class Device(Generic[R]):
                 owed = dict.fromkeys(reach.window, self._worst(conversion, reach.window))
                 paid = self._pay(conversion, owed, reach.usable)
                 nothing = Found(reach.window, reach.usable, {}, reach.measuring)
-                self._store.log(_record(conversion, now, nothing, Settled(paid, None, fault=True)))
+                record = _record(conversion, now, nothing, Settled(paid, None, fault=True))
+                self._store.log(record, self._limits.max_log_records)
         if not isinstance(fault, Exception):
             raise fault
         return _zeros(conversion)
 
     def _reach(self, conversion: Conversion, now: int, action: str | None) -> Reach:
         """Which epochs are asked for, and which of them may be used. While measurement is off, epochs of no device."""
-        measuring = self._store.enabled and self._admits(action, conversion.site, now)
+        measuring = self._store.enabled and self._admits(Register.MEASUREMENTS, action, conversion.site, now)
         calendar = self._calendar(now) if self._store.enabled else EpochCalendar(now, self._limits.epoch_length)
         if measuring:
             self._close_unreachable(calendar, now)
@@ -337,7 +346,7 @@ class Device(Generic[R]):
             histogram = attribute(conversion.function, kept, award)
         if conversion.side_query is None:
             return histogram
-        return (*histogram, conversion.side_query.flag(found.window, settled.paid, kept))
+        return (*histogram, conversion.side_query.flag(found.usable, settled.paid, kept))
 
     def _calendar(self, now: int) -> EpochCalendar:
         """This device's epochs; the first lookup fixes where they start."""
@@ -367,22 +376,34 @@ class Device(Generic[R]):
             self._store.prune(first, last_closed + 1)
 
     def _make_room(self, saved: SavedImpression) -> None:
-        """Evict within the epoch of `saved` only: one epoch's events must not decide what is left of another's."""
-        now, length = saved.impression.time, self._limits.epoch_length
-        self._store.drop_impressions_before(now - self._limits.max_lookback)
-        limit = self._limits.max_impressions_per_epoch
-        if self._store.count_between(now - length + 1, now + length) < limit:
-            return
-        calendar = self._calendar(now)
-        since = calendar.first_second(calendar.index(now))
-        surplus = self._store.count_between(since, since + length) - limit + 1
-        if surplus > 0:
-            self._store.evict_oldest_between(since, since + length, surplus)
+        """Evict within the epoch of `saved` only: one epoch's events must not decide what is left of another's.
 
-    def _admits(self, action: str | None, site: str, now: int) -> bool:
+        A site that has its share loses its own oldest. A full epoch loses the oldest of whoever would have most. What
+        lies behind the barrier is nobody's any more.
+        """
+        start, barrier, length = self._store.epoch_start, self._store.barrier, self._limits.epoch_length
+        if start is None:
+            # No conversion was ever measured, and an impression must not decide where epochs begin.
+            return
+        calendar = EpochCalendar(start, length)
+        if barrier is not None:
+            self._store.drop_impressions_before(calendar.first_second(calendar.index(barrier) + 1))
+        since, site = calendar.first_second(calendar.index(saved.impression.time)), saved.impression.site
+        until = since + length
+        own = self._store.count_between(since, until, site)
+        if own >= self._limits.max_impressions_per_site:
+            self._store.evict_oldest_between(since, until, own - self._limits.max_impressions_per_site + 1, site)
+        elif (surplus := self._store.count_between(since, until) - self._limits.max_impressions_per_epoch) >= 0:
+            busiest = self._store.busiest_site_between(since, until)
+            loses = site if own >= self._store.count_between(since, until, busiest) else busiest
+            self._store.evict_oldest_between(since, until, surplus + 1, loses)
+
+    def _admits(self, register: Register, action: str | None, site: str, now: int) -> bool:
         """Whether `site` may still act on this user action. Decided by who calls, never by what is found."""
         limit = self._limits.sites_per_action
-        return limit is None or action is None or self._store.admit_to_action(action, site, limit, now)
+        if limit is None or action is None:
+            return True
+        return self._store.admit_to_action(f"{register.value}: {action}", site, limit, now)
 
     def _check_action(self, action: str | None) -> None:
         """Where actions are counted, every call must name its own; checked before anything that is on or off."""

@@ -13,6 +13,7 @@ import os
 import secrets
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol.errors import TrefoilError
 
@@ -20,6 +21,29 @@ TOKEN_SIZE = 16
 _SIDECAR = struct.Struct(">8s16sQQq")
 _MAGIC = b"TREFOIL1"
 _BEGINNING = -(2**63)
+
+
+class _Sidecar(NamedTuple):
+    """The file's contents."""
+
+    token: bytes
+    inode: int
+    counter: int
+    latest: int
+
+
+def last_report_beside(database: Path) -> int | None:
+    """The latest moment that a database in this place reported at, by the token it left; None if there was none.
+
+    A token that cannot be read says only that there was one: then it is the moment that it was last written.
+    """
+    try:
+        with token_path(database).open("rb") as file:
+            token, written = _parse(file.read()), int(os.fstat(file.fileno()).st_mtime)
+    except OSError:
+        return None
+    latest = written if token is None else token.latest
+    return None if latest == _BEGINNING else latest
 
 
 def token_path(database: Path) -> Path:
@@ -48,14 +72,15 @@ class InstanceToken:
 
         A database that nothing was ever done with needs no voucher: its maker is about to write one.
         """
-        known, inode, reached, _ = self._read()
-        if not known and counter == 0:
-            return True
-        return known == token and inode == self._inode and counter >= reached
+        known = self._read()
+        if known is None:
+            return counter == 0
+        return known.token == token and known.inode == self._inode and counter >= known.counter
 
     def latest(self) -> int:
         """The latest moment that any database in this place reported at, as far as is known."""
-        return max(self._latest, self._read()[-1])
+        known = self._read()
+        return self._latest if known is None else max(self._latest, known.latest)
 
     def saw(self, moment: int) -> None:
         """Something is being reported at `moment`."""
@@ -73,12 +98,15 @@ class InstanceToken:
     def close(self) -> None:
         os.close(self._file)
 
-    def _read(self) -> tuple[bytes, int, int, int]:
-        data = os.pread(self._file, _SIDECAR.size, 0)
-        if len(data) == _SIDECAR.size and data.startswith(_MAGIC):
-            _, token, inode, counter, latest = _SIDECAR.unpack(data)
-            return token, inode, counter, latest
-        return b"", 0, 0, _BEGINNING
+    def _read(self) -> _Sidecar | None:
+        return _parse(os.pread(self._file, _SIDECAR.size, 0))
+
+
+def _parse(data: bytes) -> _Sidecar | None:
+    """What the file says, or None if it says nothing."""
+    if len(data) != _SIDECAR.size or not data.startswith(_MAGIC):
+        return None
+    return _Sidecar._make(_SIDECAR.unpack(data)[1:])
 
 
 def fresh_token() -> bytes:

@@ -28,7 +28,9 @@ _RANGES = {
     "max_conversion_callers": _LIST,
     "max_impression_sites": _LIST,
     "max_impression_callers": _LIST,
+    "max_impressions_per_site": range(1, 2**31),
     "max_impressions_per_epoch": range(1, 2**31),
+    "max_log_records": range(1, 2**31),
 }
 _OPTIONAL = {"sites_per_action"}
 
@@ -51,7 +53,10 @@ class DeviceLimits:
     max_conversion_callers: int = 10
     max_impression_sites: int = 10
     max_impression_callers: int = 10
-    max_impressions_per_epoch: int = 10_000
+    # Of one epoch each: so many of one impression site, as the standard advises, and so many in all.
+    max_impressions_per_site: int = 1_000
+    max_impressions_per_epoch: int = 2_000
+    max_log_records: int = 10_000
     aggregation_services: frozenset[str] = frozenset({TREFOIL_SERVICE})
 
     def __post_init__(self) -> None:

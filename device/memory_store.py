@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
-from device.storage import ReportRecord
+from device.storage import MAX_LOG_RECORDS, ReportRecord
 
 
 class MemoryStore:
@@ -58,13 +59,25 @@ class MemoryStore:
     def impressions(self) -> Sequence[SavedImpression]:
         return sorted(self._impressions, key=lambda saved: saved.impression.time)
 
-    def count_between(self, since: int, until: int) -> int:
-        return sum(since <= saved.impression.time < until for saved in self._impressions)
+    def count_between(self, since: int, until: int, site: str | None = None) -> int:
+        return len(self._between(since, until, site))
 
-    def evict_oldest_between(self, since: int, until: int, count: int) -> None:
-        inside = [saved for saved in self._impressions if since <= saved.impression.time < until]
+    def busiest_site_between(self, since: int, until: int) -> str:
+        inside = sorted(self._between(since, until), key=lambda saved: (saved.impression.time, saved.impression.site))
+        ((site, _),) = Counter(saved.impression.site for saved in inside).most_common(1)
+        return site
+
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
+        inside = self._between(since, until, site)
         evicted = {id(saved) for saved in sorted(inside, key=lambda saved: saved.impression.time)[:count]}
         self._impressions = [saved for saved in self._impressions if id(saved) not in evicted]
+
+    def _between(self, since: int, until: int, site: str | None = None) -> list[SavedImpression]:
+        return [
+            saved
+            for saved in self._impressions
+            if since <= saved.impression.time < until and (site is None or saved.impression.site == site)
+        ]
 
     def drop_impressions_before(self, moment: int) -> None:
         # Saving happens far more often than expiry; the first saved is not always the oldest, as clocks are set back.
@@ -103,8 +116,10 @@ class MemoryStore:
         self._log = [record for record in self._log if record.time >= before]
         self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}
 
-    def log(self, record: ReportRecord) -> None:
+    def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         self._log.append(record)
+        if len(self._log) > most:
+            self._log = self._log[-most:]
 
     def reports(self) -> Sequence[ReportRecord]:
         return tuple(self._log)

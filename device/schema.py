@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from device.errors import DatabaseError, DatabaseUnavailable
-from device.instance import InstanceToken, fresh_token
+from device.instance import InstanceToken, fresh_token, last_report_beside
 from protocol.errors import TrefoilError
 
 APPLICATION_ID = 0x54464C31  # "TFL1"
@@ -69,8 +69,11 @@ CREATE TABLE action (
 """
 
 
-def create_database(path: Path, *, epoch_length: int, debug: bool) -> None:
-    """A new database at `path`, complete or not at all: it is made under another name and linked into place."""
+def create_database(path: Path, *, epoch_length: int, epoch_start: int | None, debug: bool) -> None:
+    """A new database at `path`, complete or not at all: it is made under another name and linked into place.
+
+    Where another one was lost and left its token, what that one may have spent stays closed.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +82,7 @@ def create_database(path: Path, *, epoch_length: int, debug: bool) -> None:
         raise TrefoilError(f"cannot create {path}: {error.strerror}") from None
     try:
         token = fresh_token()
-        _fill(unfinished, token, epoch_length, debug)
+        _fill(unfinished, (token, debug, epoch_length, epoch_start, last_report_beside(path)))
         _link(unfinished, path)
         instance = InstanceToken(path)
         instance.replace(token, 0)
@@ -88,15 +91,16 @@ def create_database(path: Path, *, epoch_length: int, debug: bool) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _fill(path: Path, token: bytes, epoch_length: int, debug: bool) -> None:
+def _fill(path: Path, row: tuple[bytes, bool, int, int | None, int | None]) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.executescript(
             f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {_TABLES}"
         )
         connection.execute(
-            "INSERT INTO device (one, token, counter, debug, epoch_length, enabled) VALUES (1, ?, 0, ?, ?, 1)",
-            (token, debug, epoch_length),
+            "INSERT INTO device (one, token, counter, debug, epoch_length, enabled, epoch_start, barrier)"
+            " VALUES (1, ?, 0, ?, ?, 1, ?, ?)",
+            row,
         )
         # Only now, so that version and tables are in the file itself and not in a log beside it.
         connection.execute("PRAGMA journal_mode = WAL")

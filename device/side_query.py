@@ -2,12 +2,13 @@
 
 It travels as one more bucket, so the querier learns only a noisy count of reports that may be biased; what that count
 bounds is the querier's business (`protocol.querier.bias`). The flag follows from which epochs could pay, never from
-data alone.
+data alone. Closed epochs pay nothing and are left out: a flag for them would tell, again and again and for nothing,
+that the person cleared their history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
@@ -40,7 +41,7 @@ class SideQuery:
         """The same side query without anything that a subclass may add: its flag is the engine's to compute."""
         return SideQuery(self.kappa, self.form)
 
-    def flag(self, epochs: Sequence[int], paid: Collection[int], relevant: Collection[int]) -> int:
+    def flag(self, epochs: Collection[int], paid: Collection[int], relevant: Collection[int]) -> int:
         """κ or 0. `paid` are the epochs that could pay; `relevant` those of them that have relevant impressions."""
         unpaid = [epoch for epoch in epochs if epoch not in paid]
         match self.form:

@@ -20,7 +20,7 @@ from device.impression import Impression, SavedImpression, Selection
 from device.instance import InstanceToken, fresh_token
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.schema import connect, create_database, inspect, refusal
-from device.storage import ReportRecord
+from device.storage import MAX_LOG_RECORDS, ReportRecord
 
 # As Impression._make, without its check of the length: the query below has the right one, and rows come by the hundred.
 _IMPRESSION = cast("Callable[[Any], Impression]", partial(tuple.__new__, Impression))
@@ -37,9 +37,16 @@ _FILTER = "SELECT paid FROM filter WHERE kind = ? AND site = ?"
 _LISTED = """
 SELECT id, conversion_sites, conversion_callers FROM impression
 WHERE instr(conversion_sites, ?) > 0 OR instr(conversion_callers, ?) > 0"""
+_COUNT = "SELECT count(*) FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?)"
+_BUSIEST = """
+SELECT site FROM impression WHERE time >= ? AND time < ?
+GROUP BY site ORDER BY count(*) DESC, min(time), site LIMIT 1"""
 _EVICT = """
 DELETE FROM impression WHERE id IN (
-    SELECT id FROM impression WHERE time >= ? AND time < ? ORDER BY time, id LIMIT ?)"""
+    SELECT id FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?) ORDER BY time, id LIMIT ?)"""
+_DROP = "DELETE FROM impression WHERE id IN (SELECT id FROM impression WHERE time < ? ORDER BY time LIMIT ?)"
+# How much is tidied up in one call: no call may take long because much was left to do.
+_AT_ONCE = 200
 
 
 class _State(NamedTuple):
@@ -68,9 +75,9 @@ class SqliteStore:
         self._vouched = True
 
     @classmethod
-    def create(cls, path: Path, *, epoch_length: int, debug: bool = False) -> None:
-        """Make a new database at `path`. Debug and the length of epochs are fixed from here on."""
-        create_database(path, epoch_length=epoch_length, debug=debug)
+    def create(cls, path: Path, *, epoch_length: int, epoch_start: int | None = None, debug: bool = False) -> None:
+        """Make a new database at `path`. Debug is fixed here, and so are epochs; without a start, by a first lookup."""
+        create_database(path, epoch_length=epoch_length, epoch_start=epoch_start, debug=debug)
 
     @classmethod
     def open(cls, path: Path, *, epoch_length: int, clock: Callable[[], int], wait: float = 2.0) -> SqliteStore:
@@ -197,15 +204,17 @@ class SqliteStore:
             for *seen, expires, sites, callers in self._connection.execute(_ALL)
         ]
 
-    def count_between(self, since: int, until: int) -> int:
-        rows = self._connection.execute("SELECT count(*) FROM impression WHERE time >= ? AND time < ?", (since, until))
-        return int(rows.fetchone()[0])
+    def count_between(self, since: int, until: int, site: str | None = None) -> int:
+        return int(self._connection.execute(_COUNT, (since, until, site, site)).fetchone()[0])
 
-    def evict_oldest_between(self, since: int, until: int, count: int) -> None:
-        self._connection.execute(_EVICT, (since, until, count))
+    def busiest_site_between(self, since: int, until: int) -> str:
+        return str(self._connection.execute(_BUSIEST, (since, until)).fetchone()[0])
+
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
+        self._connection.execute(_EVICT, (since, until, site, site, min(count, _AT_ONCE)))
 
     def drop_impressions_before(self, moment: int) -> None:
-        self._connection.execute("DELETE FROM impression WHERE time < ?", (moment,))
+        self._connection.execute(_DROP, (moment, _AT_ONCE))
 
     def clear_caller(self, site: str) -> None:
         self._connection.execute("DELETE FROM impression WHERE caller = ?", (site,))
@@ -253,9 +262,10 @@ class SqliteStore:
         for table in ("impression", "log", "action"):
             self._connection.execute(f"DELETE FROM {table} WHERE time < ?", (before,))  # noqa: S608 - tables of ours
 
-    def log(self, record: ReportRecord) -> None:
+    def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         self._instance.saw(record.time)
-        self._connection.execute("INSERT INTO log VALUES (NULL, ?, ?)", (record.time, record.encode()))
+        added = self._connection.execute("INSERT INTO log VALUES (NULL, ?, ?)", (record.time, record.encode()))
+        self._connection.execute("DELETE FROM log WHERE id <= ?", ((added.lastrowid or 0) - most,))
 
     def reports(self) -> Sequence[ReportRecord]:
         return [ReportRecord.decode(data) for (data,) in self._connection.execute("SELECT record FROM log ORDER BY id")]

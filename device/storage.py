@@ -18,6 +18,7 @@ from device.privacy_filter import FilterOwner, PrivacyFilter
 
 # More epochs than a window of the standard has; of a longer one the log keeps the latest.
 LOGGED_EPOCHS = 16
+MAX_LOG_RECORDS = 10_000
 _RECORD = struct.Struct(">qqqB253sB253sB")
 _EPOCH = struct.Struct(">qBq")
 
@@ -118,13 +119,21 @@ class Store(Protocol):
         """All impressions, by time, for the person to see."""
         ...
 
-    def count_between(self, since: int, until: int) -> int:
-        """How many impressions were saved in [since, until)."""
+    def count_between(self, since: int, until: int, site: str | None = None) -> int:
+        """How many impressions were saved in [since, until), on `site` or anywhere."""
         ...
 
-    def evict_oldest_between(self, since: int, until: int, count: int) -> None: ...
+    def busiest_site_between(self, since: int, until: int) -> str:
+        """The site with most impressions in [since, until), which are not none; of equals, the one that was first."""
+        ...
 
-    def drop_impressions_before(self, moment: int) -> None: ...
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
+        """Delete the oldest `count` impressions in [since, until), on `site` or anywhere."""
+        ...
+
+    def drop_impressions_before(self, moment: int) -> None:
+        """Delete impressions dated before `moment`; if there are very many, some of them, and the next call more."""
+        ...
 
     def clear_caller(self, site: str) -> None:
         """Remove what `site` saved as caller; strike it from all lists, deleting whose list that empties."""
@@ -150,7 +159,9 @@ class Store(Protocol):
         """Delete filters of epochs below `first_epoch`, and everything else that is dated before `before`."""
         ...
 
-    def log(self, record: ReportRecord) -> None: ...
+    def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
+        """Add to the log of reports, and keep the last `most` of it."""
+        ...
 
     def reports(self) -> Sequence[ReportRecord]:
         """The log of reports, oldest first."""

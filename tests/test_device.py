@@ -236,10 +236,10 @@ def test_the_flag_says_which_epochs_could_not_pay(exhausted: list[int], general:
         assert report == ((0, 0, flag) if 1 in exhausted else (1, 0, flag))
 
 
-def test_closed_epochs_raise_the_flag() -> None:
+def test_closed_epochs_do_not_raise_the_flag() -> None:
     world = World().see(0.1)
     world.at(0.5).device.clear_browsing_history(forget_visits=True)
-    assert world.at(1.5).ask([0, 1], side_query=SideQuery(1)) == (0, 0, 1)
+    assert world.at(1.5).ask([0, 1], side_query=SideQuery(1)) == (0, 0, 0)
     assert world.spent() == {1: 500_000}
 
 

@@ -23,7 +23,7 @@ from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from device.sqlite_store import SqliteStore
-from device.storage import ReportRecord, Store
+from device.storage import MAX_LOG_RECORDS, ReportRecord, Store
 from tests.support.device_timelines import Case, Player, cases, disagreement, shortest
 from tests.support.small_worlds import START, PlainDevice, quick_folder
 from tests.test_device_privacy import AllOrNothing, KeepsDroppedEpochs
@@ -101,12 +101,17 @@ class PrunesAdsInReach(Forgetful):
 
 
 class EvictsTheWeekBefore(Forgetful):
-    def evict_oldest_between(self, since: int, until: int, count: int) -> None:
-        super().evict_oldest_between(since - 7 * 86_400, until, count)
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
+        super().evict_oldest_between(since - 7 * 86_400, until, count, site)
+
+
+class EvictsAnybodysOldest(Forgetful):
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
+        super().evict_oldest_between(since, until, count)
 
 
 class NeverEvicts(Forgetful):
-    def evict_oldest_between(self, since: int, until: int, count: int) -> None:
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
         return
 
 
@@ -139,9 +144,14 @@ class ClearsBySite(Forgetful):
 
 
 class LogsNoNullReports(Forgetful):
-    def log(self, record: ReportRecord) -> None:
+    def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         if any(entry.paid for entry in record.epochs):
-            super().log(record)
+            super().log(record, most)
+
+
+class DropsWhatCanBeReached(Forgetful):
+    def drop_impressions_before(self, moment: int) -> None:
+        super().drop_impressions_before(moment + 7 * 86_400)
 
 
 class Selects(Forgetful):
@@ -217,6 +227,7 @@ class LosesQuotas(Keeps):
 
 STORES = [
     *(NoBarrier, BarrierTooFar, PrunesAnEpochTooMany, PrunesAdsInReach, EvictsTheWeekBefore, NeverEvicts),
+    *(EvictsAnybodysOldest, DropsWhatCanBeReached),
     *(OneSiteTooMany, NeverSwitchesOff, ForgetsNoFilters, ClearsOnlyWhatWasSaved, ClearsBySite),
     *(LogsNoNullReports, SelectsExpired, SelectsBeyondTheLookback, SelectsAnyMatchValue, SelectsAnySite),
     *(SelectsAnyCaller, SelectsOwnEvents, SelectsByCaller, IgnoresLists),
@@ -247,6 +258,7 @@ def test_a_store_with_a_planted_bug_is_caught(broken: type[Forgetful]) -> None:
         {"global_budget": 2**50},
         {"impression_site_quota": 2**50},
         {"max_impressions_per_epoch": 5},
+        {"max_impressions_per_site": 1},
         {"max_lookback_days": 60},
     ],
     ids=str,

@@ -98,17 +98,27 @@ class Auditor:
     # What sites and the person do
 
     def save(self, now: int, site: str, caller: str, options: ImpressionOptions, action: str | None) -> None:
-        """A full week loses its own oldest ads, and no other week's."""
+        """A week loses its own oldest ads: those of a site that has its share, else of whoever would have most."""
         if not self.on or not self._admitted("save", action, site):
             return
         lifetime = min(options.lifetime_days, self.limits.max_lookback_days) * DAY
         lists = frozenset(options.conversion_sites), frozenset(options.conversion_callers)
-        same_week = sorted((ad for ad in self.ads if self.week(ad.time) == self.week(now)), key=lambda ad: ad.time)
-        surplus = len(same_week) - self.limits.max_impressions_per_epoch + 1
-        gone = {id(ad) for ad in same_week[: max(0, surplus)]}
-        self.ads = [ad for ad in self.ads if id(ad) not in gone]
+        self._make_room([ad for ad in self.ads if self.week(ad.time) == self.week(now)], site)
         named = (options.histogram_index, options.match_value, options.priority)
         self.ads.append(Ad(now, site, caller, *named, now + lifetime, *lists))
+
+    def _make_room(self, week: Sequence[Ad], site: str) -> None:
+        share = Counter(ad.site for ad in week)
+        if share[site] >= self.limits.max_impressions_per_site:
+            loser = site
+        elif len(week) >= self.limits.max_impressions_per_epoch:
+            most = max(share.values())
+            first = min((ad for ad in week if share[ad.site] == most), key=lambda ad: (ad.time, ad.site))
+            loser = site if share[site] == most else first.site
+        else:
+            return
+        oldest = min((ad for ad in week if ad.site == loser), key=lambda ad: ad.time)
+        self.ads = [ad for ad in self.ads if ad is not oldest]
 
     def clear_site(self, site: str) -> None:
         """What the site saved goes; ads that named it lose its name, and go if that was the only one."""
@@ -156,7 +166,7 @@ class Auditor:
         kept = [ad for week in sorted(paying) for ad in found[week]]
         expected = asked.share(kept) if kept else [0] * asked.buckets
         self._require(list(report[: asked.buckets]) == expected, f"the report must be {expected}")
-        if asked.kappa and len(usable) == len(asked.weeks):
+        if asked.kappa:
             self._check_flag(asked, paying, found, report)
         self._compare(seen, {account: bounds for week in paying for account, bounds in owed[week].items()})
         self._check_log(now, asked, seen, self._outcomes(asked, usable, paying, found))
@@ -211,8 +221,8 @@ class Auditor:
     def _check_flag(
         self, asked: Asked, paying: set[int], found: Mapping[int, Sequence[Ad]], report: Sequence[int]
     ) -> None:
-        """κ if a week could not pay; for last touch, if one after the last touch could not."""
-        dropped = [week for week in asked.weeks if week not in paying]
+        """κ if an open week could not pay; for last touch, if one after the last touch could not."""
+        dropped = [week for week in found if week not in paying]
         if asked.last_touch:
             touched = max((week for week in paying if found[week]), default=-math.inf)
             dropped = [week for week in dropped if week > touched]
@@ -240,12 +250,11 @@ class Auditor:
         self._compare(seen, {})
         self._require(seen.enabled == self.on, "measurement is on or off, as the person chose")
         kept = Counter(self._in_words(seen))
-        reach = seen.now - self.limits.max_lookback_days * DAY
-        missing = [ad for ad in self.ads if kept[ad] == 0 and self.week(ad.time) > self.closed]
+        missing = [ad for ad in self.ads if kept[ad] == 0]
         strange = kept - Counter(self.ads)
-        self._require(all(ad.time < reach for ad in missing), f"{missing} must be kept")
+        self._require(all(self.week(ad.time) <= self.closed for ad in missing), f"{missing} must be kept")
         self._require(not strange, f"{list(strange)} must be gone")
-        # What is out of reach by now may be forgotten, and is then gone for good.
+        # What is closed may be forgotten, and is then gone for good.
         self.ads = [ad for ad in self.ads if ad not in missing]
 
     def _check_barrier(self, seen: Overview) -> None:

@@ -43,6 +43,7 @@ LIMITS = DeviceLimits(
     global_budget=MICROS * 5 // 2,
     impression_site_quota=MICROS * 2,
     max_lookback_days=23,
+    max_impressions_per_site=3,
     max_impressions_per_epoch=4,
 )
 EXTRA_LIMITS: tuple[dict[str, int], ...] = (
