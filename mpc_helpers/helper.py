@@ -21,8 +21,8 @@ from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTer
 from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AttemptOutcome, QueryName, Step
-from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.noisy_sum import SumKind, attempt_parameters
+from mpc_helpers.mpc.pace import allowance
 from mpc_helpers.mpc.session import MpcError
 from protocol.answer import AnswerShare
 from protocol.errors import Blamed
@@ -148,7 +148,7 @@ class Helper:
         return await asyncio.to_thread(admitted.shamir_share, attempt.accepted)
 
     async def _add_noise(self, query: Query, attempt: Attempt, session: NoisySum, share: Vector) -> Vector:
-        drawing = float(noise.allowance(query.length, query.gamma))
+        drawing = allowance(query.length, query.gamma)
         seconds = max(1.0, min(self._limits.mpc_seconds + 2 * drawing, query.deadline - self._clock()))
         return await self._unless_ended(attempt, session.add(attempt, share, seconds))
 

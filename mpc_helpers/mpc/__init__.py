@@ -2,6 +2,7 @@
 
 - `session`: who takes part, what a session is bound to, by when it ends, how it fails
 - `noise`: exact discrete noise from fair coins
+- `pace`: how long drawing it is given
 - `joint`: noise that three parties draw together and prove to each other
 - `noisy_sum`: the program: add noise to a shared sum, and keep the result shared
 - `runtime`: MPyC inside a shell of our own

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from protocol.errors import ProtocolError, TrefoilError
 
-# Buckets × scale b: a walk takes about 2b coins, so this many cost some seconds and a few hundred megabytes of coins.
-MAX_BUCKETS_TIMES_SCALE = 2**30
+# Buckets × scale b: a walk takes about 2b coins, so this many cost some seconds, and under a minute by allowance.
+MAX_BUCKETS_TIMES_SCALE = 2**28
 # Steps of a walk that are in memory at a time: whole words of 64.
 _WALK_CHUNK = 2**21
 _SHORT_WALK = 2**11
@@ -211,10 +211,3 @@ def draw_laplace(rate: Fraction, buckets: int, coins: Coins) -> list[int]:
     """One pair's noise in `pairwise`: a full DLap per bucket, the same for both of the pair."""
     check_cost(buckets, rate)
     return [discrete_laplace(rate, coins) for _ in range(buckets)]
-
-
-def allowance(buckets: int, rate: Fraction) -> Fraction:
-    """Seconds that drawing is given, by buckets and scale alone, so that when a helper is ready says nothing about
-    what it drew. Several times what drawing takes on a slow core.
-    """
-    return buckets * (Fraction(200, 10**6) + Fraction(8, 10**9) / rate)

@@ -6,16 +6,15 @@ among the helpers; the querier does that, from all three shares, checked.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hmac
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from fractions import Fraction
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.pace import paced
 from mpc_helpers.mpc.session import DIGEST_SIZE, MpcError, Stage, name_of
 from protocol.errors import ProtocolError
 from protocol.field import from_integers
@@ -101,15 +100,6 @@ def local_sum(share: Sequence[int], drawn: Sequence[int]) -> Program[list[int]]:
         return await engine.shares(total)
 
     return program
-
-
-@contextlib.asynccontextmanager
-async def paced(seconds: float) -> AsyncIterator[None]:
-    """Take at least this long. Drawing takes longer for some noise than for other, and nobody is to see how long."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    yield
-    await asyncio.sleep(max(0.0, end - loop.time()))
 
 
 def pairwise_sum(

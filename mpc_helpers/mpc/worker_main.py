@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any, BinaryIO, assert_never
 
-from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, paced, pairwise_sum
+from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.pace import allowance, paced
 from mpc_helpers.mpc.runtime import Program, run_party
 from mpc_helpers.mpc.session import MpcError, Stage
 from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, frame_message, read_message
@@ -65,7 +65,7 @@ async def _draw_ahead(setup: WorkerSetup) -> list[int]:
     """Local noise needs nothing from anybody, so it is drawn while the daemons still talk."""
     if setup.kind is not SumKind.LOCAL:
         return []
-    async with paced(float(noise.allowance(setup.buckets, setup.rate))):
+    async with paced(allowance(setup.buckets, setup.rate)):
         return ExactNoise().local(setup.rate, setup.buckets)
 
 
@@ -74,9 +74,7 @@ def _program(setup: WorkerSetup, run: WorkerRun, drawn: list[int]) -> Program[li
         case SumKind.LOCAL:
             return local_sum(run.share, drawn)
         case SumKind.PAIRWISE:
-            return pairwise_sum(
-                run.share, setup.rate, ExactNoise(), seconds=float(noise.allowance(setup.buckets, setup.rate))
-            )
+            return pairwise_sum(run.share, setup.rate, ExactNoise(), seconds=allowance(setup.buckets, setup.rate))
         case SumKind.DEBUG:
             return debug_sum(run.share)
         case _:
