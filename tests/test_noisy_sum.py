@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mpc_helpers.identity.tls import TlsIdentity
 from mpc_helpers.mpc import codec, noise
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.noisy_sum import (
@@ -23,9 +25,11 @@ from mpc_helpers.mpc.noisy_sum import (
 )
 from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
 from mpc_helpers.mpc.session import MpcError, MpcSession, Stage
+from mpc_helpers.mpc.worker import WorkerSetup
 from protocol.errors import ProtocolError
 from protocol.field import from_integers
 from protocol.query import NoiseMode
+from protocol.shape import MAX_BUCKETS, Shape
 from protocol.shares import open_shamir, share, to_shamir
 from protocol.wire import tagged_hash
 
@@ -81,6 +85,15 @@ async def run_pairwise(values: list[int]) -> tuple[list[int], list[int]]:
     outcomes = await run_three_in_one_process(sessions(SumKind.PAIRWISE, len(values)), programs)
     assert len(recorder.vectors) == 3
     return opened(outcomes), recorder.total(len(values))
+
+
+async def test_the_largest_histogram_has_room_for_its_side_query() -> None:
+    """As many buckets as a report may have and the side query: a query that is accepted is also computed."""
+    numbers = Shape(MAX_BUCKETS, kappa=1).length
+    values, nothing = [3] * numbers, [0] * numbers
+    WorkerSetup(0, TlsIdentity(Path("/a"), Path("/b")), SumKind.LOCAL, RATE, numbers, "127.0.0.1", (0,))
+    programs = [local_sum(piece, nothing) for piece in shamir_shares(values)]
+    assert opened(await run_three_in_one_process(sessions(SumKind.LOCAL, numbers), programs)) == values
 
 
 @pytest.mark.parametrize("run", [run_local, run_pairwise])

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from mpc_helpers.mpc.session import (
     DIGEST_SIZE,
-    MAX_BUCKETS,
+    MAX_NUMBERS,
     PROTOCOL_NAME,
     MpcError,
     MpcSession,
@@ -27,7 +27,7 @@ from protocol.field import ELEMENT_SIZE
 from protocol.shares import PARTIES
 from protocol.wire import Reader, Writer
 
-MAX_FRAME = MAX_BUCKETS * ELEMENT_SIZE + 64
+MAX_FRAME = MAX_NUMBERS * ELEMENT_SIZE + 64
 CLOSE_SECONDS = 1.0
 _LENGTH = 4
 

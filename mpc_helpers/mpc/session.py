@@ -14,11 +14,13 @@ from importlib import metadata
 
 from protocol.errors import Blamed, ProtocolError
 from protocol.field import P
+from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash
 
 DIGEST_SIZE = HASH_SIZE
-MAX_BUCKETS = 2**16
+# As many as an answer has: the buckets, and the side query.
+MAX_NUMBERS = MAX_BUCKETS + 1
 # Also the version of the messages between parties: a change to either must change this.
 PROTOCOL_NAME = "trefoil-mpc/2"
 MAX_STEP = 2**25
@@ -131,8 +133,8 @@ class MpcSession:
             raise ProtocolError(f"a step has at most {MAX_STEP} bytes")
         if len(self.session_digest) != DIGEST_SIZE:
             raise ProtocolError(f"a session digest has {DIGEST_SIZE} bytes, not {len(self.session_digest)}")
-        if not (0 < self.buckets <= MAX_BUCKETS):
-            raise ProtocolError(f"a session has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+        if not (0 < self.buckets <= MAX_NUMBERS):
+            raise ProtocolError(f"a session has 1 to {MAX_NUMBERS} numbers, not {self.buckets}")
         if not (0 < self.seconds <= 86400):
             raise ProtocolError(f"a session lasts at most a day, not {self.seconds} seconds")
 

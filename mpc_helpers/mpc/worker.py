@@ -24,7 +24,7 @@ from mpc_helpers.identity.tls import TlsIdentity
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.fork_server import Child, ForkServer
 from mpc_helpers.mpc.noisy_sum import SumKind, sum_parameters
-from mpc_helpers.mpc.session import DIGEST_SIZE, MAX_BUCKETS, MpcError, MpcSession, Peer, Stage
+from mpc_helpers.mpc.session import DIGEST_SIZE, MAX_NUMBERS, MpcError, MpcSession, Peer, Stage
 from protocol import field as prime_field
 from protocol.errors import ProtocolError
 from protocol.shares import PARTIES
@@ -62,8 +62,8 @@ class WorkerSetup:
             raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}")
         if not self.ports or not all(0 <= port < 65536 for port in self.ports):
             raise ProtocolError("a worker needs at least one port to try")
-        if not (0 < self.buckets <= MAX_BUCKETS):
-            raise ProtocolError(f"a session has 1 to {MAX_BUCKETS} buckets, not {self.buckets}")
+        if not (0 < self.buckets <= MAX_NUMBERS):
+            raise ProtocolError(f"a session has 1 to {MAX_NUMBERS} numbers, not {self.buckets}")
         noise.check_cost(self.buckets, self.rate)
 
     def encode(self) -> bytes:
