@@ -149,10 +149,10 @@ def test_a_key_counts_from_its_start_until_its_end(party: int) -> None:
 
 
 def test_a_key_that_was_destroyed_is_unknown() -> None:
-    rules = AdmissionRules.for_query(0, QUERY, [samples.HELPER_SET], {}, oldest=OLDEST, newest=NEWEST)
+    rules = AdmissionRules.for_query(samples.membership(0, keys=()), QUERY, oldest=OLDEST, newest=NEWEST)
     assert fates(rules, [header()])[0] in (Rejection.UNKNOWN_KEY, Rejection.WRONG_HELPER_SET)
-    kept = {samples.OLD_KEYS[0].public.key_id: samples.OLD_KEYS[0]}
-    rules = AdmissionRules.for_query(0, QUERY, [samples.HELPER_SET], kept, oldest=OLDEST, newest=NEWEST)
+    kept = samples.membership(0, keys=samples.OLD_KEYS[:1])
+    rules = AdmissionRules.for_query(kept, QUERY, oldest=OLDEST, newest=NEWEST)
     assert fates(rules, [header()]) == [Rejection.UNKNOWN_KEY]
 
 
@@ -162,9 +162,8 @@ def test_reports_of_an_earlier_helper_set_still_count() -> None:
     earlier = replace(samples.HELPER_SET, helpers=(first, second, replace(third, name="Cypress")))
     encoded = replace(HEADER, helper_set=earlier.digest).encode()
     assert fates(RULES[0], [encoded]) == [Rejection.WRONG_HELPER_SET]
-    both = AdmissionRules.for_query(
-        0, QUERY, [samples.HELPER_SET, earlier], samples.private_keys(0), oldest=OLDEST, newest=NEWEST
-    )
+    member = samples.membership(0, [samples.HELPER_SET, earlier])
+    both = AdmissionRules.for_query(member, QUERY, oldest=OLDEST, newest=NEWEST)
     assert fates(both, [encoded, header()]) == [None, None]
 
 

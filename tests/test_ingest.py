@@ -19,6 +19,7 @@ from protocol.query import Query
 from protocol.report import SealedReport
 from protocol.shares import PARTIES, open_shamir
 from tests.support import protocol_samples as samples
+from tests.support.processes import holds
 
 HISTOGRAMS = [[index, 1, -index, 2**40, 0, 7 * index, index % 3, 1] for index in range(40)]
 
@@ -91,6 +92,23 @@ def test_worker_processes_give_the_same(columns: list[Path], query: Query) -> No
     here = samples.ingest_columns(columns, query)[1]
     assert (there.reasons == here.reasons).all()
     assert all((there.total(there.admitted)[index] == here.total(here.admitted)[index]).all() for index in (1, 2))
+
+
+def test_a_process_that_opened_reports_keeps_no_key(columns: list[Path], query: Query) -> None:
+    """A destroyed key must not live on in the pool's processes, which live as long as the daemon."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        rules, column = samples.rules(1, query), ColumnReader(columns[1])
+        assert not ingest(column, column.digests(), rules, pool, parallel=1).rejections()
+        assert [pool.submit(holds, key.private[::-1]).result(60) for key in rules.keys] == [False] * len(rules.keys)
+
+
+def test_a_key_is_looked_up_by_its_set_too(columns: list[Path], query: Query) -> None:
+    """Two sets may name one id; only the key of the report's own set opens it."""
+    column, rules = ColumnReader(columns[1]), samples.rules(1, query)
+    other = [replace(key, helper_set=bytes(32), private=samples.hpke_key("other").raw) for key in rules.keys]
+    for keys in ((*rules.keys, *other), (*other, *rules.keys)):
+        found = ingest(column, column.digests(), replace(rules, keys=keys), samples.InlineExecutor(), parallel=1)
+        assert found.rejections() == {}
 
 
 def test_a_job_done_twice_gives_the_same(columns: list[Path], query: Query) -> None:

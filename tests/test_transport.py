@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.service.rendezvous import MAX_REMEMBERED, Rendezvous
@@ -69,6 +73,40 @@ async def test_whatever_goes_wrong_names_the_peer(tmp_path: Path) -> None:
             await three.stop(1)
             with pytest.raises(PeerError, match="helper-2 cannot be reached"):
                 await transport.send(1, "real", b"")
+
+
+async def test_a_redirect_is_never_followed(tmp_path: Path) -> None:
+    """A peer, or whoever took its place, must not send this helper's messages elsewhere, let alone in the clear."""
+    led_astray: list[str] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        led_astray.append(request.method)
+        return web.Response(body=b"answer")
+
+    async with three_helpers(tmp_path, start=False) as three, TestServer(catching(elsewhere)) as trap:
+
+        async def redirect(_: web.Request) -> web.Response:
+            raise web.HTTPTemporaryRedirect(f"http://127.0.0.1:{trap.port}/")
+
+        config = load_config(three.trio.config_path(1))
+        door = TestServer(catching(redirect), host=config.host, port=config.port)
+        await door.start_server(ssl=tls.server_context(config.tls))
+        membership = load_membership(load_config(three.trio.config_path(0)), real_now())
+        transport = Transport(membership, certificates_of(three, 0, tmp_path / "kept"), 5.0, 4096)
+        try:
+            async with transport:
+                with pytest.raises(PeerError, match="refused a message"):
+                    await transport.send(1, "agreement", b"message")
+        finally:
+            await door.close()
+    assert led_astray == []
+
+
+def catching(handler: Callable[[web.Request], Awaitable[web.Response]]) -> web.Application:
+    """Every request ends here."""
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", handler)
+    return app
 
 
 async def test_a_peer_that_was_never_there_is_a_timeout(tmp_path: Path) -> None:

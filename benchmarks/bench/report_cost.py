@@ -24,6 +24,7 @@ from mpc_helpers.admission.column import repeated
 from mpc_helpers.admission.ingest import ChunkJob, chunk_length, ingest_chunk
 from mpc_helpers.admission.pool import keep_freed_memory
 from mpc_helpers.admission.rules import AdmissionRules
+from mpc_helpers.identity.membership import Membership
 from protocol import console
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.field import SEED_SIZE
@@ -193,10 +194,10 @@ def measure_openings(helpers: Helpers, terms: ReportTerms, rounds: int) -> list[
 
 
 def _rules(helpers: Helpers, party: int, query: Query) -> AdmissionRules:
-    keys = {helpers.keys[party].public.key_id: helpers.keys[party]}
-    return AdmissionRules.for_query(
-        party, query, [helpers.helper_set], keys, oldest=BENCH_TIME - TIME_STEP, newest=BENCH_TIME
-    )
+    helper_set, key = helpers.helper_set, helpers.keys[party]
+    # Admission signs nothing, so any identity will do.
+    member = Membership(party, helper_set, (helper_set,), IdentityKey.generate(), {key.public: key})
+    return AdmissionRules.for_query(member, query, oldest=BENCH_TIME - TIME_STEP, newest=BENCH_TIME)
 
 
 def _bare_opens(key: PrivateKey, party: int, column: ColumnReader) -> Callable[[], None]:

@@ -55,16 +55,8 @@ class Admission:
 
     async def admit(self, query: Query, column: Path, now: int, progress: Callable[[int], None]) -> Ingested:
         """What each report of the column is worth to this helper alone. Run with `turn` held."""
-        membership = self._membership
-        watermark = await asyncio.to_thread(self._watermark)
-        rules = AdmissionRules.for_query(
-            membership.party,
-            query,
-            membership.known_sets,
-            membership.hpke,
-            oldest=max(watermark, now - self._lifetime),
-            newest=now + CLOCK_TOLERANCE,
-        )
+        oldest = max(await asyncio.to_thread(self._watermark), now - self._lifetime)
+        rules = AdmissionRules.for_query(self._membership, query, oldest=oldest, newest=now + CLOCK_TOLERANCE)
         ingested = await asyncio.to_thread(self._ingest, column, rules, progress)
         self._admitted(ingested)
         return ingested

@@ -6,7 +6,6 @@ What admission costs is here: one HPKE open for each report.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reaso
 from protocol.batch import ColumnChunk
 from protocol.errors import Rejected, Rejection
 from protocol.field import P, Vector
-from protocol.hpke import PrivateKey, Suite
-from protocol.report import BODY_HASH_SPAN, KEY_ID_SPANS, body_digest, check_seeds, open_seeds
+from protocol.hpke import PrivateKey
+from protocol.report import BODY_HASH_SPAN, HELPER_SET_SPAN, KEY_ID_SPANS, body_digest, check_seeds, open_seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +62,14 @@ def _open_payloads(
 ) -> list[tuple[int, bytes]]:
     """The one HPKE open that every admitted report costs."""
     own_id = KEY_ID_SPANS[rules.party]
-    keys = {key.key_id: _private_key(key.suite, key.private) for key in rules.keys}
+    # Made for each chunk, which costs next to nothing: this process outlives the keys, and must keep none of them.
+    keys = {key.helper_set + key.key_id: PrivateKey.from_raw(key.suite, key.private) for key in rules.keys}
     sealed = []
     for row in np.flatnonzero(reasons == ADMITTED).tolist():
         header = headers[row]
+        key = keys[header[HELPER_SET_SPAN] + header[own_id]]
         try:
-            sealed.append((row, open_seeds(rules.party, header, payloads[row], keys[header[own_id]])))
+            sealed.append((row, open_seeds(rules.party, header, payloads[row], key)))
         except Rejected as error:
             reasons[row] = CODE_OF[error.rejection]
     return sealed
-
-
-@lru_cache(maxsize=64)
-def _private_key(suite: Suite, raw: bytes) -> PrivateKey:
-    return PrivateKey.from_raw(suite, raw)

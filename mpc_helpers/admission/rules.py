@@ -5,15 +5,15 @@ A bad report is dropped and counted under one `Rejection`; the query goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.identity.membership import Membership
 from protocol.errors import Rejection
-from protocol.helper_set import HelperSet
-from protocol.hpke import PrivateKey, Suite
+from protocol.hpke import Suite
 from protocol.query import Query
 
 Reasons = npt.NDArray[np.uint8]
@@ -47,21 +47,12 @@ class AdmissionRules:
     newest: int
 
     @classmethod
-    def for_query(
-        cls,
-        party: int,
-        query: Query,
-        helper_sets: Sequence[HelperSet],
-        private_keys: Mapping[bytes, PrivateKey],
-        *,
-        oldest: int,
-        newest: int,
-    ) -> AdmissionRules:
+    def for_query(cls, membership: Membership, query: Query, *, oldest: int, newest: int) -> AdmissionRules:
         """The keys a report may name are those this helper has in any of the sets it knows and still holds."""
         keys = [
             OpeningKey(known.digest, config.key.key_id, config.not_before, config.not_after, private.suite, private.raw)
-            for known in helper_sets
-            for config in known.helpers[party].hpke_keys
-            if (private := private_keys.get(config.key.key_id)) is not None and private.suite is query.suite
+            for known in membership.known_sets
+            for config in known.helpers[membership.party].hpke_keys
+            if (private := membership.hpke.get(config.key)) is not None and private.suite is query.suite
         ]
-        return cls(party, query, tuple(keys), oldest, newest)
+        return cls(membership.party, query, tuple(keys), oldest, newest)

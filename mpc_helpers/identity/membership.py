@@ -21,7 +21,8 @@ class Membership:
     helper_set: HelperSet
     known_sets: tuple[HelperSet, ...]
     identity: IdentityKey
-    hpke: dict[bytes, PrivateKey] = field(repr=False)
+    # By the whole public key: an id of 64 bits can be made twice by whoever tries hard enough.
+    hpke: dict[PublicKey, PrivateKey] = field(repr=False)
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -51,7 +52,7 @@ def load_membership(config: HelperConfig, now: int) -> Membership:
     known = (current, *previous)
     check_key_ids(known)
     stored = _stored_keys(config, known, party)
-    keys = {one.key.public.key_id: one.key for one in stored if now <= one.last_use}
+    keys = {one.key.public: one.key for one in stored if now <= one.last_use}
     _check_complete(config, current.helpers[party], keys, now)
     return Membership(party, current, known, identity, keys)
 
@@ -60,7 +61,7 @@ def destroy_expired_keys(config: HelperConfig, membership: Membership, now: int)
     """Run by housekeeping: forget and destroy each private key that no report still to be counted is sealed to."""
     for stored in _stored_keys(config, membership.known_sets, membership.party):
         if stored.last_use < now:
-            membership.hpke.pop(stored.key.public.key_id, None)
+            membership.hpke.pop(stored.key.public, None)
             _destroy(stored.path)
 
 
@@ -98,10 +99,10 @@ def _stored_keys(config: HelperConfig, sets: tuple[HelperSet, ...], party: int) 
     ]
 
 
-def _check_complete(config: HelperConfig, helper: HelperEntry, keys: Mapping[bytes, PrivateKey], now: int) -> None:
+def _check_complete(config: HelperConfig, helper: HelperEntry, keys: Mapping[PublicKey, PrivateKey], now: int) -> None:
     """The current set's keys must all be there, and devices must be able to seal to one of them."""
     for entry in helper.hpke_keys:
-        if entry.state(now) is not KeyState.EXPIRED and entry.key.key_id not in keys:
+        if entry.state(now) is not KeyState.EXPIRED and entry.key not in keys:
             raise ConfigError(
                 f"{config.hpke_keys} lacks the private key {entry.key.key_id.hex()} that the helper set names",
                 "Restore the key file from its backup; keys are backed up, ledgers never.",

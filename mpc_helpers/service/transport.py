@@ -135,7 +135,9 @@ class Transport:
             async with asyncio.timeout(self._seconds):
                 session = await self._session(party)
                 address = self._membership.helper_set.helpers[party].address.rstrip("/")
-                async with session.post(address + PEER_PATH + realm, data=message) as response:
+                # A redirect is an answer like any other that is not 200: whatever it names is not the pinned peer.
+                where = address + PEER_PATH + realm
+                async with session.post(where, data=message, allow_redirects=False) as response:
                     answer = await read_bounded(response.content, self._longest_message)
                     self.carried += len(message) + len(answer)
                     if response.status != 200:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,3 +39,13 @@ def output_until(process: subprocess.Popen[str], start: str) -> list[str]:
         if line.startswith(start):
             break
     return lines
+
+
+def holds(reversed_secret: bytes) -> bool:
+    """Whether something in this process still refers to a secret: run in a pool's process after its work.
+
+    The secret comes backwards, so that the question is not found as its own answer.
+    """
+    gc.collect()
+    kept = (one for found in gc.get_objects() for one in gc.get_referents(found) if isinstance(one, bytes))
+    return any(reversed_secret in one[::-1] for one in kept)

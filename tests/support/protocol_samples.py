@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.admission.rules import AdmissionRules
+from mpc_helpers.identity.membership import Membership
 from protocol import field
 from protocol.batch import BatchReader, BatchWriter, ColumnReader, batch_root, sorted_order
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
@@ -168,7 +169,16 @@ def query_for(reports: Sequence[SealedReport], **changes: Any) -> Query:
 
 
 def rules(party: int, asked: Query, *, oldest: int = NOW - 7 * DAY, newest: int = NOW + HOUR) -> AdmissionRules:
-    return AdmissionRules.for_query(party, asked, [HELPER_SET], private_keys(party), oldest=oldest, newest=newest)
+    return AdmissionRules.for_query(membership(party), asked, oldest=oldest, newest=newest)
+
+
+def membership(
+    party: int, helper_sets: Sequence[HelperSet] = (HELPER_SET,), keys: Sequence[PrivateKey] | None = None
+) -> Membership:
+    """Who helper `party` is, with all of its keys or with `keys`."""
+    held = (KEYS[party], OLD_KEYS[party]) if keys is None else keys
+    opening = {key.public: key for key in held}
+    return Membership(party, helper_sets[0], tuple(helper_sets), IDENTITIES[party], opening)
 
 
 def write_batch(path: Path, reports: Sequence[SealedReport]) -> Path:
