@@ -252,7 +252,7 @@ async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_pat
         asked = three.query(batch, QueryOptions(seconds=60))
         asking = asyncio.create_task(three.ask(asked, batch))
         digest = asked.query.digest
-        while not all(digest in three.intakes[party]._jobs for party in range(3)):
+        while not all(three.intakes[party].registry.find(digest) for party in range(3)):
             await asyncio.sleep(0.01)
         while any(three.intakes[party].status(digest).state is not QueryState.RELEASED for party in (1, 2)):
             await asyncio.sleep(0.01)

@@ -2,8 +2,12 @@
 
 - `daemon`: one helper put together from its configuration, serving until it is stopped
 - `server`: the HTTPS routes
-- `intake`: who may ask what, the column on its way to disk, a task for every query
+- `refusal`: why a request is not served
+- `policy`: who may ask what
 - `jobs`: one query at this helper: its files, its task, its state
+- `registry`: every query this helper knows
+- `upload`: a column on its way to disk
+- `intake`: what queriers ask for, and a task for every query
 - `transport`: messages to the two peers, each pinned to its certificate
 - `rendezvous`: where the workers of one attempt find each other
 - `worker_sessions`: a worker process for every attempt

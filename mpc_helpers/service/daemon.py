@@ -33,6 +33,8 @@ from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc import noise
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
+from mpc_helpers.service.policy import Policy
+from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.rendezvous import Rendezvous
 from mpc_helpers.service.server import PeerDoor, Server
 from mpc_helpers.service.transport import Certificates, Transport
@@ -157,11 +159,9 @@ def _intake(
     parts: Parts,
 ) -> Intake:
     return Intake(
-        membership,
-        config.sites,
-        config.limits,
-        ledger.queries,
-        config.data,
+        membership.party,
+        Policy(membership, config.sites, config.limits, parts.clock),
+        QueryRegistry(ledger.queries, config.data / "queries", parts.clock),
         helper,
         parts.clock,
         metrics,

@@ -12,7 +12,7 @@ from protocol.query import Query
 from protocol.status import Failure, QueryState, QueryStatus
 
 
-class Job:
+class QueryJob:
     """One query at this helper: what is on disk for it, and where its task stands."""
 
     def __init__(self, query: Query, folder: Path, book: QueryBook, clock: Callable[[], int]) -> None:
@@ -39,6 +39,11 @@ class Job:
         """Whether it is known and its column is not. Not a state of the book: the disk says so."""
         idle = self.task is None or self.task.done()
         return self.record.state is QueryState.QUEUED and idle and not self.column.exists()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its column did not come in time."""
+        return self.awaiting and self._clock() >= self.query.deadline
 
     @property
     def ended(self) -> bool:

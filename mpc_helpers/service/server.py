@@ -23,8 +23,9 @@ from typing import Protocol
 from aiohttp import web
 
 from mpc_helpers.ledger.attempt import DIGEST_SIZE
-from mpc_helpers.service.intake import Intake, Refusal, Trouble
+from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
+from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.transport import PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.status import QueryStatus

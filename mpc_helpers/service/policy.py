@@ -1,0 +1,79 @@
+"""Who may ask this helper what: decided from the query alone, before anything is uploaded or spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mpc_helpers.identity.config import Limits, Site
+from mpc_helpers.identity.membership import Membership
+from mpc_helpers.mpc import noise
+from mpc_helpers.service.refusal import Refusal, Trouble
+from protocol.errors import ProtocolError, TrefoilError
+from protocol.query import Query, SignedQuery
+
+
+class Policy:
+    """What this helper's operator registered and allows. A query is authenticated by its signature alone."""
+
+    def __init__(
+        self, membership: Membership, sites: Mapping[str, Site], limits: Limits, clock: Callable[[], int]
+    ) -> None:
+        self._membership = membership
+        self._sites = sites
+        self._limits = limits
+        self._clock = clock
+
+    def authenticate(self, signed: SignedQuery) -> None:
+        """Signed with the key that was registered for the site, by a caller that may ask for it."""
+        query = signed.query
+        site = self._sites.get(query.site)
+        if site is None:
+            raise Refusal(
+                Trouble.STRANGER,
+                f"this helper answers no queries of {query.site}",
+                "Ask its operator to register the site's key.",
+            )
+        try:
+            signed.verify(site.key)
+        except ProtocolError as error:
+            raise Refusal(Trouble.STRANGER, str(error), error.hint) from None
+        if query.caller not in site.callers:
+            raise Refusal(
+                Trouble.STRANGER,
+                f"{query.caller} may not ask for {query.site}",
+                "Ask the helper's operator to register the caller for the site.",
+            )
+
+    def check_willing(self, query: Query, running: Sequence[Query]) -> None:
+        """What this helper will not do, given the queries that it has not finished yet."""
+        self._check_terms(query)
+        self._check_cost(query)
+        self._check_room(query, running)
+
+    def _check_terms(self, query: Query) -> None:
+        limits, now = self._limits, self._clock()
+        if query.helper_set not in {known.digest for known in self._membership.known_sets}:
+            raise Refusal(Trouble.UNWILLING, "the query names another helper set", "Use the current helpers.json.")
+        if not (limits.minimum_reports <= query.batch_size <= limits.maximum_reports):
+            accepted = f"{limits.minimum_reports} to {limits.maximum_reports}"
+            raise Refusal(Trouble.UNWILLING, f"a batch of {query.batch_size}; this helper takes {accepted} reports")
+        if not (now < query.deadline <= now + limits.seconds):
+            raise Refusal(
+                Trouble.UNWILLING,
+                f"the deadline is {query.deadline - now} s away; this helper accepts 1 to {limits.seconds}",
+                "Ask with another deadline; if it looks right, compare the clocks.",
+            )
+
+    def _check_cost(self, query: Query) -> None:
+        if query.shape.checked:
+            raise Refusal(Trouble.UNWILLING, "this helper cannot check reports yet")
+        try:
+            noise.check_cost(query.length, query.gamma)
+        except TrefoilError as error:
+            raise Refusal(Trouble.UNWILLING, str(error), error.hint) from None
+
+    def _check_room(self, query: Query, running: Sequence[Query]) -> None:
+        if len(running) >= self._limits.waiting:
+            raise Refusal(Trouble.BUSY, f"this helper has {len(running)} queries waiting", "Try again later.")
+        if sum(other.site == query.site for other in running) >= self._limits.queries_per_site:
+            raise Refusal(Trouble.BUSY, f"{query.site} has too many queries waiting", "Wait for one of them to end.")
