@@ -53,3 +53,15 @@ def test_a_picture_says_in_words_what_it_shows(path: Path) -> None:
     root = ElementTree.fromstring(path.read_text())  # noqa: S314 - our own file
     for element in ("title", "desc"):
         assert root.findtext(f"{SVG}{element}")
+
+
+def test_the_report_has_the_offsets_of_the_specification() -> None:
+    specified = re.findall(
+        r"^\| (\d+) \| [\d×… ]+ \| [\w ,εΔκ]+ \|", (ROOT / "protocol" / "SPEC.md").read_text(), re.MULTILINE
+    )
+    drawn = re.findall(
+        r'<text x="52" y="[\d.]+" class="end">(\d+)</text>', (ROOT / "protocol/pictures/report.svg").read_text()
+    )
+    assert len(drawn) > 10
+    # The first four fields share a row.
+    assert [offset for offset in specified if offset not in ("2", "4", "6")] == drawn
