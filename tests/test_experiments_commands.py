@@ -220,3 +220,68 @@ def test_impossible_plans_are_refused(wrong: tuple[str, str]) -> None:
 def test_a_target_that_no_epsilon_meets_is_refused() -> None:
     with pytest.raises(TrefoilError, match="no ε is large enough"):
         invoke("plan", "--reports", "1", "--value-cap", "1000000000", "--error", "0.000001")
+
+
+HALF_PRICE = """
+from dataclasses import replace
+from benchmarks.experiments.policies import CookieMonster
+
+class HalfPrice:
+    system = None
+    label = "half price"
+    def run(self, world, matches):
+        outcome = CookieMonster().run(world, matches)
+        return replace(outcome, consumed=outcome.consumed // 2)
+"""
+
+
+def test_policies_and_functions_of_ones_own_stand_beside_the_three_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tables, JSON and figures. Real devices with last touch are the simulation, to the last micro."""
+    (tmp_path / "half_price.py").write_text(HALF_PRICE)
+    (tmp_path / "nothing_left.py").write_text("def nothing(relevant, award):\n    return []\n")
+    monkeypatch.chdir(tmp_path)
+    own = ["--policy", "half_price:HalfPrice"]
+    for function in ("last", "equal", "slots", "nothing_left:nothing"):
+        own += ["--function", function]
+    knobs = ["--participation", "0.5", "--rate", "0.2", "--scale", "0.02"]
+    path = tmp_path / "own.json"
+    where = ["--json", str(path), "--plots", str(tmp_path / "plots")]
+    shown = invoke("experiment", "microbenchmark", *knobs, *own, *where).output
+    points = {point["system"]: point for point in json.loads(path.read_text())["points"]}
+    monster, last = points["cookie-monster"], points["devices, last (1× value)"]
+    assert (last["avg"], last["max"], last["rmsre_mean"]) == (monster["avg"], monster["max"], monster["rmsre_mean"])
+    assert points["half price"]["avg"] == pytest.approx(monster["avg"] / 2, rel=1e-3)
+    # Slots move by twice the value: the same price, and twice the noise in each of two buckets.
+    slots = points["devices, slots (2× value)"]
+    assert slots["avg"] == monster["avg"]
+    assert slots["rmsre_mean"] > 2 * monster["rmsre_mean"]
+    assert points["devices, nothing_left:nothing (1× value)"]["rmsre_mean"] > 0.9
+    assert "half price" in shown
+    assert (tmp_path / "plots" / "figure-4a.png").stat().st_size > 1000
+
+
+def test_other_figures_take_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cheaper.py").write_text(HALF_PRICE)
+    monkeypatch.chdir(tmp_path)
+    own = ["--policy", "cheaper:HalfPrice", "--scale", "0.005", "--epoch-days", "7"]
+    for experiment in ("patcg", "criteo", "bias"):
+        path, plots = tmp_path / f"{experiment}.json", tmp_path / experiment
+        invoke("experiment", experiment, *own, "--json", str(path), "--plots", str(plots))
+        assert "half price" in {point["system"] for point in json.loads(path.read_text())["points"]}
+        assert list(plots.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--policy", "nothing"], "no policy 'nothing'"),
+        (["--policy", "nowhere:Policy"], "cannot import"),
+        (["--policy", "json:JSONDecoder"], "is no policy"),
+        (["--function", "third"], "no attribution function"),
+    ],
+)
+def test_what_is_no_policy_is_refused_before_any_work(wrong: list[str], message: str) -> None:
+    with pytest.raises(TrefoilError, match=message):
+        invoke("experiment", "microbenchmark", "--scale", "0.01", *wrong)

@@ -10,6 +10,8 @@
 - `matching`: which epochs a conversion asks for
 - `privacy_filters`: many filters charged at once
 - `policies`: Cookie Monster, ARA-like and IPA-like
+- `on_devices`: Cookie Monster on real devices, with any attribution function
+- `own_policy`: policies and functions named on the command line
 - `accuracy`: from an accuracy target to a budget and back
 - `simulation`: the three systems over one world
 - `bias`: what a querier learns from the side query

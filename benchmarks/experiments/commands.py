@@ -12,9 +12,11 @@ from benchmarks.experiments.common_options import (
     AccountingChoice,
     Common,
     EpochDays,
+    Function,
     Json,
     Kappa,
     Plots,
+    Policy,
     Scale,
     Seed,
     show,
@@ -35,6 +37,8 @@ def microbenchmark(
     rate: Annotated[float | None, typer.Option(help="Knob 2: impressions per user and day.")] = None,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.0,
+    policy: Policy = None,
+    function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
@@ -47,7 +51,7 @@ def microbenchmark(
     from benchmarks.experiments.experiments import microbenchmark as run
 
     common = Common(epoch_days, seed, scale, json, plots)
-    options = common.options(accounting, kappa)
+    options = common.options(accounting, kappa, policy, function)
     one = mpc or participation is not None or rate is not None
     knobs = (_or(participation, DEFAULT_KNOB), _or(rate, DEFAULT_KNOB))
     settings = [knobs] if one else figure_4_settings()
@@ -66,6 +70,8 @@ def bias(
     draws: Annotated[int, typer.Option(help="How often the noise is drawn.")] = 500,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.5,
+    policy: Policy = None,
+    function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
@@ -77,7 +83,7 @@ def bias(
     from benchmarks.experiments.results import study_table
 
     common = Common(epoch_days, seed, scale, json, plots)
-    options = common.options(accounting, kappa)
+    options = common.options(accounting, kappa, policy, function)
     with progress("bias", round(800_000 * common.scale)) as advance:
         result, studies = run(options, draws, advance)
     drawings = common.draw("draw_figure_7", result, studies)
@@ -92,6 +98,8 @@ def patcg(
     conversions: Annotated[Path | None, typer.Option(help="Real conversions: a parquet file, or a folder.")] = None,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.0,
+    policy: Policy = None,
+    function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
@@ -105,7 +113,7 @@ def patcg(
     if (impressions is None) != (conversions is None):
         raise TrefoilError("the real files come in pairs", "Give both --impressions and --conversions, or neither.")
     common = Common(epoch_days, seed, scale, json, plots)
-    options = common.options(accounting, kappa)
+    options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     events = read_patcg(impressions, conversions) if impressions and conversions else None
     with progress("patcg", len(lengths) * round(24_113_018 * common.scale)) as advance:
@@ -119,6 +127,8 @@ def criteo(
     data: Annotated[Path | None, typer.Option(help="The real log, tab-separated.")] = None,
     accounting: Accounting = AccountingChoice.PAPER,
     kappa: Kappa = 0.0,
+    policy: Policy = None,
+    function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
@@ -131,7 +141,7 @@ def criteo(
     from benchmarks.experiments.files import read_criteo
 
     common = Common(epoch_days, seed, scale, json, plots)
-    options = common.options(accounting, kappa)
+    options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     log = read_criteo(data) if data else None
     with progress("criteo", (len(lengths) + len(EXTRA_IMPRESSIONS)) * round(400_000 * common.scale)) as advance:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +33,18 @@ EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.
 Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
 Scale = Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file ('-': standard output).")]
+Policy = Annotated[
+    list[str] | None, typer.Option("--policy", metavar="MODULE:CLASS", help="A policy of your own beside the three.")
+]
+Function = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--function",
+        metavar="NAME",
+        help="Also run real devices with this attribution function: last, first, equal, last-n, slots, or your own "
+        "as module:function.",
+    ),
+]
 Plots = Annotated[Path | None, typer.Option(help="Draw the figure's plots into this folder.")]
 
 
@@ -46,7 +58,13 @@ class Common:
     json: Path | None
     plots: Path | None
 
-    def options(self, accounting: AccountingChoice, kappa: float) -> Options:
+    def options(
+        self,
+        accounting: AccountingChoice,
+        kappa: float,
+        policies_named: Sequence[str] | None = None,
+        functions: Sequence[str] | None = None,
+    ) -> Options:
         """What the experiment is told. Refuses, before any work, a place where no result could be written."""
         from benchmarks.experiments import policies
         from benchmarks.experiments.results import Options
@@ -54,7 +72,12 @@ class Common:
         if self.json is not None and self.json.is_dir():
             raise TrefoilError(f"{self.json} is a folder", "Give --json the name of a file.")
         days = 7 if self.epoch_days is None else self.epoch_days
-        return Options(policies.Accounting(accounting.value), kappa, days, self.seed, self.scale)
+        chosen = Options(policies.Accounting(accounting.value), kappa, days, self.seed, self.scale)
+        if not (policies_named or functions):
+            return chosen
+        from benchmarks.experiments.own_policy import own_policies
+
+        return replace(chosen, own=own_policies(policies_named or (), functions or ()))
 
     def lengths(self) -> tuple[int, ...]:
         """The epochs' lengths for a figure that compares several: all of them, unless one was asked for."""

@@ -84,7 +84,7 @@ class Recorder:
         spent("workload", workload)
         spent("matching", simulation.matching_seconds)
         for run in simulation.runs:
-            spent(run.system.value, run.seconds)
+            spent(run.label, run.seconds)
         spent("measuring", seconds - simulation.matching_seconds - sum(run.seconds for run in simulation.runs))
 
 
@@ -188,7 +188,7 @@ def _policies(setting: Setting) -> list[DevicePolicy]:
     accounting, unit = setting.options.accounting, setting.world.unit
     ara: list[DevicePolicy] = [AraLike(accounting)] if System.ARA_LIKE in setting.systems else []
     kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
-    return ara + [CookieMonster(accounting, kappa) for kappa in kappas]
+    return [*ara, *(CookieMonster(accounting, kappa) for kappa in kappas), *setting.options.own]
 
 
 def _within_ipa_maximum(simulation: Simulation) -> int:

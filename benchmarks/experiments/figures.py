@@ -21,6 +21,8 @@ STYLE = {
     System.ARA_LIKE: ("#dd8452", "^", "ARA-like"),
     System.COOKIE_MONSTER: ("#8b1a8b", "o", "Cookie Monster"),
 }
+# Policies of one's own, in the order in which they were named.
+OWN_STYLES = (("#2a9d8f", "D"), ("#b5651d", "v"), ("#555555", "P"))
 MAIN_EPOCH = 7
 KAPPA_COLOUR = "#c77dd6"
 RECORDED = "recorded (artifact)"
@@ -89,6 +91,18 @@ def _plot(body: Callable[[Any], None]) -> bytes:
     return drawn.getvalue()
 
 
+def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:
+    """Colour, shape and name of every system that has a point, by its label; the paper's always look the same."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for run in (point.run for point in points):
+        if run.label not in found:
+            own = sum(label not in {system.value for system in STYLE} for label in found)
+            found[run.label] = (
+                (*OWN_STYLES[own % len(OWN_STYLES)], run.label) if run.system is None else STYLE[run.system]
+            )
+    return found
+
+
 def _legend(axes: Any, columns: int = 4) -> None:
     """Above the plot, where it hides nothing."""
     axes.legend(fontsize=7, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
@@ -112,8 +126,8 @@ def _common(points: Sequence[Point]) -> tuple[float | None, float | None]:
 
 def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, largest: bool) -> None:
     """Budget of each system along one knob."""
-    for system, (colour, marker, label) in STYLE.items():
-        along = [p for p in points if p.run.system is system and (p.rate if knob == 1 else p.participation) == fixed]
+    for name, (colour, marker, label) in _styles(points).items():
+        along = [p for p in points if p.run.label == name and (p.rate if knob == 1 else p.participation) == fixed]
         along.sort(key=lambda p: (p.participation or 0) if knob == 1 else (p.rate or 0))
         x = [p.participation if knob == 1 else p.rate for p in along]
         y = [p.run.maximum if largest else p.run.average for p in along]
@@ -150,8 +164,9 @@ def _at_epoch(points: Sequence[Point]) -> list[Point]:
 
 def _budget_by_query(axes: Any, points: Sequence[Point]) -> None:
     """Average budget after each query, in the order batches fill up; over all filters there are in the end."""
+    styles = _styles(points)
     for point in points:
-        colour, marker, label = STYLE[point.run.system]
+        colour, marker, label = styles[point.run.label]
         spent = np.cumsum(point.run.paid[point.run.order]) / MICROS / max(1, point.run.filters)
         axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, label=label, marker=marker, markersize=3)
     submitted = len(points[0].run.paid)
@@ -165,8 +180,9 @@ def _budget_by_query(axes: Any, points: Sequence[Point]) -> None:
 
 def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[references.CriteoReference] = ()) -> None:
     """Share of submitted queries with an error up to x; a line that stops early ran fewer."""
+    styles = _styles(points)
     for point in points:
-        colour, _, label = STYLE[point.run.system]
+        colour, _, label = styles[point.run.label]
         _step(axes, point.run.errors, len(point.run.executed), colour, label)
     for number, row in enumerate(recorded):
         colour = STYLE[row.system][0]
@@ -191,8 +207,8 @@ def _step(axes: Any, values: Floats, total: int, colour: str, label: str) -> Non
 def _error_by_epoch(axes: Any, points: Sequence[Point]) -> None:
     """Boxes: median, quartiles, minimum and maximum of the error at each length of an epoch."""
     lengths = sorted({point.epoch_days for point in points})
-    for offset, (system, (colour, _, label)) in enumerate(STYLE.items()):
-        here = {point.epoch_days: point.run.errors for point in points if point.run.system is system}
+    for offset, (name, (colour, _, label)) in enumerate(_styles(points).items()):
+        here = {point.epoch_days: point.run.errors for point in points if point.run.label == name}
         places = [index + (offset - 1) * 0.25 for index, days in enumerate(lengths) if days in here and len(here[days])]
         boxes = [here[days] for days in lengths if days in here and len(here[days])]
         if boxes:
@@ -224,8 +240,9 @@ def _boxes(axes: Any, boxes: Sequence[Floats], places: Sequence[float], colour: 
 def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
     """One number per device and advertiser: the average over epochs of what its filters spent."""
     shades = {3: "-.", 6: "--", 9: ":"}
+    styles = _styles(points)
     for point in points:
-        colour, _, label = STYLE[point.run.system]
+        colour, _, label = styles[point.run.label]
         extra = point.extra_impressions
         ordered = np.sort(point.run.owner_average) / MICROS
         # Thousands of points are enough for the eye.
@@ -244,7 +261,7 @@ def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
 
 
 def _label(point: Point) -> tuple[str, str]:
-    colour, _, label = STYLE[point.run.system]
+    colour, _, label = _styles([point])[point.run.label]
     return (KAPPA_COLOUR, f"{label}, κ = {point.kappa:g}") if point.kappa else (colour, label)
 
 

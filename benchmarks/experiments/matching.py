@@ -18,6 +18,7 @@ from benchmarks.experiments.world import Epochs, World
 class Matches:
     """Per conversion: its window's first and last epoch, and the runs of impressions inside the window."""
 
+    epochs: Epochs
     first_epoch: Ints
     last_epoch: Ints
     first_run: Ints
@@ -61,6 +62,7 @@ def match(world: World, epochs: Epochs) -> Matches:
     first_run[found] = run_of[low[found]]
     runs[found] = run_of[high[found] - 1] - first_run[found] + 1
     return Matches(
+        epochs=epochs,
         first_epoch=epochs.of(times - world.window),
         last_epoch=epochs.of(times),
         first_run=first_run,

@@ -50,13 +50,24 @@ class PolicyOutcome:
 
 
 class DevicePolicy(Protocol):
-    """Accounting on each device by itself: owners are independent, so a world may be cut into parts."""
+    """Accounting on each device by itself: owners are independent, so a world may be cut into parts.
 
-    system: ClassVar[System]
+    One of the paper's systems, or None for a policy of one's own, which may have a `label` to be shown by.
+    """
+
+    system: ClassVar[System | None]
 
     def run(self, world: World, matches: Matches) -> PolicyOutcome:
         """Make and charge every report, each owner's in arrival order."""
         ...
+
+
+def label_of(policy: DevicePolicy) -> str:
+    """What a policy is called in tables, figures and results."""
+    named: str | None = getattr(policy, "label", None)
+    if named is not None:
+        return named
+    return type(policy).__name__ if policy.system is None else policy.system.value
 
 
 def charges(accounting: Accounting, epsilon: Ints, sensitivity: Ints | int, cap: int) -> Ints:
@@ -83,7 +94,7 @@ class CookieMonster:
     `kappa` (in units) switches the bias side query on: every requested epoch then pays for it, with or without data.
     """
 
-    system: ClassVar[System] = System.COOKIE_MONSTER
+    system: ClassVar[System | None] = System.COOKIE_MONSTER
     accounting: Accounting = Accounting.PAPER
     kappa: int = 0
     capacity: int = MICROS
@@ -139,7 +150,7 @@ class CookieMonster:
 class AraLike:
     """Every epoch of the window pays ε, all or nothing; if one cannot, the report is zero. No side query."""
 
-    system: ClassVar[System] = System.ARA_LIKE
+    system: ClassVar[System | None] = System.ARA_LIKE
     accounting: Accounting = Accounting.PAPER
     capacity: int = MICROS
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.experiments.bias import Study
 from benchmarks.experiments.columns import Floats
-from benchmarks.experiments.policies import Accounting
+from benchmarks.experiments.policies import Accounting, DevicePolicy
 from benchmarks.experiments.simulation import Run
 from benchmarks.experiments.tables import plain_table
 from benchmarks.experiments.world import check_scale
@@ -28,6 +28,8 @@ class Options:
     epoch_days: int = 7
     seed: int = 0
     scale: float = 1.0
+    # Policies of one's own, run beside the three systems.
+    own: tuple[DevicePolicy, ...] = ()
 
     def __post_init__(self) -> None:
         if self.epoch_days < 1:
@@ -65,7 +67,7 @@ class Point:
         return {
             "participation": self.participation,
             "rate": self.rate,
-            "system": run.system.value,
+            "system": run.label,
             "kappa": self.kappa,
             "epoch_days": self.epoch_days,
             **({} if self.extra_impressions is None else {"extra_impressions": self.extra_impressions}),
@@ -141,7 +143,7 @@ def _row(point: Point) -> dict[str, str]:
         "knob 1": "" if point.participation is None else f"{point.participation:g}",
         "knob 2": "" if point.rate is None else f"{point.rate:g}",
         "days": "" if point.participation else f"{point.epoch_days}",
-        "system": run.system.value,
+        "system": run.label,
         "extra": "" if point.extra_impressions is None else f"+{point.extra_impressions}",
         "κ": f"{point.kappa:g}" if point.kappa else "",
         "avg ε": f"{run.average:.6f}",

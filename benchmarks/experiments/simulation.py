@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.experiments.columns import Flags, Floats, Ints
 from benchmarks.experiments.matching import Matches, match
-from benchmarks.experiments.policies import DevicePolicy, IpaLike, PolicyOutcome, System
+from benchmarks.experiments.policies import DevicePolicy, IpaLike, PolicyOutcome, System, label_of
 from benchmarks.experiments.world import Epochs, World
 from protocol.epsilon import MICROS
 
@@ -23,7 +23,8 @@ NEVER = np.iinfo(np.int64).max
 class Run:
     """One system over one world. Sums by query are in units; budgets in micros."""
 
-    system: System
+    system: System | None
+    label: str
     kappa: int
     consumed: int
     largest: int
@@ -165,6 +166,7 @@ def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
     spent = np.concatenate(tally.owner_spent)
     return Run(
         system=tally.policy.system,
+        label=label_of(tally.policy),
         kappa=int(getattr(tally.policy, "kappa", 0)),
         consumed=int(spent.sum()),
         largest=tally.largest,
@@ -176,7 +178,7 @@ def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
         paid=tally.paid,
         order=batches.order(),
         owner_average=spent / owner_spans,
-        rmsre=rmsre(world, batches.truth, tally.answer),
+        rmsre=rmsre(world, batches.truth, tally.answer, float(getattr(tally.policy, "spread", 1.0))),
         seconds=tally.seconds,
     )
 
@@ -192,6 +194,7 @@ def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
         by_advertiser[advertiser] += micros
     return Run(
         system=policy.system,
+        label=policy.system.value,
         kappa=0,
         consumed=sum(result.consumed.values()),
         largest=max(result.consumed.values(), default=0),
@@ -222,7 +225,10 @@ def noise_scale(world: World) -> Floats:
     return world.scale * world.cap * MICROS / world.queries.epsilon
 
 
-def rmsre(world: World, truth: Ints, answer: Ints) -> Floats:
-    """Analytic root mean square relative error: sqrt((Q − Q̃)² + 2·b²)/Q; not a number where Q is zero."""
-    squared = (truth - answer).astype(np.float64) ** 2 + 2 * noise_scale(world) ** 2
+def rmsre(world: World, truth: Ints, answer: Ints, spread: float = 1.0) -> Floats:
+    """Analytic root mean square relative error: sqrt((Q − Q̃)² + 2·b²)/Q; not a number where Q is zero.
+
+    `spread` is how many times the deviation of one bucket's noise at Δ = cap the answer has.
+    """
+    squared = (truth - answer).astype(np.float64) ** 2 + 2 * (spread * noise_scale(world)) ** 2
     return np.sqrt(squared) / np.where(truth > 0, truth, np.nan)
