@@ -21,9 +21,8 @@ from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTer
 from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AttemptOutcome, QueryName, Step
-from mpc_helpers.mpc.noisy_sum import SumKind, attempt_parameters
-from mpc_helpers.mpc.pace import allowance
 from mpc_helpers.mpc.session import MpcError
+from mpc_helpers.mpc.terms import SumTerms
 from protocol.answer import AnswerShare
 from protocol.errors import Blamed
 from protocol.field import Vector
@@ -57,7 +56,7 @@ class NoisySum(Protocol):
         ...
 
 
-Sessions = Callable[[Query, SumKind], AbstractAsyncContextManager[NoisySum]]
+Sessions = Callable[[SumTerms], AbstractAsyncContextManager[NoisySum]]
 
 
 class Helper:
@@ -96,7 +95,7 @@ class Helper:
             self._check_time(query, failed)
             try:
                 # The noise of one attempt, drawn while Admit runs and used for no other.
-                async with self._sessions(query, _kind(query)) as session:
+                async with self._sessions(SumTerms.of(query)) as session:
                     # Admit: what each report is worth to this helper alone; once, however many attempts there are.
                     admitted = admitted or await self._admit(query, column, progress)
                     # Agree: which reports count, those that all three admitted and none has seen.
@@ -138,8 +137,7 @@ class Helper:
         await progress.enter(QueryState.AGREEING)
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
-        parameters = attempt_parameters(_kind(query), query.gamma)
-        terms = AttemptTerms(QueryName.of(query), query.debug, parameters, minimum)
+        terms = AttemptTerms(QueryName.of(query), query.debug, SumTerms.of(query).digest, minimum)
         deadline = asyncio.get_running_loop().time() + max(0, query.deadline - self._clock())
         return await self._agreement.agree(terms, _batch(query, admitted), deadline)
 
@@ -148,7 +146,7 @@ class Helper:
         return await asyncio.to_thread(admitted.shamir_share, attempt.accepted)
 
     async def _add_noise(self, query: Query, attempt: Attempt, session: NoisySum, share: Vector) -> Vector:
-        drawing = allowance(query.length, query.gamma)
+        drawing = SumTerms.of(query).allowance
         seconds = max(1.0, min(self._limits.mpc_seconds + 2 * drawing, query.deadline - self._clock()))
         return await self._unless_ended(attempt, session.add(attempt, share, seconds))
 
@@ -227,8 +225,3 @@ def _batch(query: Query, admitted: Ingested) -> AdmittedBatch:
         admitted.admitted,
         admitted.rejections(),
     )
-
-
-def _kind(query: Query) -> SumKind:
-    """Only a debug query is answered without noise, and it admits none but debug reports (`Rejection.WRONG_MODE`)."""
-    return SumKind.DEBUG if query.debug else SumKind.of(query.noise)

@@ -96,7 +96,10 @@ class AnswerShare:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the querier learns: one noisy histogram, how many reports are in it, and why others are not."""
+    """What the querier learns: one noisy histogram, how many reports are in it, and why others are not.
+
+    `attempts` is the number of the attempt that was released: those before it came to nothing.
+    """
 
     histogram: list[int]
     side_count: int | None
@@ -106,6 +109,7 @@ class Answer:
     noise: NoiseMode
     epsilon_micros: int
     sensitivity: int
+    attempts: int
     accepted_root: bytes
 
 
@@ -133,6 +137,7 @@ def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
         noise=first.noise,
         epsilon_micros=first.epsilon_micros,
         sensitivity=first.sensitivity,
+        attempts=first.attempt,
         accepted_root=first.accepted_root,
     )
 

@@ -1,23 +1,26 @@
 """How much noise an answer carries: pure formulas for querier and helpers alike. Nothing is sampled here.
 
 With γ = ε/Δ = 1/b and q = e^−γ, the discrete Laplace DLap(b) has P(x) ∝ q^|x|. It is the difference of two
-geometric variables, and every noise of ours is a difference of two negative binomials NB(r, q) with the same q:
+geometric variables. The noise of `local` and `pairwise` is a difference of two negative binomials NB(r, q):
 
     DLap: r = 1      local, three Pólya(½) differences: r = 3/2      pairwise, three DLap: r = 3
 
-so its variance is 2rq/(1 − q)², and its characteristic function ((1 − q)²/(1 − 2q cos θ + q²))^r.
+so its variance is 2rq/(1 − q)², and its characteristic function ((1 − q)²/(1 − 2q cos θ + q²))^r. The noise of `joint`
+is DLap itself but for coins that are rounded and an end that is cut off; all about it is exact (`joint_scale`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import assert_never
 
 import numpy as np
 
 from protocol.errors import ProtocolError
-from protocol.query import NoiseMode
+from protocol.joint_scale import JointScale
+from protocol.query import NoiseMode, Query
 
 # Numerical slack taken off every coverage: far above the rounding of a sum of 10^5 doubles of size at most 10^5.
 _ROUNDING = 1e-9
@@ -25,12 +28,14 @@ MAX_CONFIDENCE = 1 - 1e-6
 
 
 def shape(mode: NoiseMode) -> Fraction:
-    """r, the shape of the two negative binomials whose difference the noise of all three helpers is."""
+    """r, the shape of the two negative binomials whose difference the noise of all three helpers is, or is close to."""
     match mode:
         case NoiseMode.LOCAL:
             return Fraction(3, 2)
         case NoiseMode.PAIRWISE:
             return Fraction(3)
+        case NoiseMode.JOINT:
+            return Fraction(1)
         case _:
             assert_never(mode)
 
@@ -41,40 +46,73 @@ def laplace_variance(rate: Fraction) -> float:
     return 2 * math.exp(-_checked(rate)) / one_minus_q**2
 
 
-def variance(mode: NoiseMode, rate: Fraction) -> float:
-    """The variance of one bucket's noise: 1.5 times that of DLap in `local`, 3 times in `pairwise`."""
-    return float(shape(mode)) * laplace_variance(rate)
+@dataclass(frozen=True, slots=True)
+class NoiseScale:
+    """The noise in each number of an answer. `change` is what one report can change the sum by: Δ + κ."""
 
+    mode: NoiseMode
+    rate: Fraction
+    change: int
 
-def standard_deviation(mode: NoiseMode, rate: Fraction) -> float:
-    """What is reported with every answer."""
-    return math.sqrt(variance(mode, rate))
+    def __post_init__(self) -> None:
+        _checked(self.rate)
 
+    @classmethod
+    def of(cls, query: Query) -> NoiseScale:
+        """That of a query which is not for debugging."""
+        return cls(query.noise, query.gamma, query.sensitivity + query.kappa)
 
-def half_width(mode: NoiseMode, rate: Fraction, confidence: float) -> int:
-    """The least t for which the noise is shown to lie in [−t, t] with at least this probability.
+    @property
+    def joint(self) -> JointScale:
+        """The exact scale of `joint`; `TrefoilError` where there is none."""
+        return JointScale.of(self.rate, self.change)
 
-    Exact up to slack that is always taken in the safe direction, so the interval never covers less than it says.
-    """
-    if not (0 < confidence <= MAX_CONFIDENCE):
-        raise ProtocolError(f"a confidence is above 0 and at most {MAX_CONFIDENCE}, not {confidence}")
-    coverage = _Coverage(float(shape(mode)), _checked(rate))
-    low, high = -1, coverage.span
-    while high - low > 1:
-        middle = (low + high) // 2
-        if coverage.at_least(middle) >= confidence:
-            high = middle
-        else:
-            low = middle
-    return high
+    @property
+    def variance(self) -> float:
+        """1.5 times that of DLap in `local`, 3 times in `pairwise`, and at most 1.0075 times in `joint`."""
+        if self.mode is NoiseMode.JOINT:
+            return float(self.joint.variance)
+        return float(shape(self.mode)) * laplace_variance(self.rate)
 
+    @property
+    def standard_deviation(self) -> float:
+        """What is reported with every answer."""
+        return math.sqrt(self.variance)
 
-def coverage(mode: NoiseMode, rate: Fraction, width: int) -> float:
-    """How surely the noise lies in [−width, width]: a number that the probability is not below."""
-    if width < 0:
-        raise ProtocolError(f"a width is 0 or more, not {width}")
-    noise = _Coverage(float(shape(mode)), _checked(rate))
-    return noise.at_least(min(width, noise.span))
+    @property
+    def delta(self) -> Fraction:
+        """The answer is (ε, δ)-private. Zero, and ε pure, in every mode but `joint`."""
+        return self.joint.delta() if self.mode is NoiseMode.JOINT else Fraction(0)
+
+    def half_width(self, confidence: float) -> int:
+        """The least t for which the noise is shown to lie in [−t, t] with at least this probability.
+
+        Exact in `joint`. Else up to slack that is always taken in the safe direction, so the interval never covers
+        less than it says.
+        """
+        if not (0 < confidence <= MAX_CONFIDENCE):
+            raise ProtocolError(f"a confidence is above 0 and at most {MAX_CONFIDENCE}, not {confidence}")
+        if self.mode is NoiseMode.JOINT:
+            return self.joint.half_width(Fraction(confidence))
+        coverage = _Coverage(float(shape(self.mode)), float(self.rate))
+        low, high = -1, coverage.span
+        while high - low > 1:
+            middle = (low + high) // 2
+            if coverage.at_least(middle) >= confidence:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def coverage(self, width: int) -> float:
+        """How surely the noise lies in [−width, width]: a number that the probability is not below."""
+        if width < 0:
+            raise ProtocolError(f"a width is 0 or more, not {width}")
+        if self.mode is NoiseMode.JOINT:
+            # The nearest double may lie above; the one before it cannot.
+            return math.nextafter(float(self.joint.within(width)), 0)
+        noise = _Coverage(float(shape(self.mode)), float(self.rate))
+        return noise.at_least(min(width, noise.span))
 
 
 class _Coverage:

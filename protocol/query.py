@@ -36,9 +36,10 @@ class NoiseMode(Enum):
 
     LOCAL = "local"
     PAIRWISE = "pairwise"
+    JOINT = "joint"
 
 
-_MODE_CODES = {NoiseMode.LOCAL: 1, NoiseMode.PAIRWISE: 2}
+_MODE_CODES = {NoiseMode.LOCAL: 1, NoiseMode.PAIRWISE: 2, NoiseMode.JOINT: 3}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from protocol import field
 from protocol.errors import ProtocolError
 from protocol.field import P, Vector, from_integers
 from protocol.shares import LACKING, open_shamir, to_shamir
-from tests.support.joint_trio import STEP, Make, Post, Run, cheating, layout_of, posting, small
+from tests.support.joint_trio import STEP, Make, Post, Run, cheating, is_step, layout_of, posting, small
 
 SMALL = small()
 DONE, GIVING_UP = b"\x01", 2
@@ -89,7 +89,7 @@ def test_messages_are_those_that_are_announced() -> None:
         (peer, party, step) for party in range(3) for peer, steps in SMALL.steps(party).items() for step in steps
     ]
     assert run.steps() == sorted(expected) and len(expected) == 3 * (SMALL.circuit.depth + 6)
-    sizes = {(sender, receiver, frame[1]): len(frame) - 2 for sender, receiver, frame in run.frames if frame[0] == STEP}
+    sizes = {(sender, receiver, frame[1]): len(frame) - 2 for sender, receiver, frame in run.frames if is_step(frame)}
     for party in range(3):
         for peer, announced in SMALL.steps(party).items():
             assert announced == {step: sizes[peer, party, step] for step in announced}
@@ -127,7 +127,7 @@ def test_every_message_changed_in_every_way_stops_the_session(change: str) -> No
     for message in MESSAGES:
 
         def intercept(sender: int, receiver: int, frame: bytes, message: tuple[int, int, int] = message) -> bytes:
-            if frame[0] == STEP and (sender, receiver, frame[1]) == message:
+            if is_step(frame) and (sender, receiver, frame[1]) == message:
                 return frame[:2] + CHANGES[change](frame[2:])
             return frame
 
@@ -261,7 +261,7 @@ def last_message(prover: int) -> int:
 @pytest.mark.parametrize("prover", range(3))
 def test_j1_a_prover_that_holds_back_its_last_message_never_gets_its_weights(prover: int) -> None:
     def held_back(sender: int, receiver: int, frame: bytes) -> bytes | None:
-        return None if frame[:2] == bytes([STEP, last_message(prover)]) and sender == prover else frame
+        return None if is_step(frame, last_message(prover)) and sender == prover else frame
 
     run = Run(SMALL, intercept=held_back, seconds=0.3)
     stopped(run, prover)
@@ -274,7 +274,7 @@ def test_j1_a_prover_that_holds_back_its_last_message_never_gets_its_weights(pro
 @pytest.mark.parametrize("prover", range(3))
 def test_j1_nor_does_one_whose_last_message_does_not_decode(prover: int) -> None:
     def too_large(sender: int, receiver: int, frame: bytes) -> bytes:
-        of_prover = frame[:2] == bytes([STEP, last_message(prover)]) and sender == prover
+        of_prover = is_step(frame, last_message(prover)) and sender == prover
         return frame[:-8] + P.to_bytes(8, "little") if of_prover else frame
 
     run = Run(SMALL, intercept=too_large)
@@ -353,7 +353,7 @@ def test_j4_done_with_a_step_missing_is_a_failure(step: int) -> None:
     bad = 2
 
     def early(sender: int, receiver: int, frame: bytes) -> bytes:
-        return DONE if sender == bad and receiver == 0 and frame[:2] == bytes([STEP, step]) else frame
+        return DONE if sender == bad and receiver == 0 and is_step(frame, step) else frame
 
     failure = Run(SMALL, intercept=early).outcomes[0]
     assert isinstance(failure, MpcError) and failure.party == bad
@@ -372,7 +372,7 @@ def other_kinds() -> Iterator[bytes]:
 @pytest.mark.parametrize("other", list(other_kinds()))
 def test_j5_frames_of_other_kinds_end_the_session_and_name_the_sender(other: bytes) -> None:
     def instead(sender: int, receiver: int, frame: bytes) -> bytes:
-        return other if (sender, receiver) == (1, 2) and frame[:2] == bytes([STEP, 2]) else frame
+        return other if (sender, receiver) == (1, 2) and is_step(frame, 2) else frame
 
     run = Run(SMALL, intercept=instead)
     stopped(run, 1)
@@ -382,7 +382,7 @@ def test_j5_frames_of_other_kinds_end_the_session_and_name_the_sender(other: byt
 
 def test_j5_a_longer_frame_is_refused_unread() -> None:
     def longer(sender: int, receiver: int, frame: bytes) -> bytes:
-        return frame + bytes(2**20) if (sender, receiver) == (1, 2) and frame[:2] == bytes([STEP, 2]) else frame
+        return frame + bytes(2**20) if (sender, receiver) == (1, 2) and is_step(frame, 2) else frame
 
     failure = Run(SMALL, intercept=longer).outcomes[2]
     assert isinstance(failure, MpcError) and failure.party == 1 and "is over the limit of" in str(failure)
@@ -406,7 +406,7 @@ def test_j7_elements_not_below_p_are_refused_and_name_the_sender(prover: int) ->
             def too_large(
                 sender: int, target: int, frame: bytes, route: tuple[int, int, int] = (receiver, step, at)
             ) -> bytes:
-                if sender != prover or target != route[0] or frame[:2] != bytes([STEP, route[1]]):
+                if sender != prover or target != route[0] or not is_step(frame, route[1]):
                     return frame
                 start = route[2] % len(frame)
                 return frame[:start] + P.to_bytes(8, "little") + frame[start + 8 :]
@@ -434,7 +434,7 @@ def test_what_a_party_receives_says_nothing_about_the_noise() -> None:
         counts: list[Vector] = []
         for _ in range(runs):
             run = Run(layout, keys=fixed | {victim: os.urandom(16)})
-            received = sorted((sender, frame) for sender, to, frame in run.frames if to == victim and frame[0] == STEP)
+            received = sorted((sender, frame) for sender, to, frame in run.frames if to == victim and is_step(frame))
             data = np.frombuffer(b"".join(frame[2:] for _, frame in received), dtype=np.uint8)
             bits = np.unpackbits(data, bitorder="little")
             noise = run.clear()

@@ -19,9 +19,10 @@ import numpy.typing as npt
 import pytest
 
 from mpc_helpers.mpc import noise
-from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, local_sum, pairwise_sum, sum_parameters
+from mpc_helpers.mpc.noisy_sum import ExactNoise, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import run_three_in_one_process
 from mpc_helpers.mpc.session import MpcSession
+from mpc_helpers.mpc.terms import SumKind, SumTerms
 from protocol.field import from_integers
 from protocol.shares import open_shamir, share, to_shamir
 
@@ -220,7 +221,7 @@ async def pairwise_view(value: int, rate: Fraction) -> Samples:
 
 
 def sessions(kind: SumKind, rate: Fraction) -> list[MpcSession]:
-    return [MpcSession(party, bytes(32), sum_parameters(kind, rate), BUCKETS, 60.0) for party in range(3)]
+    return [SumTerms(kind, rate, SENSITIVITY, BUCKETS).session(party, bytes(32), 60.0) for party in range(3)]
 
 
 View = Callable[[int, Fraction], Awaitable[Samples]]

@@ -12,22 +12,23 @@ import pytest
 from mpc_helpers.identity.tls import TlsIdentity
 from mpc_helpers.mpc import codec, noise
 from mpc_helpers.mpc.channel import Intercept
+from mpc_helpers.mpc.joint.layout import Layout
 from mpc_helpers.mpc.noisy_sum import (
     NONCE_SIZE,
     ExactNoise,
-    SumKind,
     debug_sum,
     joint_nonce,
+    joint_sum,
     local_sum,
     pair_noise_key,
     pairwise_sum,
-    sum_parameters,
 )
 from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
 from mpc_helpers.mpc.session import MpcError, MpcSession, Stage
+from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.mpc.worker import WorkerSetup
 from protocol.errors import ProtocolError
-from protocol.field import from_integers
+from protocol.field import Vector, from_integers, lift
 from protocol.query import NoiseMode
 from protocol.shape import MAX_BUCKETS, Shape
 from protocol.shares import open_shamir, share, to_shamir
@@ -49,6 +50,13 @@ class Recorder(ExactNoise):
         self.vectors[key] = vector
         return vector
 
+    async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
+        components = await super().joint(engine, layout)
+        for lacking, component in components.items():
+            # Of the two parties that hold it, both must have the same.
+            assert self.vectors.setdefault(bytes([lacking]), component.tolist()) == component.tolist()
+        return components
+
     def total(self, buckets: int) -> list[int]:
         return [sum(vector[i] for vector in self.vectors.values()) for i in range(buckets)]
 
@@ -58,8 +66,12 @@ def shamir_shares(values: Sequence[int]) -> list[list[int]]:
     return [[int(v) for v in to_shamir(party, split.components(party)).tolist()] for party in range(3)]
 
 
+def terms(kind: SumKind, buckets: int, rate: Fraction = RATE) -> SumTerms:
+    return SumTerms(kind, rate, 20, buckets)
+
+
 def sessions(kind: SumKind, buckets: int, digest: bytes = bytes(32)) -> list[MpcSession]:
-    return [MpcSession(party, digest, sum_parameters(kind, RATE), buckets, 20.0) for party in range(3)]
+    return [terms(kind, buckets).session(party, digest, 20.0) for party in range(3)]
 
 
 def opened(outcomes: Outcomes) -> list[int]:
@@ -91,12 +103,21 @@ async def test_the_largest_histogram_has_room_for_its_side_query() -> None:
     """As many buckets as a report may have and the side query: a query that is accepted is also computed."""
     numbers = Shape(MAX_BUCKETS, kappa=1).length
     values, nothing = [3] * numbers, [0] * numbers
-    WorkerSetup(0, TlsIdentity(Path("/a"), Path("/b")), SumKind.LOCAL, RATE, numbers, "127.0.0.1", (0,))
+    WorkerSetup(0, TlsIdentity(Path("/a"), Path("/b")), terms(SumKind.LOCAL, numbers), "127.0.0.1", (0,))
     programs = [local_sum(piece, nothing) for piece in shamir_shares(values)]
     assert opened(await run_three_in_one_process(sessions(SumKind.LOCAL, numbers), programs)) == values
 
 
-@pytest.mark.parametrize("run", [run_local, run_pairwise])
+async def run_joint(values: list[int]) -> tuple[list[int], list[int]]:
+    """The answer and the noise that is in it, as the three components determine it."""
+    recorder, wanted = Recorder(), terms(SumKind.JOINT, len(values))
+    programs = [joint_sum(piece, wanted.layout, recorder) for piece in shamir_shares(values)]
+    outcomes = await run_three_in_one_process(sessions(SumKind.JOINT, len(values)), programs)
+    assert len(recorder.vectors) == 3
+    return opened(outcomes), lift(from_integers(recorder.total(len(values))))
+
+
+@pytest.mark.parametrize("run", [run_local, run_pairwise, run_joint])
 @pytest.mark.parametrize("buckets", [1, 2, 3, 17, 128, 1024])
 async def test_answer_minus_noise_is_the_sum(run: Run, buckets: int) -> None:
     """Random sums of either sign, seeded by the number of buckets; equality is exact in every bucket."""
@@ -110,6 +131,8 @@ async def test_negative_answers_are_negative() -> None:
     assert answer == [-3 + added[0], added[1]]
     answer, added = await run_pairwise([-3, 0])
     assert answer == [-3 + added[0], added[1]]
+    answer, added = await run_joint([-3, 0])
+    assert answer == [-3 + added[0], added[1]]
 
 
 async def test_a_debug_sum_has_no_noise() -> None:
@@ -119,14 +142,14 @@ async def test_a_debug_sum_has_no_noise() -> None:
 
 
 def test_no_noise_mode_leads_to_the_debug_sum() -> None:
-    assert {SumKind.of(mode) for mode in NoiseMode} == {SumKind.LOCAL, SumKind.PAIRWISE}
+    assert {SumKind.of(mode) for mode in NoiseMode} == set(SumKind) - {SumKind.DEBUG}
 
 
 async def test_kind_and_scale_are_compared_before_anything() -> None:
     mixed = [
-        MpcSession(0, bytes(32), sum_parameters(SumKind.LOCAL, RATE), 1, 5.0),
-        MpcSession(1, bytes(32), sum_parameters(SumKind.DEBUG, RATE), 1, 5.0),
-        MpcSession(2, bytes(32), sum_parameters(SumKind.LOCAL, 2 * RATE), 1, 5.0),
+        terms(SumKind.LOCAL, 1).session(0, bytes(32), 5.0),
+        terms(SumKind.DEBUG, 1).session(1, bytes(32), 5.0),
+        terms(SumKind.LOCAL, 1, 2 * RATE).session(2, bytes(32), 5.0),
     ]
     for outcome in await run_three_in_one_process(mixed, [debug_sum([0])] * 3):
         assert isinstance(outcome, MpcError) and outcome.stage is Stage.HELLO

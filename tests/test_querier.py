@@ -15,7 +15,7 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.field import P
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey
-from protocol.noise_scale import half_width, standard_deviation
+from protocol.noise_scale import NoiseScale
 from protocol.querier.ask import Querier
 from protocol.querier.bias import bias_bound
 from protocol.querier.plot import plot_result
@@ -151,15 +151,16 @@ def result_of(
     numbers = histogram or [5, -3, 120]
     report = three.seal([[0] * (len(numbers) + bool(kappa))], terms(len(numbers), kappa=kappa, debug=debug))
     query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE)).query
-    answer = Answer(numbers, 40 if kappa else None, 1, 1, ({}, {}, {}), query.noise, 1_000_000, 2, bytes(32))
+    answer = Answer(numbers, 40 if kappa else None, 1, 1, ({}, {}, {}), query.noise, 1_000_000, 2, 1, bytes(32))
     return worth(query, answer, {}, 10)
 
 
 def test_an_answer_says_what_it_is_worth(tmp_path: Path) -> None:
     three = offline(tmp_path)
     plain = result_of(three)
-    assert plain.noise_sd == standard_deviation(NoiseMode.PAIRWISE, plain.query.gamma)
-    assert plain.half_width == half_width(NoiseMode.PAIRWISE, plain.query.gamma, CONFIDENCE)
+    scale = NoiseScale(NoiseMode.PAIRWISE, plain.query.gamma, plain.query.sensitivity)
+    assert (plain.noise_sd, plain.half_width) == (scale.standard_deviation, scale.half_width(CONFIDENCE))
+    assert plain.delta == 0
     assert plain.bias is None
     with_side = result_of(three, kappa=4)
     expected = bias_bound(40, kappa=4, sigma=with_side.noise_sd, largest_change=2, beta=0.05)

@@ -179,7 +179,7 @@ def test_fields_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         samples.query(**wrong)
 
 
-@pytest.mark.parametrize(("from_end", "value"), [(1, 2), (1, 255), (16, 0), (16, 3)])
+@pytest.mark.parametrize(("from_end", "value"), [(1, 2), (1, 255), (16, 0), (16, 4)])
 def test_codes_outside_their_vocabulary_are_refused(from_end: int, value: int) -> None:
     """The last byte is debug; the noise mode stands before minimum, tolerance, deadline and debug."""
     encoded = bytearray(QUERY.encode())
@@ -219,7 +219,7 @@ def test_the_answer_is_sealed_in_the_suite_of_the_reports() -> None:
 
 
 def test_there_is_no_mode_without_noise() -> None:
-    assert {mode.value for mode in NoiseMode} == {"local", "pairwise"}
+    assert {mode.value for mode in NoiseMode} == {"local", "pairwise", "joint"}
 
 
 @pytest.mark.parametrize(

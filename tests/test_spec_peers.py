@@ -23,8 +23,9 @@ from mpc_helpers.ledger import file as ledger_file
 from mpc_helpers.ledger.attempt import QueryName, Reservation, Word
 from mpc_helpers.ledger.file import LedgerHead
 from mpc_helpers.mpc import channel
-from mpc_helpers.mpc.noisy_sum import SumKind, attempt_parameters, joint_nonce, pair_noise_key, sum_parameters
+from mpc_helpers.mpc.noisy_sum import joint_nonce, pair_noise_key
 from mpc_helpers.mpc.session import MpcSession
+from mpc_helpers.mpc.terms import SumKind, SumTerms
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
 from protocol.vote import SignedVote, Vote
@@ -137,7 +138,7 @@ def test_the_chain_of_a_ledger() -> None:
 
 def test_the_greeting_of_a_session() -> None:
     scale = text("pairwise") + blob32(text("1/4"))
-    session = MpcSession(0, ATTEMPT, sum_parameters(SumKind.PAIRWISE, Fraction(1, 4)), 10, 60.0)
+    session = SumTerms(SumKind.PAIRWISE, Fraction(1, 4), 4, 10).session(0, ATTEMPT, 60.0)
     ours = text("trefoil-mpc/2") + struct.pack(">QI", 2**61 - 1, 10)
     ours += text(metadata.version("mpyc")) + struct.pack(">H", sys.hash_info.width)
     digest = h("mpc parameters", ours, scale)
@@ -145,8 +146,12 @@ def test_the_greeting_of_a_session() -> None:
 
 
 def test_the_parameters_of_an_attempt_and_the_order_of_rejections() -> None:
-    computed = attempt_parameters(SumKind.LOCAL, Fraction(1, 2))
+    computed = SumTerms(SumKind.LOCAL, Fraction(1, 2), 2, 1).digest
     assert computed == h("attempt parameters", text("local") + blob32(text("1/2")))
+    computed = SumTerms(SumKind.JOINT, Fraction(16), 4, 1).digest
+    coins = bytes.fromhex("001e0001 79  00330001 1d  00600001 0d  001e0001 79")
+    scale = text("16/1") + struct.pack(">QB", 4, 3) + coins
+    assert computed == h("attempt parameters", text("joint") + blob32(scale))
     assert len(Rejection) == 20
     first, *_, last = Rejection
     assert (first, last) == (Rejection.MALFORMED, Rejection.INVALID)

@@ -40,24 +40,23 @@ def bench_report(
 @bench.command("noise")
 def bench_noise(
     buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
-    scale: Annotated[int, typer.Option(min=1, help="The noise scale b = Δ/ε.")] = 100,
+    scale: Annotated[list[int] | None, typer.Option(min=1, help="Noise scales b = Δ/ε; may be repeated.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Sessions of each; the median is shown.")] = 3,
     json_file: JsonFile = None,
 ) -> None:
-    """Seconds, bytes and rounds of each noise mode, and the accuracy each buys.
+    """Processor time, bytes and rounds of each noise mode, and the accuracy each buys.
 
-    Example: trefoil bench noise --buckets 16 --buckets 4096 --scale 100
+    Modes that would refuse a size are left out. Example: trefoil bench noise --buckets 16 --buckets 4096 --scale 100
     """
-    from fractions import Fraction
-
     from benchmarks.bench import noise_cost
-    from mpc_helpers.mpc.noise import check_cost
     from protocol import console
+    from protocol.errors import TrefoilError
 
-    sizes = buckets or [16, 64, 256, 1024, 4096]
-    for size in sizes:
-        check_cost(size, Fraction(1, scale))
-    with console.progress("noise", 2 * len(sizes)) as advance:
-        results = noise_cost.measure_all(sizes, Fraction(1, scale), advance)
+    wanted = noise_cost.possible(buckets or [16, 128, 1024, 4096], scale or [100])
+    if not wanted:
+        raise TrefoilError("no noise mode takes so many buckets at such a scale", "Ask for fewer, or a smaller one.")
+    with console.progress("noise", len(wanted)) as advance:
+        results = noise_cost.measure_all(wanted, repeats, advance)
     console.out.print(noise_cost.table(results))
     console.write_json(json_file, noise_cost.to_json(results))
 

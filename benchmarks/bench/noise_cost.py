@@ -1,142 +1,263 @@
 """What each noise mode costs and buys: `trefoil bench noise`.
 
-Sampling is timed alone, since it is what grows with buckets and scale; the session of three parties is then run over
-memory, where every byte and message can be counted and no network blurs the picture.
+Processor time is that of three real workers, which talk over TLS; a session without noise is taken off. Bytes are
+counted in one process, where no frame is missed. Rounds are the seconds that a session takes when every frame is a
+second under way and computing takes no time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import selectors
+import statistics
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from pathlib import Path
+from typing import Self, assert_never
 
 from rich.table import Table
 
-from mpc_helpers.mpc import noise
-from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, local_sum, pairwise_sum, sum_parameters
+from mpc_helpers.identity.tls import TlsIdentity, make_identity
+from mpc_helpers.mpc.channel import Intercept
+from mpc_helpers.mpc.fork_server import ForkServer
+from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import Program, run_three_in_one_process
-from mpc_helpers.mpc.session import MpcSession
-from protocol.noise_scale import half_width, laplace_variance, standard_deviation
+from mpc_helpers.mpc.session import Peer
+from mpc_helpers.mpc.terms import SumKind, SumTerms
+from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
+from protocol.errors import TrefoilError
+from protocol.noise_scale import NoiseScale, laplace_variance
 from protocol.query import NoiseMode
 from protocol.shares import PARTIES
 
-SESSION_SECONDS = 120.0
+SESSION_SECONDS = 600.0
+ROUND_BUCKETS = 8
 Advance = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseCost:
-    """One mode at one number of buckets. Bytes and messages are all that travels between the three parties."""
+    """One mode at one number of buckets and one scale b = Δ/ε, with ε = 1.
+
+    `cpu_seconds` is of the slowest of three workers, drawing included, beyond what a session without noise takes
+    (`session_cpu_seconds`). `bytes` is what the helper that sends most sends to both others.
+    """
 
     mode: str
     buckets: int
-    scale: float
-    draw_seconds: float
-    session_seconds: float
+    scale: int
+    cpu_seconds: float
+    session_cpu_seconds: float
+    wall_seconds: float
     bytes: int
-    messages: int
     rounds: int
     standard_deviation: float
     variance_over_laplace: float
     half_width_95: int
+    delta: float
 
 
-def measure_all(buckets: list[int], rate: Fraction, progress: Advance) -> list[NoiseCost]:
-    """Every mode at every number of buckets."""
+def terms_of(mode: NoiseMode, buckets: int, scale: int) -> SumTerms:
+    """ε = 1: one report changes the sum by as much as the scale is."""
+    return SumTerms(SumKind.of(mode), Fraction(1, scale), scale, buckets)
+
+
+def possible(buckets: Sequence[int], scales: Sequence[int]) -> list[tuple[NoiseMode, SumTerms]]:
+    """Everything that helpers would not refuse, smallest first."""
+    found = []
+    for scale in sorted(scales):
+        for count in sorted(buckets):
+            for mode in NoiseMode:
+                terms = terms_of(mode, count, scale)
+                try:
+                    terms.check_cost()
+                except TrefoilError:
+                    continue
+                found.append((mode, terms))
+    return found
+
+
+def measure_all(wanted: Sequence[tuple[NoiseMode, SumTerms]], repeats: int, progress: Advance) -> list[NoiseCost]:
+    """Every mode, number of buckets and scale that is wanted."""
+    rounds: dict[tuple[NoiseMode, Fraction], int] = {}
     results = []
-    for mode in NoiseMode:
-        for count in buckets:
-            results.append(measure(mode, count, rate))
+    with tempfile.TemporaryDirectory(prefix="trefoil-noise-") as folder, _Workers(Path(folder)) as bench:
+        for mode, terms in wanted:
+            if (mode, terms.rate) not in rounds:
+                rounds[mode, terms.rate] = count_rounds(terms)
+            results.append(measure(mode, terms, bench, repeats, rounds[mode, terms.rate]))
             progress()
     return results
 
 
-def measure(mode: NoiseMode, buckets: int, rate: Fraction) -> NoiseCost:
-    """Draw once and run one session of three parties."""
-    noise.check_cost(buckets, rate)
-    draw_seconds = _time_drawing(mode, buckets, rate)
-    sent: Counter[tuple[int, int]] = Counter()
-    size = 0
-
-    def count(sender: int, receiver: int, frame: bytes) -> bytes:
-        nonlocal size
-        sent[sender, receiver] += 1
-        size += len(frame)
-        return frame
-
-    digest, parameters = os.urandom(32), sum_parameters(SumKind.of(mode), rate)
-    sessions = [MpcSession(party, digest, parameters, buckets, SESSION_SECONDS) for party in range(PARTIES)]
-    programs = [_program(mode, buckets, rate) for _ in range(PARTIES)]
-    start = time.perf_counter()
-    for outcome in asyncio.run(run_three_in_one_process(sessions, programs, count)):
-        if isinstance(outcome, BaseException):
-            raise outcome
-    deviation = standard_deviation(mode, rate)
+def measure(mode: NoiseMode, terms: SumTerms, bench: _Workers, repeats: int, rounds: int) -> NoiseCost:
+    """One mode in several sessions of real workers, each after one without noise."""
+    quiet = SumTerms(SumKind.DEBUG, terms.rate, terms.change, terms.buckets)
+    pairs = [(bench.run(quiet), bench.run(terms)) for _ in range(repeats)]
+    without = statistics.median(cpu for (cpu, _), _ in pairs)
+    scale = NoiseScale(mode, terms.rate, terms.change)
     return NoiseCost(
         mode=mode.value,
-        buckets=buckets,
-        scale=float(1 / rate),
-        draw_seconds=draw_seconds,
-        session_seconds=time.perf_counter() - start,
-        bytes=size,
-        messages=sum(sent.values()),
-        # A party waits for its peers between any two messages it sends to one of them.
-        rounds=max(sent.values()),
-        standard_deviation=deviation,
-        variance_over_laplace=deviation**2 / laplace_variance(rate),
-        half_width_95=half_width(mode, rate, 0.95),
+        buckets=terms.buckets,
+        scale=int(1 / terms.rate),
+        cpu_seconds=max(0.0, statistics.median(cpu for _, (cpu, _) in pairs) - without),
+        session_cpu_seconds=without,
+        wall_seconds=statistics.median(wall for _, (_, wall) in pairs),
+        bytes=count_bytes(terms),
+        rounds=rounds,
+        standard_deviation=scale.standard_deviation,
+        variance_over_laplace=scale.variance / laplace_variance(terms.rate),
+        half_width_95=scale.half_width(0.95),
+        delta=float(scale.delta),
     )
 
 
-def _time_drawing(mode: NoiseMode, buckets: int, rate: Fraction) -> float:
-    source = ExactNoise()
-    start = time.perf_counter()
-    if mode is NoiseMode.LOCAL:
-        source.local(rate, buckets)
-    else:
-        # A helper is in two pairs and draws the vectors of both.
-        source.pairwise(rate, buckets, os.urandom(32))
-        source.pairwise(rate, buckets, os.urandom(32))
-    return time.perf_counter() - start
+def count_bytes(terms: SumTerms) -> int:
+    """Sent by the party that sends most, frames and all, in a session in this process."""
+    sent: Counter[int] = Counter()
+
+    def count(sender: int, _: int, frame: bytes) -> bytes:
+        sent[sender] += len(frame)
+        return frame
+
+    asyncio.run(_seconds(terms, count))
+    return max(sent.values())
 
 
-def _program(mode: NoiseMode, buckets: int, rate: Fraction) -> Program[list[int]]:
-    share, source = [0] * buckets, ExactNoise()
-    return (
-        local_sum(share, source.local(rate, buckets)) if mode is NoiseMode.LOCAL else pairwise_sum(share, rate, source)
-    )
+def count_rounds(terms: SumTerms) -> int:
+    """Messages that must follow each other, beyond those of a session without noise: the rest is the same in all."""
+    few = SumTerms(terms.kind, terms.rate, terms.change, ROUND_BUCKETS)
+    quiet = SumTerms(SumKind.DEBUG, terms.rate, terms.change, ROUND_BUCKETS)
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        return runner.run(_seconds(few, latency=1.0)) - runner.run(_seconds(quiet, latency=1.0))
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """Nothing here waits for a real socket, so time jumps to the next thing that happens."""
+
+    def __init__(self) -> None:
+        super().__init__(_Jumping(self))
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class _Jumping(selectors.DefaultSelector):
+    def __init__(self, loop: _VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout:
+            self._loop.now += timeout
+        return ready
+
+
+async def _seconds(terms: SumTerms, intercept: Intercept | None = None, latency: float = 0.0) -> int:
+    """What a session of three parties in this process takes, in whole seconds of its loop."""
+    digest, loop = os.urandom(32), asyncio.get_running_loop()
+    sessions = [terms.session(party, digest, SESSION_SECONDS) for party in range(PARTIES)]
+    programs = [_program(terms) for _ in range(PARTIES)]
+    start = loop.time()
+    for outcome in await run_three_in_one_process(sessions, programs, intercept, latency=latency):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return round(loop.time() - start)
+
+
+def _program(terms: SumTerms) -> Program[list[int]]:
+    share, source = [0] * terms.buckets, ExactNoise()
+    match terms.kind:
+        case SumKind.LOCAL:
+            return local_sum(share, source.local(terms.rate, terms.buckets))
+        case SumKind.PAIRWISE:
+            return pairwise_sum(share, terms.rate, source)
+        case SumKind.JOINT:
+            return joint_sum(share, terms.layout, source)
+        case SumKind.DEBUG:
+            return debug_sum(share)
+        case _:
+            assert_never(terms.kind)
+
+
+class _Workers:
+    """Sessions of three real workers on this machine, forked from one server and not from three, which is the same."""
+
+    def __init__(self, folder: Path) -> None:
+        now = int(time.time())  # noqa: TID251 - an edge: certificates are valid from now on
+        self._identities = [_identity(folder, party, now) for party in range(PARTIES)]
+        self._runner = asyncio.Runner()
+        self._fork_server = ForkServer()
+
+    def __enter__(self) -> Self:
+        self._runner.run(self._fork_server.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.run(self._fork_server.__aexit__())
+        self._runner.close()
+
+    def run(self, terms: SumTerms) -> tuple[float, float]:
+        """Processor seconds of the slowest worker, and seconds from the last start to the last share."""
+        return self._runner.run(self._run(terms))
+
+    async def _run(self, terms: SumTerms) -> tuple[float, float]:
+        setups = [WorkerSetup(party, identity, terms) for party, identity in enumerate(self._identities)]
+        workers = [Worker(setup, self._fork_server) for setup in setups]
+        try:
+            ports = await asyncio.gather(*(worker.start() for worker in workers))
+            start = time.perf_counter()
+            first, second, third = (
+                Peer("127.0.0.1", port, identity.der) for port, identity in zip(ports, self._identities, strict=True)
+            )
+            run = WorkerRun(os.urandom(32), SESSION_SECONDS, (first, second, third), [0] * terms.buckets)
+            await asyncio.gather(*(worker.run(run) for worker in workers))
+            return max(worker.cpu_seconds for worker in workers), time.perf_counter() - start
+        finally:
+            await asyncio.gather(*(worker.stop() for worker in workers))
+
+
+def _identity(folder: Path, party: int, now: int) -> TlsIdentity:
+    own = folder / str(party)
+    own.mkdir()
+    return make_identity(own, f"helper-{party + 1}", now)
 
 
 def table(results: list[NoiseCost]) -> Table:
     """For people."""
-    shown = Table(title=f"Noise of scale b = {results[0].scale:g}, three parties in one process")
+    shown = Table(title="Noise by mode, buckets and scale b: three workers over TLS")
     for column in (
         "mode",
+        "b",
         "buckets",
-        "draw, ms",
-        "session, ms",
-        "bytes",
+        "CPU, ms",
+        "bytes sent",
         "rounds",
         "sd",
         "var / Laplace",
         "95 % within",
+        "δ",
     ):
         shown.add_column(column, justify="right")
     for cost in results:
         shown.add_row(
             cost.mode,
-            str(cost.buckets),
-            f"{1e3 * cost.draw_seconds:.2f}",
-            f"{1e3 * cost.session_seconds:.1f}",
+            f"{cost.scale:,}",
+            f"{cost.buckets:,}",
+            f"{1e3 * cost.cpu_seconds:.1f}",
             f"{cost.bytes:,}",
             str(cost.rounds),
-            f"{cost.standard_deviation:.2f}",
-            f"{cost.variance_over_laplace:.2f}",
-            f"±{cost.half_width_95}",
+            f"{cost.standard_deviation:,.1f}",
+            f"{cost.variance_over_laplace:.3f}",
+            f"±{cost.half_width_95:,}",
+            f"{cost.delta:.0e}" if cost.delta else "0",
         )
     return shown
 

@@ -206,7 +206,7 @@ def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
 
 
 def _through_mpc(options: Options, participation: float, rate: float, json: Path | None) -> list[dict[str, object]]:
-    """One point's queries through devices, sealed reports and three helpers, in both noise modes."""
+    """One point's queries through devices, sealed reports and three helpers, in every noise mode."""
     import time
 
     from benchmarks.experiments.microbenchmark import Microbenchmark, generate

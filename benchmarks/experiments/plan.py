@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -13,7 +15,8 @@ from benchmarks.experiments.policies import System
 from benchmarks.experiments.tables import plain_table
 from protocol.epsilon import MAX_EPSILON, MAX_MICROS, MICROS, charge, show
 from protocol.errors import TrefoilError
-from protocol.noise_scale import MAX_CONFIDENCE, coverage, standard_deviation
+from protocol.joint_scale import LARGEST_LOSS
+from protocol.noise_scale import MAX_CONFIDENCE, NoiseScale
 from protocol.query import NoiseMode
 
 MONTH_DAYS = 30
@@ -90,22 +93,29 @@ class Plan:
 
     def epsilon_under(self, noise: NoiseMode) -> int:
         """The same target under another noise."""
-        return _least_epsilon(noise, self.sensitivity, self.allowed, self.confidence)
+        return _least_epsilon(noise, self.sensitivity, self.kappa, self.allowed, self.confidence)
 
     def within(self, noise: NoiseMode) -> float:
         """How often an answer at the planned ε is within the error, under `noise`."""
-        return coverage(noise, Fraction(self.epsilon, MICROS * self.sensitivity), self.allowed)
+        return scale_of(noise, self.epsilon, self.sensitivity, self.kappa).coverage(self.allowed)
+
+
+def scale_of(noise: NoiseMode, epsilon: int, sensitivity: int, kappa: int) -> NoiseScale:
+    """The noise of a query at this ε, in micros."""
+    return NoiseScale(noise, Fraction(epsilon, MICROS * sensitivity), sensitivity + kappa)
 
 
 @cache
-def _least_epsilon(noise: NoiseMode, sensitivity: int, allowed: int, confidence: float) -> int:
+def _least_epsilon(noise: NoiseMode, sensitivity: int, kappa: int, allowed: int, confidence: float) -> int:
     """By halving: the less noise, the more of it lies within what is allowed."""
     low, high = 0, MAX_MICROS
-    if coverage(noise, Fraction(high, MICROS * sensitivity), allowed) < confidence:
+    if noise is NoiseMode.JOINT:
+        high = LARGEST_LOSS * MICROS * sensitivity // (sensitivity + kappa)
+    if scale_of(noise, high, sensitivity, kappa).coverage(allowed) < confidence:
         raise TrefoilError("no ε is large enough for this target", "Ask for more reports, or allow a larger error.")
     while high - low > 1:
         middle = (low + high) // 2
-        if coverage(noise, Fraction(middle, MICROS * sensitivity), allowed) >= confidence:
+        if scale_of(noise, middle, sensitivity, kappa).coverage(allowed) >= confidence:
             high = middle
         else:
             low = middle
@@ -173,8 +183,8 @@ def _per_month(plan: Plan, once: int, price: float) -> int:
 
 def answers_within(plan: Plan, noise: NoiseMode) -> float:
     """The relative root-mean-square error of the answer at the planned ε, under `noise`."""
-    rate = Fraction(plan.epsilon, MICROS * plan.sensitivity)
-    return standard_deviation(noise, rate) / (plan.reports * plan.expected_mean)
+    scale = scale_of(noise, plan.epsilon, plan.sensitivity, plan.kappa)
+    return scale.standard_deviation / (plan.reports * plan.expected_mean)
 
 
 def warning(plan: Plan, prices: list[PlanCost]) -> str | None:
@@ -210,25 +220,42 @@ def _noise_table(plan: Plan) -> Table:
     columns = ("noise mode", "ε it needs", f"within {plan.error:g} at ε = {show(plan.epsilon)}", "RMSRE")
     table = plain_table("the same target under each noise", columns, words={"noise mode"})
     for mode in NoiseMode:
-        numbers = (show(plan.epsilon_under(mode)), f"{plan.within(mode):.4f}", f"{answers_within(plan, mode):.4f}")
-        table.add_row(mode.value, *numbers)
+        needed, kept, error = (under_every_noise(compute)[mode] for compute in _comparisons(plan))
+        numbers = (needed and show(int(needed)), kept and f"{kept:.4f}", error and f"{error:.4f}")
+        table.add_row(mode.value, *(text or "none" for text in numbers))
     table.add_row("the paper's formula, one draw", show(plan.epsilon_of_one_draw), "", "")
     return table
 
 
+def _comparisons(plan: Plan) -> tuple[Callable[[NoiseMode], float], ...]:
+    return plan.epsilon_under, plan.within, lambda mode: answers_within(plan, mode)
+
+
+def under_every_noise(compute: Callable[[NoiseMode], float]) -> dict[NoiseMode, float | None]:
+    """A number under every mode; None where the mode cannot be asked for: no ε is enough, or too large for `joint`."""
+    found: dict[NoiseMode, float | None] = dict.fromkeys(NoiseMode)
+    for mode in NoiseMode:
+        with suppress(TrefoilError):
+            found[mode] = compute(mode)
+    return found
+
+
 def plan_json(plan: Plan, prices: list[PlanCost]) -> dict[str, object]:
     """The answer as `--json` writes it."""
+    needed, kept, error = (
+        {mode.value: value for mode, value in under_every_noise(compute).items()} for compute in _comparisons(plan)
+    )
     return {
         "epsilon": plan.epsilon / MICROS,
         "epsilon_micros": plan.epsilon,
         "noise": plan.noise.value,
         "epsilon_of_one_draw": plan.epsilon_of_one_draw / MICROS,
-        "epsilon_by_noise": {mode.value: plan.epsilon_under(mode) / MICROS for mode in NoiseMode},
-        "within_error": {mode.value: plan.within(mode) for mode in NoiseMode},
+        "epsilon_by_noise": {name: value and value / MICROS for name, value in needed.items()},
+        "within_error": kept,
         "sensitivity": plan.sensitivity,
         "noise_scale": plan.sensitivity * MICROS / plan.epsilon,
         "epochs_per_window": plan.most_epochs,
-        "rmsre": {mode.value: answers_within(plan, mode) for mode in NoiseMode},
+        "rmsre": error,
         "policies": [cost.as_json() for cost in prices],
         "warning": warning(plan, prices),
     }

@@ -36,7 +36,7 @@ from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.noise_scale import shape, standard_deviation
+from protocol.noise_scale import NoiseScale, shape
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import NoiseMode
@@ -170,7 +170,7 @@ def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> tuple[int,
         raise TrefoilError(
             f"helpers counted {result.answer.counted} of {len(batch)} reports: {result.answer.rejections}"
         )
-    return result.answer.histogram[0], standard_deviation(mode, result.query.gamma)
+    return result.answer.histogram[0], NoiseScale.of(result.query).standard_deviation
 
 
 def _write_batches(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -125,34 +126,54 @@ def lost(stage: Stage, peer: int, error: Exception) -> MpcError:
 
 
 class _MemorySink:
-    """Writes straight into the peer's reader: three parties in one process, for tests."""
+    """Writes into the peer's reader, at once or after `latency` seconds: three parties in one process."""
 
-    def __init__(self, sender: int, receiver: int, target: asyncio.StreamReader, intercept: Intercept | None) -> None:
-        self._route = (sender, receiver)
+    def __init__(
+        self,
+        route: tuple[int, int],
+        target: asyncio.StreamReader,
+        intercept: Intercept | None,
+        latency: float,
+    ) -> None:
+        self._route = route
         self._target = target
         self._intercept = intercept
+        self._latency = latency
+        self._under_way: deque[bytes] = deque()
         self._closed = False
 
     def write(self, data: bytes) -> None:
         if self._intercept is not None:
             changed = self._intercept(*self._route, data[_LENGTH:])
             data = b"" if changed is None else len(changed).to_bytes(_LENGTH, "big") + changed
-        if data and not self._closed:
+        if not data or self._closed:
+            return
+        if not self._latency:
             self._target.feed_data(data)
+            return
+        self._under_way.append(data)
+        asyncio.get_running_loop().call_later(self._latency, self._arrive)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            while self._under_way:
+                self._arrive()
             self._target.feed_eof()
 
     async def wait_closed(self) -> None:
         return None
 
+    def _arrive(self) -> None:
+        """What was sent first arrives first, however timers are ordered."""
+        if self._under_way:
+            self._target.feed_data(self._under_way.popleft())
 
-def memory_mesh(intercept: Intercept | None = None) -> list[list[Channel]]:
+
+def memory_mesh(intercept: Intercept | None = None, *, latency: float = 0.0) -> list[list[Channel]]:
     """The channels of three parties in one process. `intercept` sees, changes or swallows (None) every frame."""
     readers = {(i, j): asyncio.StreamReader() for i in range(PARTIES) for j in range(PARTIES) if i != j}
     mesh: list[list[Channel]] = [[] for _ in range(PARTIES)]
     for (i, j), reader in readers.items():  # reader (i, j): what party i hears from party j
-        mesh[i].append(Channel(j, reader, _MemorySink(i, j, readers[j, i], intercept)))
+        mesh[i].append(Channel(j, reader, _MemorySink((i, j), readers[j, i], intercept, latency)))
     return mesh

@@ -9,43 +9,24 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Callable, Sequence
-from enum import Enum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol
 
 from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.joint.layout import Layout
+from mpc_helpers.mpc.joint.noise import JointNoise
 from mpc_helpers.mpc.pace import paced
 from mpc_helpers.mpc.session import DIGEST_SIZE, MpcError, Stage, name_of
 from protocol.errors import ProtocolError
-from protocol.field import from_integers
-from protocol.query import NoiseMode
+from protocol.field import Vector, from_integers
 from protocol.shares import LACKING, PARTIES, to_shamir
-from protocol.wire import Writer, tagged_hash
+from protocol.wire import tagged_hash
 
 if TYPE_CHECKING:
     from mpc_helpers.mpc.runtime import Engine, Program
 
 Entropy = Callable[[int], bytes]
 NONCE_SIZE = 32
-
-
-class SumKind(Enum):
-    """What is added to the sum. The last is for debug queries over debug reports only, and no `NoiseMode` names it."""
-
-    LOCAL = "local"
-    PAIRWISE = "pairwise"
-    DEBUG = "debug"
-
-    @classmethod
-    def of(cls, mode: NoiseMode) -> SumKind:
-        """The program of a query's noise mode: never the un-noised one."""
-        match mode:
-            case NoiseMode.LOCAL:
-                return cls.LOCAL
-            case NoiseMode.PAIRWISE:
-                return cls.PAIRWISE
-            case _:
-                assert_never(mode)
 
 
 class NoiseSource(Protocol):
@@ -57,6 +38,10 @@ class NoiseSource(Protocol):
 
     def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:
         """A pair's discrete Laplace vector, a function of the key."""
+        ...
+
+    async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
+        """The two components of the joint noise that this helper holds, by the party that lacks each."""
         ...
 
 
@@ -71,19 +56,9 @@ class ExactNoise:
         """See `NoiseSource`."""
         return noise.draw_laplace(rate, buckets, noise.keyed_coins(key))
 
-
-def sum_parameters(kind: SumKind, rate: Fraction) -> bytes:
-    """What the three must agree on beside query and reports: kind and scale of the noise.
-
-    The same bytes are in the attempt's proposal and in the session's greeting.
-    """
-    scale = Writer().text(f"{rate.numerator}/{rate.denominator}").done()
-    return Writer().text(kind.value).blob(scale).done()
-
-
-def attempt_parameters(kind: SumKind, rate: Fraction) -> bytes:
-    """Their digest, as helpers compare it when they propose an attempt: before anything is reserved."""
-    return tagged_hash("attempt parameters", sum_parameters(kind, rate))
+    async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
+        """See `NoiseSource`."""
+        return await JointNoise(engine, layout).draw()
 
 
 def local_sum(share: Sequence[int], drawn: Sequence[int]) -> Program[list[int]]:
@@ -117,11 +92,29 @@ def pairwise_sum(
         async with paced(seconds):
             for lacking in engine.session.peers:
                 vector = source.pairwise(rate, engine.session.buckets, pair_noise_key(engine, lacking, nonce))
-                components[LACKING[lacking]] = from_integers(vector)
-        noise_share = [int(value) for value in to_shamir(engine.party, components).tolist()]
-        return await engine.shares(engine.vector(share) + engine.vector(noise_share))
+                components[lacking] = from_integers(vector)
+        return await _with_noise(engine, share, components)
 
     return program
+
+
+def joint_sum(share: Sequence[int], layout: Layout, source: NoiseSource) -> Program[list[int]]:
+    """Mode `joint`. The three draw one discrete Laplace vector together, and prove to each other that they did.
+
+    Not paced: what is computed, and how much is sent, does not depend on the noise.
+    """
+
+    async def program(engine: Engine) -> list[int]:
+        return await _with_noise(engine, share, await source.joint(engine, layout))
+
+    return program
+
+
+async def _with_noise(engine: Engine, share: Sequence[int], components: dict[int, Vector]) -> list[int]:
+    """Sum and noise, where the noise is replicated: a component for each party that lacks it."""
+    named = {LACKING[lacking]: component for lacking, component in components.items()}
+    noise_share = [int(value) for value in to_shamir(engine.party, named).tolist()]
+    return await engine.shares(engine.vector(share) + engine.vector(noise_share))
 
 
 def debug_sum(share: Sequence[int]) -> Program[list[int]]:

@@ -437,9 +437,13 @@ async def run_over_channels(session: MpcSession, channels: list[Channel], progra
 
 
 async def run_three_in_one_process(
-    sessions: Sequence[MpcSession], programs: Sequence[Program[T]], intercept: Intercept | None = None
+    sessions: Sequence[MpcSession],
+    programs: Sequence[Program[T]],
+    intercept: Intercept | None = None,
+    *,
+    latency: float = 0.0,
 ) -> list[T | BaseException]:
-    """For tests: all three parties here, over memory. Returns what became of each, errors included."""
-    mesh = memory_mesh(intercept)
+    """For tests and benchmarks: all three parties here, over memory. Returns what became of each, errors included."""
+    mesh = memory_mesh(intercept, latency=latency)
     parties = zip(sessions, mesh, programs, strict=True)
     return await asyncio.gather(*(run_over_channels(*party) for party in parties), return_exceptions=True)

@@ -16,15 +16,13 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from fractions import Fraction
 from pathlib import Path
 from typing import Self
 
 from mpc_helpers.identity.tls import TlsIdentity
-from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.fork_server import Child, ForkServer
-from mpc_helpers.mpc.noisy_sum import SumKind, sum_parameters
 from mpc_helpers.mpc.session import DIGEST_SIZE, MAX_NUMBERS, MpcError, MpcSession, Peer, Stage
+from mpc_helpers.mpc.terms import SumTerms
 from protocol import field as prime_field
 from protocol.errors import ProtocolError
 from protocol.shares import PARTIES
@@ -51,9 +49,7 @@ class WorkerSetup:
 
     party: int
     identity: TlsIdentity
-    kind: SumKind
-    rate: Fraction
-    buckets: int
+    terms: SumTerms
     host: str = "127.0.0.1"
     ports: tuple[int, ...] = (0,)
 
@@ -62,15 +58,15 @@ class WorkerSetup:
             raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}")
         if not self.ports or not all(0 <= port < 65536 for port in self.ports):
             raise ProtocolError("a worker needs at least one port to try")
-        if not (0 < self.buckets <= MAX_NUMBERS):
-            raise ProtocolError(f"a session has 1 to {MAX_NUMBERS} numbers, not {self.buckets}")
-        noise.check_cost(self.buckets, self.rate)
+        if not (0 < self.terms.buckets <= MAX_NUMBERS):
+            raise ProtocolError(f"a session has 1 to {MAX_NUMBERS} numbers, not {self.terms.buckets}")
+        self.terms.check_cost()
 
     def encode(self) -> bytes:
         """The message."""
         writer = Writer().uint(self.party, 1).text(str(self.identity.certificate)).text(str(self.identity.key))
-        writer.text(self.kind.value).uint(self.rate.numerator, 16).uint(self.rate.denominator, 16)
-        writer.uint(self.buckets, 4).text(self.host).uint(len(self.ports), 2)
+        self.terms.write(writer)
+        writer.text(self.host).uint(len(self.ports), 2)
         for port in self.ports:
             writer.uint(port, 2)
         return writer.done()
@@ -80,11 +76,10 @@ class WorkerSetup:
         """The reverse of `encode`."""
         reader = Reader(data)
         party, identity = reader.uint(1), TlsIdentity(Path(reader.text()), Path(reader.text()))
-        kind, rate = SumKind(reader.text()), Fraction(reader.uint(16), reader.uint(16))
-        buckets, host = reader.uint(4), reader.text()
+        terms, host = SumTerms.read(reader), reader.text()
         ports = tuple(reader.uint(2) for _ in range(reader.uint(2)))
         reader.finish()
-        return cls(party, identity, kind, rate, buckets, host, ports)
+        return cls(party, identity, terms, host, ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,7 @@ class WorkerRun:
 
     def session(self, setup: WorkerSetup) -> MpcSession:
         """The session this run of that worker is."""
-        parameters = sum_parameters(setup.kind, setup.rate)
-        return MpcSession(setup.party, self.session_digest, parameters, setup.buckets, self.seconds)
+        return setup.terms.session(setup.party, self.session_digest, self.seconds)
 
     def encode(self) -> bytes:
         """The message."""
@@ -158,6 +152,8 @@ class Worker:
         self._complaints = bytearray()
         self._listener: asyncio.Task[None] | None = None
         self._writers: list[asyncio.StreamWriter] = []
+        # What the session took of a processor, drawing included; known once it is over.
+        self.cpu_seconds = 0.0
 
     async def __aenter__(self) -> Self:
         return self
@@ -175,10 +171,12 @@ class Worker:
 
     async def run(self, run: WorkerRun) -> list[int]:
         """Let the session take place; returns this helper's share of sum + noise. Call once, after `start`."""
-        share = decode_share(await self._ask(run.encode(), WorkerMessage.SHARE, run.seconds + GRACE_SECONDS))
+        reader = Reader(await self._ask(run.encode(), WorkerMessage.SHARE, run.seconds + GRACE_SECONDS))
+        self.cpu_seconds, share = reader.uint(8) / 1e6, decode_share(reader.blob())
+        reader.finish()
         # Before anything is done with the share: a process that holds keys and noise has no reason to live on.
         await self.stop()
-        if len(share) != self._setup.buckets:
+        if len(share) != self._setup.terms.buckets:
             raise MpcError(Stage.COMPUTE, "the worker returned a share of the wrong length")
         return share
 

@@ -10,15 +10,17 @@ import asyncio
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Coroutine
 from typing import Any, BinaryIO, assert_never
 
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, pairwise_sum
-from mpc_helpers.mpc.pace import allowance, paced
+from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.pace import paced
 from mpc_helpers.mpc.runtime import Program, run_party
 from mpc_helpers.mpc.session import MpcError, Stage
+from mpc_helpers.mpc.terms import SumKind
 from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, frame_message, read_message
 from protocol.errors import TrefoilError
 from protocol.field import encode, from_integers
@@ -54,7 +56,8 @@ async def _work(reports: BinaryIO) -> None:
     drawn = await _draw_ahead(setup)
     run = WorkerRun.decode(await read_message(orders))
     share = await _until_orphaned(orders, _session(setup, run, listener, drawn))
-    _report(reports, WorkerMessage.SHARE, encode(from_integers(share)))
+    spent = int(1e6 * time.process_time())
+    _report(reports, WorkerMessage.SHARE, Writer().uint(spent, 8).blob(encode(from_integers(share))).done())
 
 
 async def _session(setup: WorkerSetup, run: WorkerRun, listener: socket.socket, drawn: list[int]) -> list[int]:
@@ -63,22 +66,26 @@ async def _session(setup: WorkerSetup, run: WorkerRun, listener: socket.socket, 
 
 async def _draw_ahead(setup: WorkerSetup) -> list[int]:
     """Local noise needs nothing from anybody, so it is drawn while the daemons still talk."""
-    if setup.kind is not SumKind.LOCAL:
+    terms = setup.terms
+    if terms.kind is not SumKind.LOCAL:
         return []
-    async with paced(allowance(setup.buckets, setup.rate)):
-        return ExactNoise().local(setup.rate, setup.buckets)
+    async with paced(terms.allowance):
+        return ExactNoise().local(terms.rate, terms.buckets)
 
 
 def _program(setup: WorkerSetup, run: WorkerRun, drawn: list[int]) -> Program[list[int]]:
-    match setup.kind:
+    terms = setup.terms
+    match terms.kind:
         case SumKind.LOCAL:
             return local_sum(run.share, drawn)
         case SumKind.PAIRWISE:
-            return pairwise_sum(run.share, setup.rate, ExactNoise(), seconds=allowance(setup.buckets, setup.rate))
+            return pairwise_sum(run.share, terms.rate, ExactNoise(), seconds=terms.allowance)
+        case SumKind.JOINT:
+            return joint_sum(run.share, terms.layout, ExactNoise())
         case SumKind.DEBUG:
             return debug_sum(run.share)
         case _:
-            assert_never(setup.kind)
+            assert_never(terms.kind)
 
 
 async def _until_orphaned(orders: asyncio.StreamReader, work: Coroutine[Any, Any, list[int]]) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpc_helpers.identity.config import Limits, Site
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.terms import SumTerms
 from mpc_helpers.service.refusal import Refusal, Trouble
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.query import Query, SignedQuery
@@ -68,7 +68,7 @@ class Policy:
         if query.shape.checked:
             raise Refusal(Trouble.UNWILLING, "this helper cannot check reports yet")
         try:
-            noise.check_cost(query.length, query.gamma)
+            SumTerms.of(query).check_cost()
         except TrefoilError as error:
             raise Refusal(Trouble.UNWILLING, str(error), error.hint) from None
 

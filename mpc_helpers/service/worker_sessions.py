@@ -11,13 +11,12 @@ from mpc_helpers.agreement.negotiation import Attempt
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.mpc.fork_server import ForkServer
-from mpc_helpers.mpc.noisy_sum import SumKind
 from mpc_helpers.mpc.session import MpcError, Peer, Stage
+from mpc_helpers.mpc.terms import SumTerms
 from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
 from mpc_helpers.service.rendezvous import Rendezvous
 from mpc_helpers.service.transport import Certificates
 from protocol.field import Vector, from_integers
-from protocol.query import Query
 from protocol.shares import PARTIES
 
 
@@ -98,14 +97,12 @@ class WorkerSessions:
         await self._fork_server.__aexit__()
 
     @asynccontextmanager
-    async def __call__(self, query: Query, kind: SumKind) -> AsyncIterator[WorkerSession]:
-        """A worker for one attempt at `query`."""
+    async def __call__(self, terms: SumTerms) -> AsyncIterator[WorkerSession]:
+        """A worker for one attempt at a query of these terms."""
         setup = WorkerSetup(
             party=self._membership.party,
             identity=self._config.tls,
-            kind=kind,
-            rate=query.gamma,
-            buckets=query.length,
+            terms=terms,
             host=self._config.mpc_host or self._config.host,
             ports=self._config.mpc_ports,
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 from rich.table import Table
@@ -45,7 +47,7 @@ def noise_mode(text: str) -> NoiseMode:
     try:
         return NoiseMode(text)
     except ValueError:
-        known = " and ".join(mode.value for mode in NoiseMode)
+        known = ", ".join(mode.value for mode in NoiseMode)
         raise TrefoilError(f"unknown noise mode {text!r}", f"Known are {known}.") from None
 
 
@@ -137,9 +139,18 @@ def _show_worth(result: QueryResult) -> None:
         say("DEBUG: no noise was added; only debug reports were counted")
     else:
         paid = epsilon.show(answer.epsilon_micros)
-        say(f"noise: {answer.noise.value}, ε = {paid}, Δ = {answer.sensitivity}, sd {result.noise_sd:.2f} per bucket")
+        terms = f"{answer.noise.value}, ε = {paid}, {show_delta(result.delta)}Δ = {answer.sensitivity}"
+        say(f"noise: {terms}, sd {result.noise_sd:.2f} per bucket, attempt {answer.attempts}")
     if result.bias is not None:
         say(f"bias: at most {result.bias.bound:.1f} in total, with probability {1 - result.bias.beta:.0%}")
+
+
+def show_delta(delta: Fraction) -> str:
+    """δ as a power of two, rounded up; nothing where ε is pure."""
+    if not delta:
+        return ""
+    exponent = math.log2(delta.numerator) - math.log2(delta.denominator)
+    return f"δ = 2^{math.ceil(exponent * 10) / 10:.1f}, "
 
 
 def bar(value: int, largest: int) -> str:

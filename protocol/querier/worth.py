@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from protocol.answer import Answer
-from protocol.noise_scale import half_width, standard_deviation
+from protocol.noise_scale import NoiseScale
 from protocol.querier.bias import BiasBound, bias_bound
 from protocol.query import Query
 
@@ -16,12 +17,13 @@ BIAS_BETA = 0.05
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """An answer with what it is worth: noise, interval, bias, and what it cost."""
+    """An answer with what it is worth: noise, interval, δ, bias, and what it cost."""
 
     query: Query
     answer: Answer
     noise_sd: float
     half_width: int
+    delta: Fraction
     bias: BiasBound | None
     seconds: Mapping[str, float]
     uploaded_bytes: int
@@ -37,6 +39,10 @@ class QueryResult:
             "answer": answer.histogram,
             "noise": answer.noise.value,
             "noise_sd": self.noise_sd,
+            "noise_variance": self.noise_sd**2,
+            "delta": float(self.delta),
+            "delta_exact": f"{self.delta.numerator}/{self.delta.denominator}",
+            "attempts": answer.attempts,
             "confidence": CONFIDENCE,
             "half_width": self.half_width,
             "epsilon_micros": answer.epsilon_micros,
@@ -53,15 +59,14 @@ class QueryResult:
 
 def worth(query: Query, answer: Answer, seconds: Mapping[str, float], uploaded_bytes: int) -> QueryResult:
     """Attach to an answer how far off it may be."""
-    if query.debug:
-        deviation, half = 0.0, 0
-    else:
-        deviation = standard_deviation(query.noise, query.gamma)
-        half = half_width(query.noise, query.gamma, CONFIDENCE)
+    deviation, half, delta = 0.0, 0, Fraction(0)
+    if not query.debug:
+        scale = NoiseScale.of(query)
+        deviation, half, delta = scale.standard_deviation, scale.half_width(CONFIDENCE), scale.delta
     bias = None
     if answer.side_count is not None:
         # A report moves by at most Δ = 2·value when epochs are dropped (Theorem 18); less for one bucket.
         bias = bias_bound(
             answer.side_count, kappa=query.kappa, sigma=deviation, largest_change=query.sensitivity, beta=BIAS_BETA
         )
-    return QueryResult(query, answer, deviation, half, bias, seconds, uploaded_bytes)
+    return QueryResult(query, answer, deviation, half, delta, bias, seconds, uploaded_bytes)

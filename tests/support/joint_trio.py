@@ -80,7 +80,7 @@ class Run:
 
     def steps(self) -> list[tuple[int, int, int]]:
         """Sender, receiver and step of all that was sent."""
-        return sorted((sender, receiver, frame[1]) for sender, receiver, frame in self.frames if frame[0] == STEP)
+        return sorted((sender, receiver, frame[1]) for sender, receiver, frame in self.frames if is_step(frame))
 
     def _program(self, party: int) -> Program[Components]:
         make = self._parties.get(party, JointNoise)
@@ -97,6 +97,11 @@ class Run:
     def _seen(self, sender: int, receiver: int, frame: bytes) -> bytes | None:
         self.frames.append((sender, receiver, frame))
         return frame if self._intercept is None else self._intercept(sender, receiver, frame)
+
+
+def is_step(frame: bytes, step: int | None = None) -> bool:
+    """Whether it is a step's frame, of this step. A pair key has 16 bytes of any value, and a body a multiple of 8."""
+    return frame[:1] == bytes([STEP]) and len(frame) % 8 == 2 and step in (None, frame[1])
 
 
 def sessions(layout: Layout, seconds: float = 20.0) -> list[MpcSession]:

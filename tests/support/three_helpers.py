@@ -19,8 +19,6 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-import numpy as np
-
 from mpc_helpers.agreement.hooks import Pace
 from mpc_helpers.agreement.negotiation import Attempt
 from mpc_helpers.helper import Sessions
@@ -29,21 +27,21 @@ from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.local.launcher import Trio, prepare
 from mpc_helpers.mpc.channel import Channel, Intercept, memory_mesh
-from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, debug_sum, local_sum, pairwise_sum, sum_parameters
-from mpc_helpers.mpc.runtime import run_over_channels
-from mpc_helpers.mpc.session import MpcSession
+from mpc_helpers.mpc.joint.layout import Layout
+from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.runtime import Engine, run_over_channels
+from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.service.daemon import Parts, serving
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.rendezvous import Rendezvous
 from mpc_helpers.service.transport import Certificates
 from protocol.batch import BatchReader, BatchWriter
-from protocol.field import Vector, from_integers
+from protocol.field import Vector, from_integers, lift
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey, load_identity
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.worth import QueryResult
-from protocol.query import Query
 from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
 from protocol.shares import PARTIES
 
@@ -88,13 +86,13 @@ def seal_all(histograms: Sequence[Sequence[int]], of: ReportTerms, helper_set: H
 
 @dataclass(slots=True)
 class NoiseRecord:
-    """What was added in one attempt: in local mode a vector per helper, in pairwise one per helper that lacks it."""
+    """What was added in one attempt: in local mode a vector per helper, in the others one per helper that lacks it."""
 
     parts: dict[int, list[int]] = field(default_factory=dict)
 
     def total(self) -> list[int]:
         """The noise in the answer."""
-        return np.sum(list(self.parts.values()), axis=0).tolist() if self.parts else []
+        return lift(from_integers([sum(column) for column in zip(*self.parts.values(), strict=True)]))
 
 
 class _RecordingNoise(ExactNoise):
@@ -107,6 +105,12 @@ class _RecordingNoise(ExactNoise):
         drawn = super().pairwise(rate, buckets, key)
         self._keep(key, drawn)
         return drawn
+
+    async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
+        components = await super().joint(engine, layout)
+        for lacking, component in components.items():
+            self._keep(bytes([lacking]), component.tolist())
+        return components
 
 
 class MemoryMpc:
@@ -126,8 +130,8 @@ class MemoryMpc:
         """For `Parts.sessions`."""
 
         @asynccontextmanager
-        async def session(query: Query, kind: SumKind) -> AsyncIterator[_MemorySession]:
-            yield _MemorySession(self, membership.party, query, kind)
+        async def session(terms: SumTerms) -> AsyncIterator[_MemorySession]:
+            yield _MemorySession(self, membership.party, terms)
 
         yield session
 
@@ -148,22 +152,23 @@ class MemoryMpc:
 class _MemorySession:
     mpc: MemoryMpc
     party: int
-    query: Query
-    kind: SumKind
+    terms: SumTerms
 
     async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
         self.mpc.before_add(self.party, attempt)
-        query, mine = self.query, [int(value) for value in share.tolist()]
-        scale = sum_parameters(self.kind, query.gamma)
-        session = MpcSession(self.party, attempt.attempt_id, scale, query.length, seconds)
-        match self.kind:
+        terms, mine = self.terms, [int(value) for value in share.tolist()]
+        session = terms.session(self.party, attempt.attempt_id, seconds)
+        match terms.kind:
             case SumKind.LOCAL:
-                drawn = ExactNoise().local(query.gamma, query.length)
+                drawn = ExactNoise().local(terms.rate, terms.buckets)
                 self.mpc.records.setdefault(attempt.attempt_id, NoiseRecord()).parts[self.party] = drawn
                 program = local_sum(mine, drawn)
             case SumKind.PAIRWISE:
                 keep = _RecordingNoise(lambda key, made: self.mpc.record_pair(attempt.attempt_id, key, made))
-                program = pairwise_sum(mine, query.gamma, keep)
+                program = pairwise_sum(mine, terms.rate, keep)
+            case SumKind.JOINT:
+                keep = _RecordingNoise(lambda key, made: self.mpc.record_pair(attempt.attempt_id, key, made))
+                program = joint_sum(mine, terms.layout, keep)
             case SumKind.DEBUG:
                 program = debug_sum(mine)
         channels = self.mpc.channels(attempt.attempt_id, self.party)

@@ -116,6 +116,11 @@ class Layout:
         """The last step: coefficients one way round, folded vectors the other."""
         return self.circuit.depth + 4
 
+    @property
+    def allowance(self) -> float:
+        """Seconds that drawing is given, several times what it takes. It never depends on what is drawn."""
+        return self.gate_words * 16e-6
+
     def steps(self, party: int) -> dict[int, Mapping[int, int]]:
         """What party `party` receives: for each peer, the size of each step's message."""
         return {
