@@ -38,6 +38,7 @@ _OTHER_MASK = np.uint64(2 ** (61 - 31) - 1)
 _ONE = np.uint64(1)
 # Products go through seven arrays of this many words, which a processor's second cache holds.
 _PRODUCT_WORDS = 2**13
+_FEW = 16
 
 
 def from_integers(values: Sequence[int]) -> Vector:
@@ -103,8 +104,8 @@ class RowSum:
         return reduce(reduce(low) + (self._high >> _TOP) + ((self._high & _TOP_MASK) << _HALF))
 
 
-def _rows_per_block(count: int) -> int:
-    return _EXACT_ROWS * max(1, _BLOCK_WORDS // (_EXACT_ROWS * max(count, 1)))
+def _rows_per_block(count: int, words: int = _BLOCK_WORDS) -> int:
+    return _EXACT_ROWS * max(1, words // (_EXACT_ROWS * max(count, 1)))
 
 
 def _add_by_eights(rows: Vector) -> Vector:
@@ -134,9 +135,9 @@ def expand_many(seeds: Sequence[bytes], count: int) -> Vector:
     return _Expander(len(seeds), count).expand(seeds)
 
 
-def expansions(seeds: Sequence[bytes], count: int) -> Iterator[Vector]:
+def expansions(seeds: Sequence[bytes], count: int, words: int = _BLOCK_WORDS) -> Iterator[Vector]:
     """All rows of `expand_many`, a few at a time, in memory that stays in the cache and is used again for the next."""
-    block = _rows_per_block(count)
+    block = _rows_per_block(count, words)
     expander = _Expander(min(block, len(seeds)), count)
     for start in range(0, len(seeds), block):
         yield expander.expand(seeds[start : start + block])
@@ -266,20 +267,21 @@ def power(base: Vector, exponent: int) -> Vector:
 
 
 def inverse(vector: Vector) -> Vector:
-    """1/v of every element, none of which may be zero: three products each, and one power in all.
+    """1/v of every element, none of which may be zero: three products each, and a few inversions in all.
 
-    Elements are multiplied in pairs, the products in pairs, and so on to one; on the way back each pair's inverse,
+    Elements are multiplied in pairs, the products in pairs, and so on to a few; on the way back each pair's inverse,
     times either of the two, is the inverse of the other.
     """
     levels = [vector.reshape(-1)]
-    while levels[-1].size > 1:
+    while levels[-1].size > _FEW:
         if levels[-1].size % 2:
             levels[-1] = np.append(levels[-1], _ONE)
         half = levels[-1].size // 2
         levels.append(multiply(levels[-1][:half], levels[-1][half:]))
     if not levels[-1].all():
         raise ProtocolError("zero has no inverse")
-    inverted = power(levels[-1], P - 2)
+    # A few numbers are Python's business: as arrays they would take as long as thousands.
+    inverted = np.array([pow(value, -1, P) for value in levels[-1].tolist()], dtype=np.uint64)
     for level in reversed(levels[:-1]):
         half = level.size // 2
         inverted = np.concatenate([multiply(inverted[:half], level[half:]), multiply(inverted[:half], level[:half])])

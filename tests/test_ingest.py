@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from mpc_helpers.admission import ingest as aggregation
-from mpc_helpers.admission.ingest import ChunkJob, chunk_length, ingest, ingest_chunk
+from mpc_helpers.admission.chunk import ChunkJob, ingest_chunk
+from mpc_helpers.admission.ingest import chunk_length, ingest
 from protocol.batch import BatchReader, ColumnReader
 from protocol.errors import ProtocolError, Rejection
 from protocol.query import Query
 from protocol.report import SealedReport
+from protocol.shape import Shape
 from protocol.shares import PARTIES, open_shamir
 from tests.support import protocol_samples as samples
 from tests.support.processes import holds
@@ -42,7 +44,7 @@ def query(reports: list[SealedReport]) -> Query:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Seven reports to a chunk, so that forty make six."""
-    monkeypatch.setattr(aggregation, "chunk_length", lambda _: 7)
+    monkeypatch.setattr(aggregation, "chunk_length", lambda *_: 7)
     yield
 
 
@@ -216,9 +218,13 @@ def test_order_is_checked_between_chunks_too(tmp_path: Path, reports: list[Seale
 
 def test_chunks_are_bounded_in_bytes_and_number(columns: list[Path]) -> None:
     layout = ColumnReader(columns[1]).layout
-    assert chunk_length(layout) == 2048
-    assert chunk_length(replace(layout, body=8 * 1024)) * replace(layout, body=8 * 1024).record <= 2**22
-    assert chunk_length(replace(layout, body=8 * 2**16)) == 64
+    plain = Shape(8)
+    assert chunk_length(layout, plain) == 2048
+    assert chunk_length(replace(layout, body=8 * 1024), plain) * replace(layout, body=8 * 1024).record <= 2**22
+    assert chunk_length(replace(layout, body=8 * 2**16), plain) == 64
+    checked = Shape(1024, 0, 2**20, 1)
+    assert chunk_length(replace(layout, body=0), checked) * 8 * checked.expanded <= 2**22
+    assert chunk_length(replace(layout, body=0), checked) % 64 == 0
 
 
 def test_secrets_do_not_show(columns: list[Path], query: Query) -> None:

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from rich.table import Table
 
+from mpc_helpers.admission.chunk import ChunkJob, ingest_chunk
 from mpc_helpers.admission.column import repeated
-from mpc_helpers.admission.ingest import ChunkJob, chunk_length, ingest_chunk
+from mpc_helpers.admission.ingest import chunk_length
 from mpc_helpers.admission.pool import keep_freed_memory
 from mpc_helpers.admission.rules import AdmissionRules
 from mpc_helpers.identity.membership import Membership
@@ -234,7 +235,7 @@ def _columns(helpers: Helpers, terms: ReportTerms) -> Iterator[tuple[list[Path],
             writer.add(sample)
         batch = BatchReader(folder / "batch")
         with BatchWriter(folder / "batch") as writer:
-            for _ in range(min(_MOST_REPORTS, chunk_length(batch.layout)) - 1):
+            for _ in range(min(_MOST_REPORTS, chunk_length(batch.layout, terms.shape)) - 1):
                 writer.add(helpers.seal(terms))
         batch = BatchReader(folder / "batch")
         paths = [folder / f"column-{party + 1}" for party in range(PARTIES)]

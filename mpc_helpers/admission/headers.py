@@ -7,6 +7,7 @@ out of the ordinary is decoded one by one.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -98,6 +99,13 @@ def read_openings(shape: Shape, headers: Bytes) -> Vector:
     """The openings at the end of every header, not yet known to be elements. None where nothing is checked."""
     start = headers.shape[1] - ELEMENT_SIZE * shape.openings
     return np.ascontiguousarray(headers[:, start:]).view("<u8").astype(np.uint64, copy=False)
+
+
+def openings_of(shape: Shape, headers: Sequence[bytes]) -> Vector:
+    """The same, of headers that are not in a matrix."""
+    start = len(headers[0]) - ELEMENT_SIZE * shape.openings
+    joined = b"".join([header[start:] for header in headers])
+    return np.frombuffer(joined, dtype="<u8").astype(np.uint64, copy=False).reshape(len(headers), shape.openings)
 
 
 def _equal(rows: Bytes, value: Bytes) -> npt.NDArray[np.bool_]:

@@ -1,139 +1,35 @@
 """Sum: add the admitted reports' shares up, chunk by chunk, in flat memory and on any number of workers.
 
-Run by a helper. A chunk is opened, expanded and summed in one go wherever the executor runs it, so seeds never leave
-the worker; what comes back is an hour and two bytes per report and two vectors per chunk. The helpers may then agree on
-fewer reports than this one admitted: those are opened once more and taken out of the sums, which costs only them.
+Run by a helper. The helpers may then agree on fewer reports than this one admitted: those are opened once more and
+taken out of the sums, which costs only them.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field, fields
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.admission.blocks import BLOCK, HASH_SIZE, NO_ROOT, block_count, block_hash, check_root, preimages
+from mpc_helpers.admission.chunk import ChunkJob, ChunkResult, Spent, Stopwatch, ingest_chunk, sum_opened
 from mpc_helpers.admission.column import Mask, repeated
-from mpc_helpers.admission.headers import Hours, examine_headers, header_debug, header_hours
-from mpc_helpers.admission.opening import OpenedReports, open_reports
-from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules, Reasons
-from protocol.batch import ColumnChunk, ColumnReader, DigestRows, Layout, read_chunk
+from mpc_helpers.admission.headers import Hours
+from mpc_helpers.admission.opening import open_reports
+from mpc_helpers.admission.rules import ADMITTED, REASON_OF, AdmissionRules, Reasons
+from mpc_helpers.admission.verdicts import Verdicts
+from protocol import numerators
+from protocol.batch import ColumnReader, DigestRows, Layout
 from protocol.errors import ProtocolError, Rejection
-from protocol.field import ELEMENT_SIZE, RowSum, Vector, add, expansions, subtract, sum_rows
+from protocol.field import ELEMENT_SIZE, Vector, add, subtract
+from protocol.shape import Shape
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
 CHUNK_BYTES = 2**22
-_CHUNK_REPORTS = (64, 2048)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkJob:
-    """A span of a helper's column: by path where the worker shares the disk, by value where it does not."""
-
-    rules: AdmissionRules
-    layout: Layout
-    start: int
-    # One for every report: whether it is the one before it once more.
-    repeats: Mask = field(repr=False)
-    source: Path | bytes = field(repr=False)
-
-    def chunk(self) -> ColumnChunk:
-        """The records of this span."""
-        if isinstance(self.source, bytes):
-            return ColumnChunk(self.layout, self.source)
-        return read_chunk(self.source, self.layout, self.start, len(self.repeats))
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Where the time of opening went, in processor seconds over all workers: what `bench throughput` shows."""
-
-    check: float = 0.0
-    open: float = 0.0
-    expand: float = 0.0
-    sum: float = 0.0
-
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(self.check + other.check, self.open + other.open, self.expand + other.expand, self.sum + other.sum)
-
-
-_PARTS = tuple(part.name for part in fields(Spent))
-
-
-class _Stopwatch:
-    """Processor seconds of this thread, by part."""
-
-    def __init__(self) -> None:
-        self._last = time.thread_time()
-        self._seconds = dict.fromkeys(_PARTS, 0.0)
-
-    def lap(self, part: str) -> None:
-        """What has passed since the last lap was spent on `part`."""
-        now = time.thread_time()
-        self._seconds[part] += now - self._last
-        self._last = now
-
-    def spent(self) -> Spent:
-        """All laps so far."""
-        return Spent(**self._seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
-    """What a worker makes of a chunk."""
-
-    start: int
-    hours: Hours
-    debug: Mask
-    reasons: Reasons
-    sums: tuple[Vector, Vector] = field(repr=False)
-    spent: Spent = field(default_factory=Spent)
-
-
-def ingest_chunk(job: ChunkJob) -> ChunkResult:
-    """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
-    watch = _Stopwatch()
-    chunk = job.chunk()
-    headers = chunk.header_matrix()
-    reasons = examine_headers(job.rules, headers)
-    reasons[job.repeats & (reasons == ADMITTED)] = CODE_OF[Rejection.DUPLICATE]
-    elements = chunk.elements()
-    watch.lap("check")
-    opened = open_reports(job.rules, chunk, elements, reasons)
-    watch.lap("open")
-    sums = _sum_opened(job.rules, opened, elements, watch)
-    return ChunkResult(job.start, header_hours(headers), header_debug(headers), reasons, sums, watch.spent())
-
-
-def _sum_opened(
-    rules: AdmissionRules, opened: OpenedReports, elements: Vector, watch: _Stopwatch
-) -> tuple[Vector, Vector]:
-    """The sums of the two components this helper knows, over the reports that opened."""
-    length = rules.query.length
-    sums = (_sum_seeds(opened.first_seeds, length, watch), _sum_seeds(opened.second_seeds, length, watch))
-    if not elements.shape[1]:
-        return sums
-    body_sum = sum_rows(elements if len(opened.rows) == len(elements) else elements[opened.rows])
-    watch.lap("sum")
-    # x₃ = body − mask in every report, so the sums obey the same and no row is unmasked on its own.
-    first, second = (
-        subtract(body_sum, total) if index == BODY_SEED else total
-        for index, total in zip(SEEDS_OF[rules.party], sums, strict=True)
-    )
-    return first, second
-
-
-def _sum_seeds(seeds: Sequence[bytes], length: int, watch: _Stopwatch) -> Vector:
-    total = RowSum(length)
-    for rows in expansions(seeds, length):
-        watch.lap("expand")
-        total.add(rows)
-        watch.lap("sum")
-    return total.reduced()
+_CHUNK_REPORTS = (BLOCK, 2048)
 
 
 @dataclass(slots=True)
@@ -147,42 +43,77 @@ class Ingested:
     debug: Mask
     reasons: Reasons
     spent: Spent
+    # One hash for each block of check shares; none where nothing is checked.
+    blocks: list[bytes] = field(repr=False)
     _sums: tuple[Vector, Vector] = field(repr=False)
+    # What is in the sums. Whatever is found out about a report later changes neither this nor the reasons.
+    summed: Mask = field(init=False, repr=False)
+    verdicts: Verdicts = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.summed = self.reasons == ADMITTED
+        self.verdicts = Verdicts.none(len(self.reasons))
+        for array in (self.reasons, self.summed):
+            array.setflags(write=False)
 
     @property
     def admitted(self) -> Mask:
-        """Which reports this helper would count."""
-        mask: Mask = self.reasons == ADMITTED
-        return mask
+        """Which reports this helper would count: those it summed, without those found invalid since."""
+        return self.summed & ~self.verdicts.invalid
+
+    @property
+    def check_root(self) -> bytes:
+        """What this helper says about the numbers of all reports that it opened."""
+        return check_root(self.blocks) if self.rules.query.shape.checked else NO_ROOT
 
     def rejections(self) -> dict[Rejection, int]:
         """How many reports were dropped for each reason."""
-        codes, counts = np.unique(self.reasons[~self.admitted], return_counts=True)
+        codes, counts = np.unique(self.reasons[~self.summed], return_counts=True)
         return {REASON_OF[int(code)]: int(count) for code, count in zip(codes, counts, strict=True)}
 
     def total(self, accepted: Mask) -> dict[int, Vector]:
         """The component sums over exactly the accepted reports: those summed already, less the few to leave out."""
-        admitted = self.admitted
-        if (accepted & ~admitted).any():
+        if (accepted & ~self.summed).any():
             raise ProtocolError("a report was accepted that this helper never admitted")
         sums = self._sums
-        leave_out = np.flatnonzero(admitted & ~accepted)
-        chunk = chunk_length(self.column.layout)
+        leave_out = np.flatnonzero(self.summed & ~accepted)
+        chunk = chunk_length(self.column.layout, self.rules.query.shape)
         for start in range(0, len(leave_out), chunk):
-            taken = self._sums_over(leave_out[start : start + chunk])
+            taken, _ = self._open_again(leave_out[start : start + chunk])
             sums = (subtract(sums[0], taken[0]), subtract(sums[1], taken[1]))
         first, second = SEEDS_OF[self.rules.party]
         return {first: sums[0], second: sums[1]}
 
     def shamir_share(self, accepted: Mask) -> Vector:
-        """This helper's degree-1 Shamir share of the sum over the accepted reports: what enters the MPC."""
-        return to_shamir(self.rules.party, self.total(accepted))
+        """This helper's degree-1 Shamir share of the sum over the accepted reports: what enters the MPC.
 
-    def _sums_over(self, rows: npt.NDArray[np.int64]) -> tuple[Vector, Vector]:
+        In checked reports a histogram is shared as numerators. Undoing that is linear too, so it is done once, here.
+        """
+        share = to_shamir(self.rules.party, self.total(accepted))
+        shape = self.rules.query.shape
+        if not shape.checked:
+            return share
+        return np.concatenate([numerators.decode(share[: shape.buckets]), share[shape.buckets :]])
+
+    def show(self, number: int) -> bytes | None:
+        """A block of check shares, computed again; None unless it comes out the same.
+
+        A report whose points came out otherwise the second time would be shown at a second point, which tells its
+        content to whoever sees both.
+        """
+        rows = slice(number * BLOCK, (number + 1) * BLOCK)
+        places = np.flatnonzero(self.summed[rows])
+        _, shares = self._open_again(number * BLOCK + places)
+        if shares is None or len(shares) != len(places):
+            return None
+        (preimage,) = preimages(self.summed[rows], shares)
+        return preimage if block_hash(number, preimage) == self.blocks[number] else None
+
+    def _open_again(self, rows: npt.NDArray[np.int64]) -> tuple[tuple[Vector, Vector], Vector | None]:
         chunk = self.column.pick(rows)
         elements = chunk.elements()
         opened = open_reports(self.rules, chunk, elements, np.zeros(len(rows), dtype=np.uint8))
-        return _sum_opened(self.rules, opened, elements, _Stopwatch())
+        return sum_opened(self.rules, opened, chunk.headers(), elements, Stopwatch())
 
 
 def ingest(
@@ -203,19 +134,25 @@ def ingest(
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     spent = Spent()
+    blocks = [b""] * (block_count(count) if rules.query.shape.checked else 0)
     for result in _run(executor, _jobs(column, rules, repeated(digests), shared_disk), 2 * parallel):
         span = slice(result.start, result.start + len(result.reasons))
         hours[span], debug[span], reasons[span] = result.hours, result.debug, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
+        hashes = [result.blocks[at : at + HASH_SIZE] for at in range(0, len(result.blocks), HASH_SIZE)]
+        blocks[result.start // BLOCK : result.start // BLOCK + len(hashes)] = hashes
         spent += result.spent
         progress(len(result.reasons))
-    return Ingested(rules, column, digests, hours, debug, reasons, spent, sums)
+    return Ingested(rules, column, digests, hours, debug, reasons, spent, blocks, sums)
 
 
-def chunk_length(layout: Layout) -> int:
-    """How many records make a chunk."""
+def chunk_length(layout: Layout, shape: Shape) -> int:
+    """How many records make a chunk. Of checked reports it is whole blocks, and numbers count, not bytes of records:
+    helper 1, whose records are short, expands as many as the others.
+    """
     fewest, most = _CHUNK_REPORTS
-    return max(fewest, min(most, CHUNK_BYTES // layout.record))
+    size = max(layout.record, ELEMENT_SIZE * shape.expanded) if shape.checked else layout.record
+    return max(fewest, min(most, CHUNK_BYTES // size) // BLOCK * BLOCK)
 
 
 def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
@@ -229,7 +166,7 @@ def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
 
 
 def _jobs(column: ColumnReader, rules: AdmissionRules, repeats: Mask, shared_disk: bool) -> Iterator[ChunkJob]:
-    chunk = chunk_length(column.layout)
+    chunk = chunk_length(column.layout, rules.query.shape)
     for start in range(0, len(column), chunk):
         span = repeats[start : start + chunk]
         source = column.path if shared_disk else column.chunk(start, len(span)).data

@@ -1,5 +1,6 @@
 """Harnesses that several tests share.
 
+- `checked_reports`: checked reports, honest ones and every class of lie
 - `protocol_samples`: helpers with fixed keys, reports honest and forged, queries, columns
 - `both_stores`: one test on a store in memory and on a database
 - `device_auditor`: what a device may do and must charge, worked out a second time
