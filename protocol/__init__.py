@@ -14,6 +14,7 @@
 - `denominations`: how a cap is cut into coins, one polynomial for each weight
 - `numerators`: the form in which a checked histogram is shared
 - `validity`: the proof inside a checked report
+- `self_check`: a device's own look at it before it seals
 - `hpke`: sealing to a public key
 - `keys`: identities that sign, and keys as files
 - `helper_set`: which three helpers a report is for

@@ -8,7 +8,6 @@ can ever hold different shares of the same report. No field of it depends on the
 from __future__ import annotations
 
 import hashlib
-import hmac
 import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from enum import Enum, IntFlag
 from typing import assert_never
 
 from protocol import field as prime_field
-from protocol import validity
+from protocol import self_check, validity
 from protocol.epsilon import validate_terms
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
@@ -195,7 +194,8 @@ class Header:
         sized += [(commitment, HASH_SIZE) for commitment in self.commitments]
         if any(len(value) != size for value, size in sized):
             raise ProtocolError("a header field has the wrong length")
-        prime_field.decode(self.openings, len(self.openings) // ELEMENT_SIZE)
+        if self.openings:
+            prime_field.decode(self.openings, len(self.openings) // ELEMENT_SIZE)
 
     def encode(self) -> bytes:
         """The bytes a device seals and a helper authenticates."""
@@ -349,7 +349,7 @@ def seal_report(
         raise ProtocolError(f"the terms promise {terms.length} numbers, not {len(histogram)}")
     if not terms.shape.checked:
         return _seal(share(histogram, entropy=entropy), terms, helper_set, lambda _: b"", entropy)
-    draw = _hedged(entropy, f"{helper_set.digest.hex()} {terms} {histogram}".encode())
+    draw = _hedged(entropy, helper_set.digest + f"{terms.site} {terms.caller} {terms.time}".encode())
     return seal_deal(
         validity.deal(histogram, terms.shape, draw), terms, helper_set, opening=_open_checked, entropy=entropy
     )
@@ -377,7 +377,7 @@ def seal_deal(
 def _open_checked(dealt: validity.Deal, points: Sequence[int]) -> list[int]:
     """Openings, after the device's own check."""
     opened = validity.open_at(dealt, points)
-    if not validity.holds(dealt, points, opened):
+    if not self_check.holds(dealt, points, opened):
         raise ProtocolError("the report's proof does not hold", "This is a defect of the device.")
     return opened
 
@@ -410,13 +410,13 @@ def _seal(
     return SealedReport(header, body, (sealed[0], sealed[1], sealed[2]))
 
 
-def _hedged(entropy: Entropy, content: bytes) -> Callable[[], validity.Seeds]:
+def _hedged(entropy: Entropy, context: bytes) -> validity.Draw:
     """Seeds from new randomness and from what they are for: a random state that was copied does not repeat them."""
 
-    def draw() -> validity.Seeds:
-        key = entropy(SEED_SIZE)
-        first, second, third = (hmac.digest(key, bytes([index]) + content, "sha256") for index in range(PARTIES))
-        return first, second, third
+    def draw(numbers: bytes) -> validity.Seeds:
+        purpose = hashlib.sha256(context + numbers).digest()
+        drawn = hashlib.shake_256(entropy(SEED_SIZE) + purpose).digest(PARTIES * SEED_SIZE)
+        return drawn[:SEED_SIZE], drawn[SEED_SIZE : 2 * SEED_SIZE], drawn[2 * SEED_SIZE :]
 
     return draw
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mpc_helpers.admission import admit as admit_module
-from mpc_helpers.admission import ingest as ingest_module
 from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.file import LedgerError
@@ -173,7 +172,9 @@ async def test_a_report_of_the_other_kind_that_slips_through_admission_is_stoppe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: bool
 ) -> None:
     """All three helpers' admission is broken: it takes every report that opens, whatever its header says."""
-    monkeypatch.setattr(ingest_module, "examine_headers", lambda _, headers: np.zeros(len(headers), dtype=np.uint8))
+    monkeypatch.setattr(
+        "mpc_helpers.admission.chunk.examine_headers", lambda _, headers: np.zeros(len(headers), dtype=np.uint8)
+    )
     async with three_helpers(tmp_path) as three:
         other = three.seal([one_hot(3, 4)], terms(4, debug=not debug))
         batch = three.batch([*three.seal([one_hot(2, 4)] * 3, terms(4, debug=debug)), *other])

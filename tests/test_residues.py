@@ -16,6 +16,7 @@ from protocol.denominations import polynomial
 from protocol.errors import ProtocolError
 from protocol.field import P, expand_many
 from protocol.report import Header
+from protocol.self_check import reconstruct
 from protocol.shape import Shape
 from protocol.validity import deal_numbers, points_of
 from tests.support import checked_reports as checked
@@ -230,7 +231,7 @@ def test_known_points_would_break_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
         """The true 1/P(r) of what was dealt, at whatever points the report has."""
 
         def open_truly(_: list[int], at: list[int]) -> list[int]:
-            secret = validity._reconstructed(dealt).tolist()
+            secret = reconstruct(dealt).tolist()
             values = [
                 secret[8 + place] + secret[4 + 2 * place] * r + secret[5 + 2 * place] * r * r
                 for place, r in enumerate(at)

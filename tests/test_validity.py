@@ -11,9 +11,10 @@ import pytest
 
 from protocol.errors import ProtocolError
 from protocol.field import P, Vector, expand_many
+from protocol.self_check import holds
 from protocol.shape import Shape
 from protocol.shares import SharedVector
-from protocol.validity import Seeds, deal, holds, open_at, points_of
+from protocol.validity import Seeds, deal, open_at, points_of
 
 SHAPES = [
     Shape(1, 0, 1, 1),
@@ -28,7 +29,7 @@ SHAPES = [
 ]
 
 
-def draw() -> Seeds:
+def draw(_: bytes = b"") -> Seeds:
     return os.urandom(32), os.urandom(32), os.urandom(32)
 
 

@@ -25,7 +25,7 @@ from tests.support import protocol_samples as samples
 Mask = npt.NDArray[np.bool_]
 
 
-def draw() -> Seeds:
+def draw(_: bytes = b"") -> Seeds:
     return os.urandom(32), os.urandom(32), os.urandom(32)
 
 
