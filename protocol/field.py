@@ -38,7 +38,7 @@ _OTHER_MASK = np.uint64(2 ** (61 - 31) - 1)
 _ONE = np.uint64(1)
 # Products go through seven arrays of this many words, which a processor's second cache holds.
 _PRODUCT_WORDS = 2**13
-_FEW = 16
+_FEW = 256
 
 
 def from_integers(values: Sequence[int]) -> Vector:
@@ -281,12 +281,24 @@ def inverse(vector: Vector) -> Vector:
     if not levels[-1].all():
         raise ProtocolError("zero has no inverse")
     # A few numbers are Python's business: as arrays they would take as long as thousands.
-    inverted = np.array([pow(value, -1, P) for value in levels[-1].tolist()], dtype=np.uint64)
+    inverted = np.array(inverse_integers(levels[-1].tolist()), dtype=np.uint64)
     for level in reversed(levels[:-1]):
         half = level.size // 2
         inverted = np.concatenate([multiply(inverted[:half], level[half:]), multiply(inverted[:half], level[:half])])
     result: Vector = inverted[: vector.size].reshape(vector.shape)
     return result
+
+
+def inverse_integers(values: Sequence[int]) -> list[int]:
+    """1/v of every value, none of which may be zero, with one inversion in all."""
+    products = [1]
+    for value in values:
+        products.append(products[-1] * value % P)
+    inverses, inverted = [0] * len(values), pow(products[-1], -1, P)
+    for place in range(len(values) - 1, -1, -1):
+        inverses[place] = inverted * products[place] % P
+        inverted = inverted * values[place] % P
+    return inverses
 
 
 def multiply_constant(vector: Vector, constant: int) -> Vector:

@@ -79,9 +79,15 @@ def join(parts: Limbs) -> Vector:
 
 def split(matrix: Vector, low: Limbs, middle: Limbs, high: Limbs) -> None:
     """Words as three limbs, the highest of which has 22 bits if a word has all 64."""
-    low[...] = matrix & _LIMB_MASK
-    middle[...] = (matrix >> _LIMB) & _LIMB_MASK
-    high[...] = matrix >> _TWO_LIMBS
+    limb = matrix & _LIMB_MASK
+    # As signed numbers, which they are too: those are converted faster.
+    signed = limb.view(np.int64)
+    low[...] = signed
+    np.right_shift(matrix, _LIMB, out=limb)
+    limb &= _LIMB_MASK
+    middle[...] = signed
+    np.right_shift(matrix, _TWO_LIMBS, out=limb)
+    high[...] = signed
 
 
 def _shift_limb(values: Vector) -> Vector:

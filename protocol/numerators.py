@@ -54,17 +54,18 @@ def decode(numerators: Vector) -> Vector:
     """The histogram with these numerators: N(a)/D′(a) for every label, D′(a) being Π (a − b) over the others."""
     buckets = numerators.size
     labels = in_groups(np.arange(1, buckets + 1, dtype=np.uint64))
-    values = multiply_matrices(powers(labels, GROUP), in_groups(numerators)[..., None]).reshape(-1)[:buckets]
+    table = np.ascontiguousarray(np.moveaxis(powers(labels, GROUP), 0, -1))
+    values = multiply_matrices(table, in_groups(numerators)[..., None]).reshape(-1)[:buckets]
     return multiply(values, inverse(_slopes(buckets)))
 
 
 def powers(points: Vector, count: int) -> Vector:
-    """1, r, r², … of every point, `count` of them, along a new last axis."""
-    table = np.ones((*points.shape, count), dtype=np.uint64)
+    """1, r, r², … of every point, `count` of them, along a new first axis."""
+    table = np.ones((count, *points.shape), dtype=np.uint64)
     known, leap = 1, points
     while known < count:
         more = min(known, count - known)
-        table[..., known : known + more] = multiply(table[..., :more], leap[..., None])
+        table[known : known + more] = multiply(table[:more], leap)
         known += more
         leap = multiply(leap, leap)
     return table

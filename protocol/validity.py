@@ -20,7 +20,7 @@ import numpy as np
 from protocol import numerators
 from protocol.denominations import Amount, Plane, pay, polynomial
 from protocol.errors import ProtocolError
-from protocol.field import P, Vector, expand_many, reduce
+from protocol.field import P, Vector, expand_many, inverse_integers, reduce
 from protocol.shape import Shape
 from protocol.shares import SharedVector
 
@@ -120,7 +120,8 @@ def open_at(dealt: Deal, points: Sequence[int]) -> list[int]:
     for point in points:
         powers = powers_of(point, terms)
         values += [next(mask) * sum(map(mul, plane, powers)) % P for plane in dealt.polynomials]
-    return _inverses(values)
+    # A proof that is none may have a zero, which has no inverse; then nothing helps it.
+    return inverse_integers(values) if all(values) else [pow(value, P - 2, P) for value in values]
 
 
 def encode_openings(openings: Sequence[int]) -> bytes:
@@ -139,20 +140,6 @@ def _amounts(histogram: Sequence[int], shape: Shape) -> list[Amount]:
 
 def _coins(shape: Shape) -> Sequence[Plane]:
     return shape.planes[:-1] if shape.kappa else shape.planes
-
-
-def _inverses(values: Sequence[int]) -> list[int]:
-    """1/v of every value, with one inversion in all; 0 where one of them is 0, which no honest report has."""
-    products = [1]
-    for value in values:
-        products.append(products[-1] * value % P)
-    if not products[-1]:
-        return [pow(value, -1, P) if value else 0 for value in values]
-    inverses, inverse = [0] * len(values), pow(products[-1], -1, P)
-    for place in range(len(values) - 1, -1, -1):
-        inverses[place] = inverse * products[place] % P
-        inverse = inverse * values[place] % P
-    return inverses
 
 
 def powers_of(point: int, count: int) -> list[int]:

@@ -225,6 +225,12 @@ def test_inverses_agree_with_integers(values: list[int]) -> None:
     assert field.inverse(vector(values)).tolist() == [pow(value, -1, P) for value in values]
 
 
+@pytest.mark.parametrize("size", [255, 256, 257, 1000, 1025])
+def test_inverses_of_many(size: int) -> None:
+    values = np.random.default_rng(size).integers(1, P, size=size, dtype=np.uint64)
+    assert (field.multiply(values, field.inverse(values)) == 1).all()
+
+
 def test_inverses_keep_the_shape_and_zero_has_none() -> None:
     values = np.arange(1, 31, dtype=np.uint64).reshape(2, 3, 5)
     assert (field.multiply(values, field.inverse(values)) == 1).all()

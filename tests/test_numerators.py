@@ -73,6 +73,6 @@ def test_powers_of_many_points() -> None:
     points = np.array([[2, 3], [P - 1, 2**60]], dtype=np.uint64)
     for count in (1, 2, 5, 33):
         table = numerators.powers(points, count)
-        assert table.shape == (2, 2, count)
-        for row, point in zip(table.reshape(-1, count).tolist(), points.reshape(-1).tolist(), strict=True):
+        assert table.shape == (count, 2, 2)
+        for row, point in zip(table.reshape(count, -1).T.tolist(), points.reshape(-1).tolist(), strict=True):
             assert row == [pow(point, power, P) for power in range(count)]

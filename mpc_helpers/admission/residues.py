@@ -85,8 +85,7 @@ class ResidueCheck:
         count, points, planes = len(headers), shape.points, len(shape.planes)
         self._openings = np.ascontiguousarray(openings.reshape(count, points, planes).transpose(1, 2, 0))
         self._points = np.ascontiguousarray(points_of_all(headers, shape).T)
-        powers = numerators.powers(self._points, max(GROUP, self._plan.top) + 1)
-        self._powers = np.ascontiguousarray(np.moveaxis(powers, -1, 0))
+        self._powers = numerators.powers(self._points, max(GROUP, self._plan.top) + 1)
         # N(r) and D(r) of every group.
         self._fractions = np.empty((2, numerators.groups(shape.buckets), points, count), dtype=np.uint64)
         # What follows the buckets, and a zero: where a plane has no more coefficients, others still have some.
