@@ -177,8 +177,8 @@ class Helper:
     def _seal(self, query: Query, attempt: Attempt, noisy: Vector) -> bytes:
         share = AnswerShare(
             query_digest=query.digest,
-            attempt=attempt.number,
-            accepted_root=attempt.attempt_id,
+            attempt_number=attempt.number,
+            attempt_id=attempt.attempt_id,
             submitted=query.batch_size,
             counted=attempt.counted,
             rejections=attempt.rejections,

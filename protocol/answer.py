@@ -31,8 +31,8 @@ class AnswerShare:
     """What one helper tells the querier. All fields but `vector` must be equal in the three shares."""
 
     query_digest: bytes
-    attempt: int
-    accepted_root: bytes
+    attempt_number: int
+    attempt_id: bytes
     submitted: int
     counted: int
     rejections: tuple[RejectionCounts, RejectionCounts, RejectionCounts]
@@ -42,7 +42,7 @@ class AnswerShare:
     vector: Vector = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.query_digest) != HASH_SIZE or len(self.accepted_root) != HASH_SIZE:
+        if len(self.query_digest) != HASH_SIZE or len(self.attempt_id) != HASH_SIZE:
             raise ProtocolError("a digest has 32 bytes")
         if not (0 <= self.counted <= self.submitted):
             raise ProtocolError(f"{self.counted} reports counted of {self.submitted}")
@@ -50,8 +50,8 @@ class AnswerShare:
 
     def encode(self) -> bytes:
         """The plaintext of a sealed answer share."""
-        writer = Writer().fixed(self.query_digest, HASH_SIZE).uint(self.attempt, 8)
-        writer.fixed(self.accepted_root, HASH_SIZE).uint(self.submitted, 4).uint(self.counted, 4)
+        writer = Writer().fixed(self.query_digest, HASH_SIZE).uint(self.attempt_number, 8)
+        writer.fixed(self.attempt_id, HASH_SIZE).uint(self.submitted, 4).uint(self.counted, 4)
         for counts in self.rejections:
             for reason in _REASONS:
                 writer.uint(counts.get(reason, 0), 4)
@@ -110,7 +110,7 @@ class Answer:
     epsilon_micros: int
     sensitivity: int
     attempts: int
-    accepted_root: bytes
+    attempt_id: bytes
 
 
 def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
@@ -137,8 +137,8 @@ def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
         noise=first.noise,
         epsilon_micros=first.epsilon_micros,
         sensitivity=first.sensitivity,
-        attempts=first.attempt,
-        accepted_root=first.accepted_root,
+        attempts=first.attempt_number,
+        attempt_id=first.attempt_id,
     )
 
 

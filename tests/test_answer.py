@@ -27,8 +27,8 @@ def shares_for(query: Query, numbers: list[int]) -> list[AnswerShare]:
     return [
         AnswerShare(
             query_digest=query.digest,
-            attempt=4,
-            accepted_root=b"\x07" * 32,
+            attempt_number=4,
+            attempt_id=b"\x07" * 32,
             submitted=query.batch_size,
             counted=query.batch_size - 3,
             rejections=(REJECTIONS[0], REJECTIONS[1], REJECTIONS[2]),
@@ -68,8 +68,8 @@ def test_the_last_number_is_the_side_query() -> None:
 
 OTHER: dict[str, Any] = {
     "query_digest": bytes(32),
-    "attempt": 5,
-    "accepted_root": bytes(32),
+    "attempt_number": 5,
+    "attempt_id": bytes(32),
     "submitted": 21,
     "counted": 16,
     "rejections": ({}, {}, {}),
@@ -190,7 +190,7 @@ def test_a_share_cut_extended_or_outside_the_field_is_refused() -> None:
 
 
 def test_counts_that_cannot_be_are_refused() -> None:
-    for wrong in ({"counted": 21}, {"counted": -1}, {"query_digest": b""}, {"accepted_root": b""}):
+    for wrong in ({"counted": 21}, {"counted": -1}, {"query_digest": b""}, {"attempt_id": b""}):
         changes: dict[str, Any] = {**wrong}
         with pytest.raises(ProtocolError):
             replace(SHARES[0], **changes)

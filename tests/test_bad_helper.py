@@ -91,7 +91,7 @@ async def test_a_wrong_root(tmp_path: Path) -> None:
         await answered(three, batch)
 
 
-async def test_a_wrong_accepted_root(tmp_path: Path) -> None:
+async def test_a_wrong_attempt_id(tmp_path: Path) -> None:
     """RESERVED for another attempt than the one all three proposals lead to: the honest helpers compute nothing."""
     async with three_helpers(tmp_path) as three:
         bad, batch = BadHelper(three), five_reports(three)
@@ -234,7 +234,7 @@ async def test_a_new_attempt_after_a_release_is_answered_with_the_release(tmp_pa
         for party in HONEST:
             reply = await agreement_of(three, BAD).peers.call(party, again)
             assert isinstance(reply, messages.StateMessage)
-            assert (reply.attempt_id, reply.word) == (first.answer.accepted_root, Word.YES)
+            assert (reply.attempt_id, reply.word) == (first.answer.attempt_id, Word.YES)
         assert heads(three) == before
         assert (await three.ask(asked, batch)).answer == first.answer
 

@@ -29,8 +29,8 @@ from protocol.keys import load_identity
 from protocol.querier.ask import Querier
 from protocol.querier.query_failed import QueryFailed
 from protocol.shares import PARTIES
-from tests.support.chaos_helper import Action, Failpoint
-from tests.support.chaos_trio import GIVE_UP_SECONDS, REPORTS, Asked, ChaosTrio, chaos_trio, start_all, stop_all
+from tests.support.chaos_helper import Failpoint, Fault
+from tests.support.chaos_trio import GIVE_UP_SECONDS, REPORTS, ChaosQuery, ChaosTrio, chaos_trio, start_all, stop_all
 from tests.support.renewal import renew
 
 ALL = os.environ.get("TREFOIL_CHAOS") == "all"
@@ -58,37 +58,37 @@ class Cell:
     """One field of the matrix: what happens to which helper, and when."""
 
     step: Step
-    action: Action
+    action: Fault
     party: int
 
     def plans(self) -> dict[int, list[Failpoint]]:
         """What every helper must be told for this step to be reached."""
         plans: dict[int, list[Failpoint]] = {party: [] for party in range(PARTIES)}
         if self.step in _GIVING_UP:
-            plans[self.party].append(Failpoint.of(Step.COMPUTE, Action.KILL_WORKER))
+            plans[self.party].append(Failpoint.of(Step.COMPUTE, Fault.KILL_WORKER))
         if self.step in _RENOUNCING:
-            plans[(self.party + 1) % PARTIES].append(Failpoint.of(Step.VOTE_BEFORE_COMMIT, Action.KILL_DAEMON))
+            plans[(self.party + 1) % PARTIES].append(Failpoint.of(Step.VOTE_BEFORE_COMMIT, Fault.KILL_DAEMON))
         if self.step in _STARTING:
-            plans[self.party].append(Failpoint.of(Step.COMPUTE, Action.KILL_DAEMON))
+            plans[self.party].append(Failpoint.of(Step.COMPUTE, Fault.KILL_DAEMON))
         plans[self.party].append(Failpoint.of(self.step, self.action))
         return plans
 
 
 _STOPS = (Step.COMPUTE, Step.VOTE_AFTER_COMMIT, Step.YES_SENT_TO_ONE, Step.RELEASE_BEFORE_COMMIT)
-_KILLS = (Action.KILL_DAEMON, Action.KILL_WORKER)
+_KILLS = (Fault.KILL_DAEMON, Fault.KILL_WORKER)
 MATRIX = [
     *(Cell(step, action, party) for step in Step for action in _KILLS for party in range(PARTIES)),
-    *(Cell(step, Action.STOP_DAEMON, party) for step in _STOPS for party in range(PARTIES)),
-    *(Cell(Step.COMPUTE, Action.STOP_WORKER, party) for party in range(PARTIES)),
+    *(Cell(step, Fault.STOP_DAEMON, party) for step in _STOPS for party in range(PARTIES)),
+    *(Cell(Step.COMPUTE, Fault.STOP_WORKER, party) for party in range(PARTIES)),
 ]
 # Before the vote, between vote and release, after the release, a worker, a vote that is taken back, a stop.
 SAMPLE = [
-    Cell(Step.SWEEP_AFTER_COMMIT, Action.KILL_DAEMON, 1),
-    Cell(Step.YES_SENT_TO_ONE, Action.KILL_DAEMON, 2),
-    Cell(Step.RELEASE_AFTER_COMMIT, Action.KILL_DAEMON, 0),
-    Cell(Step.COMPUTE, Action.KILL_WORKER, 2),
-    Cell(Step.RENOUNCE_AFTER_COMMIT, Action.KILL_DAEMON, 0),
-    Cell(Step.VOTE_AFTER_COMMIT, Action.STOP_DAEMON, 1),
+    Cell(Step.SWEEP_AFTER_COMMIT, Fault.KILL_DAEMON, 1),
+    Cell(Step.YES_SENT_TO_ONE, Fault.KILL_DAEMON, 2),
+    Cell(Step.RELEASE_AFTER_COMMIT, Fault.KILL_DAEMON, 0),
+    Cell(Step.COMPUTE, Fault.KILL_WORKER, 2),
+    Cell(Step.RENOUNCE_AFTER_COMMIT, Fault.KILL_DAEMON, 0),
+    Cell(Step.VOTE_AFTER_COMMIT, Fault.STOP_DAEMON, 1),
 ]
 
 
@@ -124,7 +124,7 @@ def show(outcomes: dict[Cell, str], seconds: float, trio: ChaosTrio) -> None:
     """The matrix, as `make chaos` prints it."""
     marks = {"survived": "+", "no worker": "."}
     print("\n+ survived   . no worker is alive at that step   X failed      columns: helpers 1, 2, 3")  # noqa: T201
-    for action in Action:
+    for action in Fault:
         rows = [step for step in Step if any((cell.step, cell.action) == (step, action) for cell in outcomes)]
         for step in rows:
             found = [outcomes.get(Cell(step, action, party)) for party in range(PARTIES)]
@@ -150,7 +150,7 @@ def test_killed_or_stopped_at_every_step(trio: ChaosTrio) -> None:
     bad = {cell: text for cell, text in outcomes.items() if text not in ("survived", "no worker")}
     assert not bad
     reached = {(cell.step, cell.action) for cell, text in outcomes.items() if text == "survived"}
-    assert {step for step, action in reached if action is Action.KILL_DAEMON} >= (set(Step) if ALL else set())
+    assert {step for step, action in reached if action is Fault.KILL_DAEMON} >= (set(Step) if ALL else set())
 
 
 _ON_THE_WAY = [step for step in Step if step not in (*_GIVING_UP, *_RENOUNCING, *_STARTING)]
@@ -160,7 +160,7 @@ _ON_THE_WAY = [step for step in Step if step not in (*_GIVING_UP, *_RENOUNCING, 
 def test_all_three_die_at_the_same_step(trio: ChaosTrio, step: Step) -> None:
     """A power cut for everyone. Where one is hit first the others may never get there, and live."""
     for party in range(PARTIES):
-        trio.arm(party, Failpoint.of(step, Action.KILL_DAEMON))
+        trio.arm(party, Failpoint.of(step, Fault.KILL_DAEMON))
     assert asyncio.run(trio.answer(trio.new_query())) == TRUTH
     died = [party for party in range(PARTIES) if trio.fired(party)]
     for party in range(PARTIES):
@@ -182,7 +182,7 @@ _FULL_AT = [
 @pytest.mark.parametrize(("step", "party"), _FULL_AT if ALL else _FULL_AT[1:], ids=lambda value: str(value))
 def test_the_ledgers_disk_is_full(trio: ChaosTrio, step: Step, party: int) -> None:
     """Nothing is half written, the daemon goes on answering, and with room again the same query ends, no restart."""
-    trio.arm(party, Failpoint.of(step, Action.FILL_DISK))
+    trio.arm(party, Failpoint.of(step, Fault.FILL_DISK))
     died = sum(trio.ended.values())
     assert asyncio.run(_with_a_full_disk(trio, party)) == TRUTH
     assert sum(trio.ended.values()) == died
@@ -303,19 +303,19 @@ def test_the_audit_finds_what_it_looks_for(trio: ChaosTrio) -> None:
     start_all(trio)
 
 
-def resealed(asked: Asked, share: str, trio: ChaosTrio) -> str:
+def resealed(asked: ChaosQuery, share: str, trio: ChaosTrio) -> str:
     """A helper's share as it would be in another attempt."""
     query, key = asked.query.query, asked.query.answer_key
     opened = AnswerShare.open(1, bytes.fromhex(share), query, key, trio.helper_set)
     identity = load_identity(trio.running.trio.helper_folder(1) / "identity.key")
-    return replace(opened, accepted_root=bytes(32)).seal(1, query, identity).hex()
+    return replace(opened, attempt_id=bytes(32)).seal(1, query, identity).hex()
 
 
 @pytest.mark.parametrize("party", range(PARTIES) if ALL else [2])
 def test_a_helper_set_renewed_while_one_helper_has_only_voted(trio: ChaosTrio, party: int) -> None:
     """Two have released under the old set, the third had no room on its disk; all restart with a new one."""
     asked = trio.new_query()
-    trio.arm(party, Failpoint.of(Step.RELEASE_BEFORE_COMMIT, Action.FILL_DISK))
+    trio.arm(party, Failpoint.of(Step.RELEASE_BEFORE_COMMIT, Fault.FILL_DISK))
     asyncio.run(_until_released(trio, asked, [other for other in range(PARTIES) if other != party]))
     assert trio.fired(party)
     stop_all(trio)
@@ -326,7 +326,7 @@ def test_a_helper_set_renewed_while_one_helper_has_only_voted(trio: ChaosTrio, p
     assert asyncio.run(trio.answer(asked)) == TRUTH
 
 
-async def _until_released(trio: ChaosTrio, asked: Asked, parties: list[int]) -> None:
+async def _until_released(trio: ChaosTrio, asked: ChaosQuery, parties: list[int]) -> None:
     """Ask, and go away when these helpers have released."""
     asking = asyncio.create_task(Querier(trio.helper_set).ask(asked.query, asked.batch))
     page = f"/v1/queries/{asked.query.query.digest.hex()}"

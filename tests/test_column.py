@@ -164,14 +164,14 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     ledger = ReportLedger(tmp_path / "ledger", owner)
     hours, debug = np.ones(count, dtype=np.uint32), np.zeros(count, dtype=np.bool_)
     batch = AdmittedBatch(bytes(32), stored, hours, debug, accepted, {})
-    talk = Negotiation(0, AttemptTerms(QueryName(b"k" * 32, bytes(32)), False, bytes(32)), batch)
+    negotiation = Negotiation(0, AttemptTerms(QueryName(b"k" * 32, bytes(32)), False, bytes(32)), batch)
     rejections = pack_rejections({Rejection.EXPIRED: int(np.count_nonzero(~accepted))})
-    proposal = Propose(talk.query, bytes(32), bytes(32), 1, bytes(32), count, pack_mask(accepted), rejections)
-    talk.own, talk.proposals = proposal, dict.fromkeys(range(3), proposal)
+    proposal = Propose(negotiation.query, bytes(32), bytes(32), 1, bytes(32), count, pack_mask(accepted), rejections)
+    negotiation.own, negotiation.proposals = proposal, dict.fromkeys(range(3), proposal)
     tracemalloc.start()
     try:
         assert not ledger.reports.lookup(stored, b"z" * 32).any()
-        reservation = talk.reservation()
+        reservation = negotiation.reservation()
         ledger.moves.reserve(reservation)
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -19,7 +19,7 @@ from mpc_helpers.ledger.file import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.vote import SignedVote
 from tests.support.commit_runs import ONE, SHORT, Runs, equivocate, helpers_that_answered, honest_sums, says, vote_of
-from tests.support.commit_world import KEYS, Plan, violations
+from tests.support.commit_world import KEYS, FaultPlan, violations
 
 
 def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
@@ -30,7 +30,7 @@ def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
             return dataclasses.replace(envelope, body=dataclasses.replace(envelope.body, number=2**63 - 1))
         return envelope
 
-    world = runs.play(ONE, Plan(seed=13), honest=(0, 1), tamper=huge)
+    world = runs.play(ONE, FaultPlan(seed=13), honest=(0, 1), tamper=huge)
     assert violations(world) == []
     ledger = ReportLedger(world.nodes[0].path, LedgerOwner(0, KEYS[0]))
     assert 0 < ledger.attempts.last_number(ONE[0].name.key) < 100
@@ -40,11 +40,11 @@ def test_number_2_to_the_63_minus_1_is_ignored(runs: Runs) -> None:
 
 def test_yes_to_one_and_no_to_the_other_is_a_dispute_with_proof(runs: Runs) -> None:
     """What remains of COMMIT.md: one honest helper released, the other renounced, the liar proven by its signatures."""
-    world = runs.play(SHORT, Plan(seed=14, horizon=40.0), honest=(0, 1), tamper=says({0: Word.YES, 1: Word.NO}))
+    world = runs.play(SHORT, FaultPlan(seed=14, horizon=40.0), honest=(0, 1), tamper=says({0: Word.YES, 1: Word.NO}))
     assert violations(world) == []
     states, liars = set(), set()
-    for helper in (0, 1):
-        ledger = ReportLedger(world.nodes[helper].path, LedgerOwner(helper, KEYS[helper]))
+    for party in (0, 1):
+        ledger = ReportLedger(world.nodes[party].path, LedgerOwner(party, KEYS[party]))
         record = ledger.attempts.live(SHORT[0].name.key)
         assert record is not None
         states.add(record.state)
@@ -69,7 +69,7 @@ def test_a_peer_that_says_yes_and_then_no(runs: Runs) -> None:
 
     for seed in range(30, 34):
         said: Counter[tuple[int, bytes]] = Counter()
-        world = runs.play(ONE, Plan(seed=seed, loss=0.2, horizon=80.0), honest=(0, 1), tamper=tamper)
+        world = runs.play(ONE, FaultPlan(seed=seed, loss=0.2, horizon=80.0), honest=(0, 1), tamper=tamper)
         assert violations(world) == [], f"seed {seed}"
 
 
@@ -103,7 +103,7 @@ def test_a_bad_helper_never_makes_the_honest_ones_sum_different_sets(
 ) -> None:
     for seed in range(40, 42):
         heard_roots.clear()
-        world = runs.play(ONE, Plan(seed=seed), honest=(0, 1), tamper=tamper, block=overhear)
+        world = runs.play(ONE, FaultPlan(seed=seed), honest=(0, 1), tamper=tamper, block=overhear)
         assert violations(world) == []
         assert all(len(set(sets.values())) == 1 for sets in honest_sums(world)), f"seed {seed}"
         # The bad helper behaves after three seconds: then the query is answered, so nothing was lost to it.

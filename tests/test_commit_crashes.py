@@ -34,32 +34,32 @@ from tests.support.commit_runs import (
     helpers_that_answered,
     no_votes_to,
 )
-from tests.support.commit_world import KEYS, AskedQuery, Plan, Point, run, violations
+from tests.support.commit_world import KEYS, AskedQuery, FaultPlan, Point, run, violations
 
 FULL_MATRIX = bool(os.environ.get("TREFOIL_FULL_MATRIX"))
 
 
-def dies_computing(helper: int) -> frozenset[Point]:
-    return frozenset({(helper, Step.COMPUTE, 1), (helper, Step.COMPUTE, 2)})
+def dies_computing(party: int) -> frozenset[Point]:
+    return frozenset({(party, Step.COMPUTE, 1), (party, Step.COMPUTE, 2)})
 
 
-SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], Plan]] = {
-    "plain": (ONE, Plan(seed=1)),
-    "MPC fails at helper 1": (ONE, Plan(seed=2, mpc_fails=fails_at(0))),
-    "MPC fails at helper 2": (ONE, Plan(seed=3, mpc_fails=fails_at(1))),
-    "MPC fails at helper 3": (ONE, Plan(seed=9, mpc_fails=fails_at(2))),
-    "helper 1 dies twice computing": (ONE, Plan(seed=4, crashes=dies_computing(0))),
-    "helper 2 dies twice computing": (ONE, Plan(seed=5, crashes=dies_computing(1))),
-    "helper 3 dies twice computing": (ONE, Plan(seed=6, crashes=dies_computing(2))),
-    "two queries, same reports": (SAME, Plan(seed=7)),
-    "two queries, overlapping, bad network": (OVERLAPPING, Plan(seed=8, loss=0.15)),
+SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], FaultPlan]] = {
+    "plain": (ONE, FaultPlan(seed=1)),
+    "MPC fails at helper 1": (ONE, FaultPlan(seed=2, mpc_fails=fails_at(0))),
+    "MPC fails at helper 2": (ONE, FaultPlan(seed=3, mpc_fails=fails_at(1))),
+    "MPC fails at helper 3": (ONE, FaultPlan(seed=9, mpc_fails=fails_at(2))),
+    "helper 1 dies twice computing": (ONE, FaultPlan(seed=4, crashes=dies_computing(0))),
+    "helper 2 dies twice computing": (ONE, FaultPlan(seed=5, crashes=dies_computing(1))),
+    "helper 3 dies twice computing": (ONE, FaultPlan(seed=6, crashes=dies_computing(2))),
+    "two queries, same reports": (SAME, FaultPlan(seed=7)),
+    "two queries, overlapping, bad network": (OVERLAPPING, FaultPlan(seed=8, loss=0.15)),
 }
 
 
-def planned(plan: Plan, reached: Counter[tuple[int, Step]]) -> Iterator[frozenset[Point]]:
+def planned(plan: FaultPlan, reached: Counter[tuple[int, Step]]) -> Iterator[frozenset[Point]]:
     """A crash at each step reached: the first time, the second time, and both."""
-    for (helper, step), count in sorted(reached.items(), key=lambda item: (item[0][0], item[0][1].value)):
-        first, second = (helper, step, 1), (helper, step, 2)
+    for (party, step), count in sorted(reached.items(), key=lambda item: (item[0][0], item[0][1].value)):
+        first, second = (party, step, 1), (party, step, 2)
         for crash in ({first}, {second} if count > 1 else set(), {first, second}):
             if crash and not crash <= plan.crashes:
                 yield frozenset(crash)
@@ -92,7 +92,7 @@ def _matrix(table: dict[str, int], hit: Counter[Point]) -> str:
     lines += [f"  {count:4d}  {name}" for name, count in table.items()]
     lines.append(f"  {sum(table.values()):4d}  in all; crashes by step (helper 1, 2, 3; first + second time):")
     for step in Step:
-        counts = "  ".join(f"{hit[(helper, step, 1)]:3d}+{hit[(helper, step, 2)]:2d}" for helper in range(3))
+        counts = "  ".join(f"{hit[(party, step, 1)]:3d}+{hit[(party, step, 2)]:2d}" for party in range(3))
         lines.append(f"        {counts}  {step.value}")
     return "\n".join(lines)
 
@@ -108,7 +108,7 @@ def test_random_crashes(runs: Runs) -> None:
             (int(rng.integers(3)), steps[int(rng.integers(len(steps)))], int(rng.integers(1, 4))) for _ in range(6)
         )
         queries = (ONE, SAME, OVERLAPPING)[seed % 3]
-        plan = Plan(seed=seed, crashes=crashes, loss=0.25, mpc_fails=fails_at(int(rng.integers(3))))
+        plan = FaultPlan(seed=seed, crashes=crashes, loss=0.25, mpc_fails=fails_at(int(rng.integers(3))))
         assert violations(runs.play(queries, plan)) == [], f"seed {seed}"
 
 
@@ -116,7 +116,7 @@ def test_random_crashes(runs: Runs) -> None:
 
 
 def test_a_dead_workers_late_vote_changes_no_row(runs: Runs) -> None:
-    world = runs.play(ONE, Plan(crashes=frozenset({(1, Step.COMPUTE, 1)})))
+    world = runs.play(ONE, FaultPlan(crashes=frozenset({(1, Step.COMPUTE, 1)})))
     ledger = ReportLedger(world.nodes[1].path, LedgerOwner(1, KEYS[1]))
     before = ledger.chain.head
     (aborted,) = [attempt for attempt in world.accepted if _state(ledger, attempt) is AttemptState.ABORTED]
@@ -133,7 +133,7 @@ def _state(ledger: ReportLedger, attempt_id: bytes) -> AttemptState | None:
 
 
 def test_ask_about_an_unknown_attempt_is_never_answered_no(runs: Runs) -> None:
-    world = runs.world(ONE, Plan())
+    world = runs.world(ONE, FaultPlan())
 
     async def ask() -> messages.StateMessage:
         for node in world.nodes:
@@ -150,7 +150,7 @@ def test_ask_about_an_unknown_attempt_is_never_answered_no(runs: Runs) -> None:
 def test_an_emptied_ledger_is_noticed_and_never_says_no(runs: Runs) -> None:
     """Helper 2's disk is destroyed after the release: peers refuse it, and even trusted it cannot undo anything."""
     for trusted in (False, True):
-        world = runs.world(SAME, Plan(seed=11), block=no_votes_to(2, until=6.0))
+        world = runs.world(SAME, FaultPlan(seed=11), block=no_votes_to(2, until=6.0))
         run(functools.partial(empty_at, world, 1, 5.0, trusted=trusted))
         found = [text for text in violations(world) if "helper 1" not in text and "differently" not in text]
         assert [text for text in found if not text.startswith("L1")] == []
@@ -161,7 +161,7 @@ def test_an_emptied_ledger_is_noticed_and_never_says_no(runs: Runs) -> None:
 
 
 def test_an_older_copy_of_a_ledger_is_refused(runs: Runs) -> None:
-    world = runs.world(ONE, Plan(seed=12))
+    world = runs.world(ONE, FaultPlan(seed=12))
     node = world.nodes[1]
     copy = node.path.with_suffix(".old")
 
@@ -198,5 +198,5 @@ def _first_reservations(runs: Runs, seed: int) -> list[str]:
         # Until 2 s nobody hears a RESERVED, so both queries get as far as reserving wherever they can.
         return asyncio.get_running_loop().time() < 2.0 and isinstance(envelope.body, Reserved)
 
-    world = runs.play(OVERLAPPING, Plan(seed=seed, loss=0.2), block=block)
+    world = runs.play(OVERLAPPING, FaultPlan(seed=seed, loss=0.2), block=block)
     return violations(world)

@@ -36,7 +36,7 @@ from tests.support.commit_runs import (
     says,
     vote_of,
 )
-from tests.support.commit_world import KEYS, CommitWorld, Plan, run, violations
+from tests.support.commit_world import KEYS, CommitWorld, FaultPlan, run, violations
 
 
 def without_guards(path: Path) -> None:
@@ -81,7 +81,7 @@ async def free_on_one_no(self: Voting, record: AttemptRecord, votes: list[HeardV
 def test_releasing_without_both_yes_is_caught(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., Any]
 ) -> None:
-    plan = Plan(seed=3, horizon=40.0, mpc_fails=fails_at(1))
+    plan = FaultPlan(seed=3, horizon=40.0, mpc_fails=fails_at(1))
     assert violations(runs.play(SHORT, plan, prepare=without_guards)) == []
     monkeypatch.setattr(Voting, "_move", mutant)
     assert any("half spent" in text for text in violations(runs.play(SHORT, plan, prepare=without_guards)))
@@ -93,15 +93,15 @@ def test_sqlite_alone_stops_a_release_without_both_yes(
 ) -> None:
     """The run above with its guards: a release is refused until both YES are there, and only then comes."""
     monkeypatch.setattr(Voting, "_move", mutant)
-    world = runs.play(SHORT, Plan(seed=3, horizon=40.0, mpc_fails=fails_at(1)))
+    world = runs.play(SHORT, FaultPlan(seed=3, horizon=40.0, mpc_fails=fails_at(1)))
     assert "releasing needs YES from both peers" in caplog.text
     assert violations(world) == []
     for node in world.nodes:
-        ledger = ReportLedger(node.path, LedgerOwner(node.helper, KEYS[node.helper]))
+        ledger = ReportLedger(node.path, LedgerOwner(node.party, KEYS[node.party]))
         record = ledger.attempts.live(SHORT[0].name.key)
         ledger.close()
         assert record is not None
-        assert (record.state, record.said(Vote.YES)) == (AttemptState.RELEASED, {0, 1, 2} - {node.helper})
+        assert (record.state, record.said(Vote.YES)) == (AttemptState.RELEASED, {0, 1, 2} - {node.party})
 
 
 def test_freeing_on_one_no_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +110,16 @@ def test_freeing_on_one_no_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch
         "tamper": says({0: Word.YES, 1: Word.NO}),
         "prepare": without_guards,
     }
-    assert violations(runs.play(SHORT, Plan(seed=14, horizon=40.0), **settings)) == []
+    assert violations(runs.play(SHORT, FaultPlan(seed=14, horizon=40.0), **settings)) == []
     monkeypatch.setattr(Voting, "_move", free_on_one_no)
-    assert any("half spent" in text for text in violations(runs.play(SHORT, Plan(seed=14, horizon=40.0), **settings)))
+    assert any(
+        "half spent" in text for text in violations(runs.play(SHORT, FaultPlan(seed=14, horizon=40.0), **settings))
+    )
 
 
 def test_retrying_while_an_attempt_is_voted_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """All YES of the first attempt are late; a retry with fresh noise would let out both."""
-    plan, block = Plan(seed=15), no_votes_to(None, until=14.0)
+    plan, block = FaultPlan(seed=15), no_votes_to(None, until=14.0)
     assert violations(runs.play(ONE, plan, block=block, prepare=without_guards)) == []
     monkeypatch.setattr(Negotiator, "_wait_for_older", _do_not_wait)
     monkeypatch.setattr(Reports, "standing", lambda *_: Standing.FREE)
@@ -138,7 +140,7 @@ def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.Monk
     """Helper 1 has released, helper 3 has not heard of it, helper 2 forgets: helper 3 must end up releasing too."""
 
     def ended() -> AttemptState:
-        world = runs.world(ONE, Plan(seed=16), block=_cut_off(2, from_=0.2, until=8.0))
+        world = runs.world(ONE, FaultPlan(seed=16), block=_cut_off(2, from_=0.2, until=8.0))
         run(lambda: empty_at(world, 1, 5.0, trusted=True))
         ledger = ReportLedger(world.nodes[2].path, LedgerOwner(2, KEYS[2]))
         record = ledger.attempts.live(ONE[0].name.key)
@@ -151,13 +153,13 @@ def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.Monk
     assert ended() is AttemptState.RENOUNCED
 
 
-def _cut_off(helper: int, from_: float, until: float) -> Callable[[int, int, Envelope], bool]:
+def _cut_off(party: int, from_: float, until: float) -> Callable[[int, int, Envelope], bool]:
     """What others say about votes does not reach `helper` for a while; and later helper 1 is slow to answer it."""
 
     def block(source: int, target: int, envelope: Envelope) -> bool:
         now = asyncio.get_running_loop().time()
         late = until + 4.0 if 0 in (source, target) else until
-        return isinstance(envelope.body, messages.StateMessage) and target == helper and from_ <= now < late
+        return isinstance(envelope.body, messages.StateMessage) and target == party and from_ <= now < late
 
     return block
 
@@ -179,10 +181,10 @@ def test_letting_the_share_out_before_released_is_on_disk_is_caught(
     def play(*, early: bool) -> list[str]:
         world: CommitWorld = runs.world(
             ONE,
-            Plan(
+            FaultPlan(
                 seed=17,
                 crashes=frozenset({(0, Step.RELEASE_BEFORE_COMMIT, 1)}),
-                mpc_fails=lambda helper, number: helper == 2 and number == 1,
+                mpc_fails=lambda party, number: party == 2 and number == 1,
             ),
             honest=(0, 1),
             tamper=lambda source, target, envelope: _two_faced(world, target, envelope),
@@ -223,7 +225,7 @@ def _released_in_memory(world: CommitWorld) -> Callable[..., None]:
 
 
 def test_a_restart_that_drops_a_voted_share_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(seed=18, horizon=40.0, crashes=frozenset({(1, Step.YES_SENT_TO_ONE, 1)}))
+    plan = FaultPlan(seed=18, horizon=40.0, crashes=frozenset({(1, Step.YES_SENT_TO_ONE, 1)}))
     block = no_votes_to(2, until=4.0)
     assert violations(runs.play(SHORT, plan, block=_only_to_first, prepare=without_guards)) == []
     assert violations(runs.play(SHORT, plan, block=block, prepare=without_guards)) == []
@@ -250,7 +252,7 @@ def test_an_attempt_id_without_the_bitmaps_is_caught(runs: Runs, monkeypatch: py
     monkeypatch.setattr(
         negotiation_module, "attempt_id_of", lambda name, number, proposals, accepted: _root_of(name.digest, number)
     )
-    world = runs.play(ONE, Plan(seed=40), honest=(0, 1), tamper=equivocate)
+    world = runs.play(ONE, FaultPlan(seed=40), honest=(0, 1), tamper=equivocate)
     assert any(len(set(sets.values())) == 2 for sets in honest_sums(world))
     assert "one attempt id, two sets" in violations(world)
 

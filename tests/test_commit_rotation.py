@@ -12,15 +12,18 @@ from collections.abc import Callable
 
 from mpc_helpers.ledger.attempt import Step
 from tests.support.commit_runs import ONE, SAME, Runs, fails_at, helpers_that_answered, no_votes_to
-from tests.support.commit_world import AskedQuery, Plan, violations
+from tests.support.commit_world import AskedQuery, FaultPlan, violations
 
-SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], Plan]] = {
-    "plain": (ONE, Plan(seed=1)),
-    "MPC fails at helper 1": (ONE, Plan(seed=2, mpc_fails=fails_at(0))),
-    "MPC fails at helper 2": (ONE, Plan(seed=3, mpc_fails=fails_at(1))),
-    "MPC fails at helper 3": (ONE, Plan(seed=9, mpc_fails=fails_at(2))),
-    "every helper dies computing": (ONE, Plan(seed=4, crashes=frozenset((each, Step.COMPUTE, 1) for each in range(3)))),
-    "two queries, same reports": (SAME, Plan(seed=7)),
+SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], FaultPlan]] = {
+    "plain": (ONE, FaultPlan(seed=1)),
+    "MPC fails at helper 1": (ONE, FaultPlan(seed=2, mpc_fails=fails_at(0))),
+    "MPC fails at helper 2": (ONE, FaultPlan(seed=3, mpc_fails=fails_at(1))),
+    "MPC fails at helper 3": (ONE, FaultPlan(seed=9, mpc_fails=fails_at(2))),
+    "every helper dies computing": (
+        ONE,
+        FaultPlan(seed=4, crashes=frozenset((each, Step.COMPUTE, 1) for each in range(3))),
+    ),
+    "two queries, same reports": (SAME, FaultPlan(seed=7)),
 }
 
 
@@ -31,13 +34,13 @@ def test_a_rotation_at_every_step(runs: Runs, show: Callable[[str], None]) -> No
     for name, (queries, plan) in SCENARIOS.items():
         dry = runs.play(queries, plan)
         assert violations(dry) == [], name
-        for helper, step in sorted(dry.reached, key=lambda point: (point[0], point[1].value)):
-            if (helper, step, len(queries)) in done:
+        for party, step in sorted(dry.reached, key=lambda point: (point[0], point[1].value)):
+            if (party, step, len(queries)) in done:
                 continue
-            done.add((helper, step, len(queries)))
-            world = runs.play(queries, dataclasses.replace(plan, rotations=frozenset({(helper, step, 1)})))
+            done.add((party, step, len(queries)))
+            world = runs.play(queries, dataclasses.replace(plan, rotations=frozenset({(party, step, 1)})))
             hit.update(step for _, step, _ in world.crashed)
-            where = (name, plan.seed, helper + 1, step.value)
+            where = (name, plan.seed, party + 1, step.value)
             assert violations(world) == [], where
             assert any(len(helpers_that_answered(world, query)) == 3 for query in queries), where
     show("rotations by step:\n" + "\n".join(f"  {hit[step]:3d}  {step.value}" for step in Step))
@@ -46,9 +49,9 @@ def test_a_rotation_at_every_step(runs: Runs, show: Callable[[str], None]) -> No
 
 def test_two_rotations_while_one_helper_alone_has_voted(runs: Runs) -> None:
     """Its vote is on disk, nobody has heard it, and two sets go by before anyone does."""
-    for helper in range(3):
-        points = frozenset({(helper, Step.VOTE_AFTER_COMMIT, 1), (helper, Step.START_AFTER_SWEEP, 2)})
-        world = runs.play(ONE, Plan(seed=11, rotations=points), block=no_votes_to(None, 5.0))
-        assert len(world.crashed) == 2, helper
-        assert violations(world) == [], helper
-        assert len(helpers_that_answered(world, ONE[0])) == 3, helper
+    for party in range(3):
+        points = frozenset({(party, Step.VOTE_AFTER_COMMIT, 1), (party, Step.START_AFTER_SWEEP, 2)})
+        world = runs.play(ONE, FaultPlan(seed=11, rotations=points), block=no_votes_to(None, 5.0))
+        assert len(world.crashed) == 2, party
+        assert violations(world) == [], party
+        assert len(helpers_that_answered(world, ONE[0])) == 3, party

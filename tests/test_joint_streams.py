@@ -23,7 +23,7 @@ def specified(purpose: str, key: bytes, of: MpcSession, lacking: int, size: int)
     """SPEC §11, written out."""
     label = f"trefoil/1 joint noise: {purpose}".encode()
     data = len(label).to_bytes(2, "big") + label
-    for part in (key, of.session_digest, of.parameter_digest, bytes([lacking])):
+    for part in (key, of.attempt_id, of.parameter_digest, bytes([lacking])):
         data += len(part).to_bytes(8, "big") + part
     return Cipher(algorithms.AES(sha256(data).digest()), modes.CTR(bytes(16))).encryptor().update(bytes(size))
 

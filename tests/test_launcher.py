@@ -34,7 +34,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
         yield trio
 
 
-class Asking:
+class LaunchedAsker:
     """A querier of the launched helpers."""
 
     def __init__(self, running: Launched, folder: Path) -> None:
@@ -58,11 +58,11 @@ class Asking:
 
 
 @pytest.fixture
-def asking(running: Launched, tmp_path: Path) -> Asking:
-    return Asking(running, tmp_path)
+def asking(running: Launched, tmp_path: Path) -> LaunchedAsker:
+    return LaunchedAsker(running, tmp_path)
 
 
-def test_a_query_over_three_processes_is_answered_once(asking: Asking) -> None:
+def test_a_query_over_three_processes_is_answered_once(asking: LaunchedAsker) -> None:
     batch = asking.batch(7)
     asked = asking.query(batch)
     result = asking.ask(asked, batch)
@@ -73,7 +73,7 @@ def test_a_query_over_three_processes_is_answered_once(asking: Asking) -> None:
 
 
 @pytest.mark.parametrize("mode", list(NoiseMode))
-def test_real_reports_get_real_noise(asking: Asking, mode: NoiseMode) -> None:
+def test_real_reports_get_real_noise(asking: LaunchedAsker, mode: NoiseMode) -> None:
     """Within 60 standard deviations: the noise has tails e^(−x·γ), so this fails by chance less than once in 10^30."""
     batch = asking.batch(5, debug=False)
     result = asking.ask(asking.query(batch, noise=mode), batch)
@@ -82,7 +82,7 @@ def test_real_reports_get_real_noise(asking: Asking, mode: NoiseMode) -> None:
         assert abs(value - truth) < 60 * result.noise_sd
 
 
-def test_a_killed_helper_comes_back_and_gives_the_same_bytes(asking: Asking) -> None:
+def test_a_killed_helper_comes_back_and_gives_the_same_bytes(asking: LaunchedAsker) -> None:
     batch = asking.batch(4)
     asked = asking.query(batch)
     first = asking.ask(asked, batch)
@@ -95,7 +95,7 @@ def test_a_killed_helper_comes_back_and_gives_the_same_bytes(asking: Asking) -> 
         asking.ask(asking.query(batch), batch)
 
 
-def test_a_stopped_helper_is_named_and_the_query_resumes(asking: Asking) -> None:
+def test_a_stopped_helper_is_named_and_the_query_resumes(asking: LaunchedAsker) -> None:
     """SIGSTOP: connections stay open and nothing answers."""
     batch = asking.batch(3)
     asked = asking.query(batch, seconds=120)
@@ -110,7 +110,7 @@ def test_a_stopped_helper_is_named_and_the_query_resumes(asking: Asking) -> None
     assert asking.ask(asked, batch).answer.histogram == [0, 3, 0, 6]
 
 
-def test_a_second_launcher_does_not_touch_the_first(asking: Asking) -> None:
+def test_a_second_launcher_does_not_touch_the_first(asking: LaunchedAsker) -> None:
     """As a command of its own: refused, with every file as it was, and the first three still answer."""
     trio = asking.running.trio
     files = [trio.helper_set_path, *(trio.config_path(party) for party in range(PARTIES))]

@@ -95,7 +95,7 @@ def test_a_message_is_of_one_sender_one_realm_and_one_purpose() -> None:
     # ASK and STATE(unknown) begin alike; only the signed purpose tells them apart.
     assert messages.StateMessage(ATTEMPT, Word.UNKNOWN, ()).encode().startswith(Ask(ATTEMPT).encode())
     relabelled = bytearray(sealed)
-    relabelled[4] = messages.Kind.STATE.value
+    relabelled[4] = messages.MessageKind.STATE.value
     with pytest.raises(ProtocolError, match="not signed"):
         Envelope.open(bytes(relabelled), REALM, 0, KEYS[0])
 

@@ -314,7 +314,7 @@ async def test_short_openings_and_vectors_for_bytes_are_refused() -> None:
 
 
 async def test_noise_changes_with_session_and_nonce_but_not_with_the_clock() -> None:
-    """Same pair keys: another nonce or another session digest gives other noise keys; the same all, the same key."""
+    """Same pair keys: another nonce or another attempt id gives other noise keys; the same all, the same key."""
     one, two, other = await derived(same_keys), await derived(same_keys), await derived(same_keys, b"\1" * 32)
     found = [outcome[2][1] for outcome in (one, two, other) if isinstance(outcome[2], list)]
     assert len(set(found)) == 3

@@ -110,7 +110,7 @@ def test_every_kind_of_message() -> None:
         (message(6, "HELLO", 1, b"c" * 16 + bytes([0])), Hello(b"c" * 16, None)),
         (message(7, "HEAD", 1, b"c" * 16 + bytes([32]) + b"h" * 32), Head(b"c" * 16, b"h" * 32)),
     ]
-    assert {body.kind for _, body in spoken} == set(messages.Kind)
+    assert {body.kind for _, body in spoken} == set(messages.MessageKind)
     for data, body in spoken:
         assert Envelope.open(data, REALM, 1, IDENTITIES[1].public) == Envelope(1, BOOT, HEAD, body)
         assert Envelope(1, BOOT, HEAD, body).seal(REALM, IDENTITIES[1]) == data
@@ -120,11 +120,11 @@ def test_the_attempt_id() -> None:
     digests = np.array([[index] * 32 for index in range(10)], dtype=np.uint8)
     hours = np.array([9, *range(20, 29)], dtype=np.uint32)
     batch = AdmittedBatch(b"r" * 32, digests, hours, np.zeros(10, dtype=np.bool_), np.ones(10, dtype=np.bool_), {})
-    talk = Negotiation(0, AttemptTerms(NAME, False, b"p" * 32), batch)
-    talk.own = proposals()[0]
-    talk.proposals = dict(enumerate(proposals()))
+    negotiation = Negotiation(0, AttemptTerms(NAME, False, b"p" * 32), batch)
+    negotiation.own = proposals()[0]
+    negotiation.proposals = dict(enumerate(proposals()))
     accepted = b"".join(bytes([index] * 32) for index in (0, 3, 4, 5, 6, 7, 8, 9))
-    reservation: Reservation = talk.reservation()
+    reservation: Reservation = negotiation.reservation()
     assert reservation.attempt_id == h("attempt id", NAME.key, NAME.digest, struct.pack(">Q", 3), *PROPOSALS, accepted)
     assert (reservation.oldest, reservation.newest) == (9 * 3600, 28 * 3600)
 

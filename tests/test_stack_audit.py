@@ -30,7 +30,7 @@ async def answer(three: ThreeHelpers, value: int, mode: NoiseMode) -> tuple[Samp
     paid = terms(BUCKETS, epsilon_micros=EPSILON_MICROS, sensitivity=SENSITIVITY)
     batch = three.batch(three.seal([[value] * BUCKETS], paid))
     result = await three.ask(three.query(batch, QueryOptions(noise=mode, seconds=120)), batch)
-    own = three.mpc.records[result.answer.accepted_root].parts[2]
+    own = three.mpc.records[result.answer.attempt_id].parts[2]
     return np.array(result.answer.histogram, dtype=np.int64), np.array(own, dtype=np.int64)
 
 

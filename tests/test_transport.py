@@ -66,7 +66,7 @@ async def test_whatever_goes_wrong_names_the_peer(tmp_path: Path) -> None:
         async with Transport(membership, certificates, 2.0, 4096) as transport:
             with pytest.raises(PeerError, match="helper-2 refused a message") as refused:
                 await transport.send(1, "nowhere", b"")
-            assert refused.value.helper == 1
+            assert refused.value.party == 1
             async with Transport(membership, certificates, 2.0, 16) as short:
                 with pytest.raises(PeerError, match="helper-2 sent a body over the limit of 16 bytes"):
                     await short.send(1, "nowhere", b"")

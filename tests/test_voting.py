@@ -79,8 +79,8 @@ def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
         assert asyncio.get_running_loop().time() < deadline - 300
 
     play(three, scenario)
-    told = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.agreement.asking"]
-    assert [trouble in told[0], "database is locked" in told[1], len(told)] == [True, True, 2]
+    logged = [record.getMessage() for record in caplog.records if record.name == "mpc_helpers.agreement.asking"]
+    assert [trouble in logged[0], "database is locked" in logged[1], len(logged)] == [True, True, 2]
 
 
 def test_a_helper_asks_on_after_its_ledger_failed(three: ThreeAgreements) -> None:

@@ -130,7 +130,7 @@ async def test_the_workers_of_one_session_draw_different_noise(
     assert any(value % 3 for value in found)
 
 
-class Trio:
+class WorkerTrio:
     """Three started workers, ready to run, all stopped at the end."""
 
     def __init__(
@@ -147,7 +147,7 @@ class Trio:
         self.pieces = shamir_shares([7] * buckets)
         self.peers = peers_at(identities, (1, 1, 1))
 
-    async def __aenter__(self) -> Trio:
+    async def __aenter__(self) -> WorkerTrio:
         self.peers = peers_at(self.identities, await asyncio.gather(*(worker.start() for worker in self.workers)))
         return self
 
@@ -173,7 +173,7 @@ async def test_a_worker_killed_before_its_turn_fails_the_others_by_name(
     fork_server: ForkServer, identities: list[TlsIdentity], dead: int
 ) -> None:
     """One that is dialled (2) is missed because its port refuses, one that dials (0) at the deadline."""
-    async with Trio(fork_server, identities) as trio:
+    async with WorkerTrio(fork_server, identities) as trio:
         await trio.workers[dead].stop()
         seconds = 600.0 if dead == 2 else 1.5
         others = [trio.run(party, seconds) for party in range(3) if party != dead]
@@ -186,7 +186,7 @@ async def test_a_worker_that_would_add_no_noise_computes_with_nobody(
     fork_server: ForkServer, identities: list[TlsIdentity], kind: SumKind
 ) -> None:
     """One helper takes a real query for a debug one: the greeting compares what is added, before any key is sent."""
-    trio = Trio(fork_server, identities, kind)
+    trio = WorkerTrio(fork_server, identities, kind)
     trio.workers[1] = Worker(setups(identities, SumKind.DEBUG, 4, Fraction(1))[1], fork_server)
     async with trio:
         outcomes = await asyncio.gather(*(trio.run(party, 5.0) for party in range(3)), return_exceptions=True)
@@ -199,7 +199,7 @@ async def test_a_worker_killed_while_computing_fails_the_others_at_once(
     """Pairwise noise for 2^14 buckets takes three seconds by allowance; the kill comes in between, the deadline would
     come after ten minutes.
     """
-    async with Trio(fork_server, identities, SumKind.PAIRWISE, 2**14) as trio:
+    async with WorkerTrio(fork_server, identities, SumKind.PAIRWISE, 2**14) as trio:
         runs = [asyncio.create_task(trio.run(party, 600.0)) for party in range(3)]
         await asyncio.sleep(2)
         os.kill(trio.process(1), signal.SIGKILL)
@@ -212,7 +212,7 @@ async def test_a_worker_killed_while_computing_fails_the_others_at_once(
 async def test_a_stopped_worker_runs_into_the_deadline_of_the_others(
     fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:
-    async with Trio(fork_server, identities) as trio:
+    async with WorkerTrio(fork_server, identities) as trio:
         os.kill(trio.process(1), signal.SIGSTOP)
         outcomes = await asyncio.gather(trio.run(0, 1.5), trio.run(2, 1.5), return_exceptions=True)
     assert [failure(outcome).party for outcome in outcomes] == [1, 1]
@@ -237,12 +237,12 @@ async def test_a_worker_that_dies_leaves_its_last_words(identities: list[TlsIden
 async def test_different_sessions_and_parameters_are_named(
     fork_server: ForkServer, identities: list[TlsIdentity]
 ) -> None:
-    async with Trio(fork_server, identities) as trio:
+    async with WorkerTrio(fork_server, identities) as trio:
         runs = (trio.run(0), trio.run(1), trio.run(2, digest=bytes(32)))
         outcomes = await asyncio.gather(*runs, return_exceptions=True)
     assert "another session" in str(failure(outcomes[2]))
     assert failure(outcomes[2]).stage is Stage.HELLO
-    async with Trio(fork_server, identities, rates=(Fraction(1), Fraction(2), Fraction(1))) as trio:
+    async with WorkerTrio(fork_server, identities, rates=(Fraction(1), Fraction(2), Fraction(1))) as trio:
         outcomes = await asyncio.gather(trio.run(0), trio.run(1), trio.run(2), return_exceptions=True)
     assert "other parameters" in str(failure(outcomes[1]))
 
@@ -259,12 +259,12 @@ def is_zombie(process: int) -> bool:
 
 async def test_a_worker_ends_with_its_daemon(fork_server: ForkServer, identities: list[TlsIdentity]) -> None:
     """A daemon killed outright leaves no worker behind: the worker's input ends, and it sees that while it waits."""
-    async with Trio(fork_server, identities) as trio:
+    async with WorkerTrio(fork_server, identities) as trio:
         hang_up(trio.workers[0])
         async with asyncio.timeout(10):
             while Path(f"/proc/{trio.process(0)}").exists() and not is_zombie(trio.process(0)):
                 await asyncio.sleep(0.05)
-    async with Trio(fork_server, identities) as trio:
+    async with WorkerTrio(fork_server, identities) as trio:
         running = asyncio.create_task(trio.run(0, 60.0))
         await asyncio.sleep(0.5)
         hang_up(trio.workers[0])
@@ -277,7 +277,7 @@ async def test_nothing_secret_in_arguments_environment_or_repr(
 ) -> None:
     run = WorkerRun(DIGEST, 1.0, peers_at(identities, (1, 2, 3)), [123456789])
     assert "123456789" not in repr(run)
-    async with Trio(fork_server, identities) as trio:
+    async with WorkerTrio(fork_server, identities) as trio:
         process = Path(f"/proc/{trio.process(0)}")
         arguments = (process / "cmdline").read_bytes().split(b"\0")
         assert arguments[1:] == [b"-m", b"mpc_helpers.mpc.fork_server_main", b""]

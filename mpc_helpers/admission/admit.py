@@ -30,8 +30,8 @@ INGEST_TRIES = 3
 class Admission:
     """One helper's. Reports are admitted for `lifetime` seconds; `running` batches at a time.
 
-    `watermark` gives the time at or before which the ledger may have forgotten reports; `admitted` is told of each
-    batch, for whoever counts.
+    `watermark` gives the time at or before which the ledger may have forgotten reports; `admitted` is called with
+    each batch, for whoever counts.
     """
 
     def __init__(

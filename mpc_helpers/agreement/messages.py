@@ -36,7 +36,7 @@ _HEAD_SIZE = LEDGER_ID_SIZE + 8 + DIGEST_SIZE
 _REASONS = Rejection.ascending()
 
 
-class Kind(Enum):
+class MessageKind(Enum):
     """The purpose of a message, which its signature binds."""
 
     PROPOSE = 1
@@ -60,7 +60,7 @@ class Propose:
     `bitmap` has one bit per report of the batch in its order, most significant first: admitted here and not spent here.
     """
 
-    kind: ClassVar[Kind] = Kind.PROPOSE
+    kind: ClassVar[MessageKind] = MessageKind.PROPOSE
 
     query: QueryName
     parameters: bytes
@@ -94,7 +94,7 @@ class Propose:
         return {reason: count for reason, count in zip(_REASONS, self.rejections, strict=True) if count}
 
     def encode(self) -> bytes:
-        """The canonical bytes; the three helpers' go into the accepted root."""
+        """The canonical bytes; the three helpers' go into the attempt id."""
         writer = Writer().fixed(self.query.key, DIGEST_SIZE).fixed(self.query.digest, DIGEST_SIZE)
         writer.fixed(self.parameters, DIGEST_SIZE).fixed(self.batch_root, DIGEST_SIZE).uint(self.number, 8)
         writer.fixed(self.salt, SALT_SIZE).uint(self.count, 4).blob(self.bitmap).uint(len(self.rejections), 1)
@@ -127,7 +127,7 @@ def pack_rejections(counts: Mapping[Rejection, int]) -> tuple[int, ...]:
 class Reserved:
     """RESERVED(attempt): the attempt id, on disk at the sender."""
 
-    kind: ClassVar[Kind] = Kind.RESERVED
+    kind: ClassVar[MessageKind] = MessageKind.RESERVED
 
     query: QueryName
     number: int
@@ -152,7 +152,7 @@ class StateMessage:
     first-hand NO that made it renounce. Working and unknown carry nothing.
     """
 
-    kind: ClassVar[Kind] = Kind.STATE
+    kind: ClassVar[MessageKind] = MessageKind.STATE
 
     attempt_id: bytes
     word: Word
@@ -184,7 +184,7 @@ class StateMessage:
 class Ask:
     """ASK(attempt): answered with a STATE."""
 
-    kind: ClassVar[Kind] = Kind.ASK
+    kind: ClassVar[MessageKind] = MessageKind.ASK
 
     attempt_id: bytes
 
@@ -202,7 +202,7 @@ class Ask:
 class Refuse:
     """Why the sender does not propose for a query at present. No effect but in what the waiting side reports."""
 
-    kind: ClassVar[Kind] = Kind.REFUSE
+    kind: ClassVar[MessageKind] = MessageKind.REFUSE
 
     query_key: bytes
     reason: str
@@ -219,9 +219,9 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first thing said to a peer that has started anew: this is how far I saw your ledger; show that it is so."""
+    """The first thing said to a peer that has just started: this is how far I saw your ledger; show that it is so."""
 
-    kind: ClassVar[Kind] = Kind.HELLO
+    kind: ClassVar[MessageKind] = MessageKind.HELLO
 
     challenge: bytes
     remembered: LedgerHead | None
@@ -247,7 +247,7 @@ class Hello:
 class Head:
     """The answer to HELLO: the sender's chain at the asked place, empty if it never came that far."""
 
-    kind: ClassVar[Kind] = Kind.HEAD
+    kind: ClassVar[MessageKind] = MessageKind.HEAD
 
     challenge: bytes
     at_sequence: bytes
@@ -263,7 +263,7 @@ class Head:
 
 
 Body = Propose | Reserved | StateMessage | Ask | Refuse | Hello | Head
-_BODIES: dict[Kind, type[Body]] = {
+_BODIES: dict[MessageKind, type[Body]] = {
     body.kind: body for body in (Propose, Reserved, StateMessage, Ask, Refuse, Hello, Head)
 }
 
@@ -301,13 +301,13 @@ class Envelope:
         return cls(claimed, boot, head, body)
 
 
-def _label(kind: Kind) -> str:
+def _label(kind: MessageKind) -> str:
     return f"helper message {kind.name}"
 
 
-def _kind(code: int) -> Kind:
+def _kind(code: int) -> MessageKind:
     try:
-        return Kind(code)
+        return MessageKind(code)
     except ValueError:
         raise ProtocolError(f"unknown kind of message {code}") from None
 

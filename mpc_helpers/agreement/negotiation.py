@@ -177,7 +177,7 @@ class Negotiation:
         return self.highest_heard > self.number
 
     def contradicted_by(self, reserved: Reserved) -> bool:
-        """Whether a peer reserved something else under this attempt's number: someone told us two stories."""
+        """Whether a peer reserved something else under this attempt's number: someone says two different things."""
         return self.attempt_id is not None and reserved.number == self.number and reserved.attempt_id != self.attempt_id
 
     def reservation(self) -> Reservation:

@@ -31,7 +31,7 @@ class Negotiations:
         return self._by_query.get(query_key)
 
     def fail(self, negotiation: Negotiation, reason: str) -> None:
-        """It came to nothing; peers that still wait are told why."""
+        """It came to nothing; peers that still wait hear why."""
         key = negotiation.query.key
         # Only if it is still this one: the query may have been asked again since.
         if self._by_query.get(key) is negotiation:

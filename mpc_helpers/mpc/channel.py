@@ -87,7 +87,7 @@ async def greet(session: MpcSession, channel: Channel, progress: Progress) -> No
     theirs = Reader(await receive_at(Stage.HELLO, channel, 256))
     try:
         name, sender, receiver = theirs.text(limit=64), theirs.uint(1), theirs.uint(1)
-        session_digest, parameter_digest = theirs.fixed(DIGEST_SIZE), theirs.fixed(DIGEST_SIZE)
+        attempt_id, parameter_digest = theirs.fixed(DIGEST_SIZE), theirs.fixed(DIGEST_SIZE)
         theirs.finish()
     except ProtocolError as error:
         raise _refuse(channel.peer, f"greets with something else: {error}") from None
@@ -95,7 +95,7 @@ async def greet(session: MpcSession, channel: Channel, progress: Progress) -> No
         raise _refuse(channel.peer, f"speaks {name!r}, not {PROTOCOL_NAME!r}", "Run the same release on all helpers.")
     if (sender, receiver) != (channel.peer, session.party):
         raise _refuse(channel.peer, f"poses as party {sender} talking to party {receiver}")
-    if not hmac.compare_digest(session_digest, session.session_digest):
+    if not hmac.compare_digest(attempt_id, session.attempt_id):
         raise _refuse(channel.peer, "is in another session (query, attempt or accepted reports differ)")
     if not hmac.compare_digest(parameter_digest, session.parameter_digest):
         hint = "Compare releases and configurations: field, buckets, noise mode and scale must be equal."
@@ -105,7 +105,7 @@ async def greet(session: MpcSession, channel: Channel, progress: Progress) -> No
 
 def _hello(session: MpcSession, peer: int) -> bytes:
     writer = Writer().text(PROTOCOL_NAME).uint(session.party, 1).uint(peer, 1)
-    return writer.fixed(session.session_digest, DIGEST_SIZE).fixed(session.parameter_digest, DIGEST_SIZE).done()
+    return writer.fixed(session.attempt_id, DIGEST_SIZE).fixed(session.parameter_digest, DIGEST_SIZE).done()
 
 
 def _refuse(peer: int, what: str, hint: str = "") -> MpcError:

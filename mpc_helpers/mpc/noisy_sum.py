@@ -129,7 +129,7 @@ def debug_sum(share: Sequence[int]) -> Program[list[int]]:
 def pair_noise_key(engine: Engine, lacking: int, nonce: bytes) -> bytes:
     """The key of the noise that the two helpers other than `lacking` share, bound to all that may not vary."""
     session = engine.session
-    bound = (session.session_digest, session.parameter_digest, nonce, bytes([lacking]))
+    bound = (session.attempt_id, session.parameter_digest, nonce, bytes([lacking]))
     return tagged_hash("pairwise noise", engine.pair_key(lacking), *bound)
 
 
@@ -150,7 +150,7 @@ async def joint_nonce(engine: Engine, entropy: Entropy = os.urandom) -> bytes:
 
 
 def _commitment(engine: Engine, party: int, nonce: bytes) -> bytes:
-    return tagged_hash("noise nonce: commitment", engine.session.session_digest, bytes([party]), nonce)
+    return tagged_hash("noise nonce: commitment", engine.session.attempt_id, bytes([party]), nonce)
 
 
 def _check_opening(engine: Engine, party: int, commitment: bytes, opening: bytes, seen: bytes) -> None:

@@ -113,14 +113,14 @@ class Peer:
 class MpcSession:
     """What all three parties must agree on before any key is exchanged, and this party's place in it.
 
-    `session_digest` covers query, attempt and accepted root; `parameters` is the encoding of whatever else must be
+    `attempt_id` covers query, number and accepted reports; `parameters` is the encoding of whatever else must be
     equal (mode, scale); the field, the number of buckets and the engine's version are added here. `seconds` bounds
     the whole session, from the first connection to the last byte. `steps` has, for a program that announces its
     messages, the size of what each peer sends in each step.
     """
 
     party: int
-    session_digest: bytes
+    attempt_id: bytes
     parameters: bytes
     buckets: int
     seconds: float
@@ -131,8 +131,8 @@ class MpcSession:
             raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}")
         if not all(size <= MAX_STEP for sizes in self.steps.values() for size in sizes.values()):
             raise ProtocolError(f"a step has at most {MAX_STEP} bytes")
-        if len(self.session_digest) != DIGEST_SIZE:
-            raise ProtocolError(f"a session digest has {DIGEST_SIZE} bytes, not {len(self.session_digest)}")
+        if len(self.attempt_id) != DIGEST_SIZE:
+            raise ProtocolError(f"an attempt id has {DIGEST_SIZE} bytes, not {len(self.attempt_id)}")
         if not (0 < self.buckets <= MAX_NUMBERS):
             raise ProtocolError(f"a session has 1 to {MAX_NUMBERS} numbers, not {self.buckets}")
         if not (0 < self.seconds <= 86400):

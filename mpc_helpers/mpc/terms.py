@@ -112,10 +112,10 @@ class SumTerms:
         """As helpers compare it when they propose an attempt: before anything is reserved."""
         return tagged_hash("attempt parameters", self.parameters)
 
-    def session(self, party: int, session_digest: bytes, seconds: float) -> MpcSession:
+    def session(self, party: int, attempt_id: bytes, seconds: float) -> MpcSession:
         """A session in which such a sum is computed."""
         steps = self.layout.steps(party) if self.kind is SumKind.JOINT else {}
-        return MpcSession(party, session_digest, self.parameters, self.buckets, seconds, steps)
+        return MpcSession(party, attempt_id, self.parameters, self.buckets, seconds, steps)
 
     def write(self, writer: Writer) -> None:
         """For the way from a daemon to its worker."""

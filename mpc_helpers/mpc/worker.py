@@ -89,24 +89,24 @@ class WorkerRun:
     `peers` lists all three parties by number, ourselves included. `seconds` bounds the session.
     """
 
-    session_digest: bytes
+    attempt_id: bytes
     seconds: float
     peers: tuple[Peer, Peer, Peer]
     share: Sequence[int] = field(repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.session_digest) != DIGEST_SIZE:
-            raise ProtocolError(f"a session digest has {DIGEST_SIZE} bytes")
+        if len(self.attempt_id) != DIGEST_SIZE:
+            raise ProtocolError(f"an attempt id has {DIGEST_SIZE} bytes")
         if not (0 < self.seconds <= 86400):
             raise ProtocolError(f"a session lasts at most a day, not {self.seconds} seconds")
 
     def session(self, setup: WorkerSetup) -> MpcSession:
         """The session this run of that worker is."""
-        return setup.terms.session(setup.party, self.session_digest, self.seconds)
+        return setup.terms.session(setup.party, self.attempt_id, self.seconds)
 
     def encode(self) -> bytes:
         """The message."""
-        writer = Writer().fixed(self.session_digest, DIGEST_SIZE).uint(max(1, int(self.seconds * 1000)), 4)
+        writer = Writer().fixed(self.attempt_id, DIGEST_SIZE).uint(max(1, int(self.seconds * 1000)), 4)
         for peer in self.peers:
             writer.text(peer.host).uint(peer.port, 2).blob(peer.certificate)
         return writer.blob(prime_field.encode(prime_field.from_integers(self.share))).done()

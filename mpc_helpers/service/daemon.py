@@ -1,4 +1,4 @@
-"""The daemon: one helper put together from its configuration, serving until it is told to stop."""
+"""The daemon: one helper put together from its configuration, serving until it is stopped."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         stack.push_async_callback(agreement.close)
         await agreement.recover()
         place = stack.enter_context(workplace(executor, config.processes))
-        meetings = Rendezvous(membership.peers, lambda peer, message: transport.send(peer, WORKERS, message))
-        sessions = await stack.enter_async_context(parts.sessions(config, membership, certificates, meetings))
+        rendezvous = Rendezvous(membership.peers, lambda party, message: transport.send(party, WORKERS, message))
+        sessions = await stack.enter_async_context(parts.sessions(config, membership, certificates, rendezvous))
         admission = _admission(config, membership, ledger, place, metrics)
         limits, clock = config.limits, parts.clock
         helper = Helper(membership, limits, admission, agreement, sessions, clock, step=parts.step)
         intake = _intake(config, membership, ledger, helper, metrics, parts)
         stack.push_async_callback(intake.close)
-        peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: meetings}, longest)
+        peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: rendezvous}, longest)
         server = Server(intake, peers, metrics, public_configuration(config, membership))
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()

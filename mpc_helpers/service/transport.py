@@ -17,7 +17,7 @@ import aiohttp
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.membership import Membership
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import Blamed, ProtocolError, TrefoilError
 from protocol.files import write_atomically
 
 _LOG = logging.getLogger("trefoil.transport")
@@ -27,12 +27,8 @@ RETRY_SECONDS = 0.25
 CLOSE_SECONDS = 0.02
 
 
-class PeerError(TrefoilError):
-    """A peer could not be reached, or refused a message. `helper` is its place, 0 to 2."""
-
-    def __init__(self, helper: int, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
-        self.helper = helper
+class PeerError(Blamed):
+    """A peer could not be reached, or refused a message."""
 
 
 class TooLong(ProtocolError):
@@ -141,14 +137,16 @@ class Transport:
                     answer = await read_bounded(response.content, self._longest_message)
                     self.carried += len(message) + len(answer)
                     if response.status != 200:
-                        raise PeerError(party, f"{name} refused a message: {answer[:200].decode(errors='replace')}")
+                        raise PeerError(
+                            f"{name} refused a message: {answer[:200].decode(errors='replace')}", party=party
+                        )
                     return answer
         except TimeoutError:
-            raise PeerError(party, f"{name} did not answer within {self._seconds:g} s") from None
+            raise PeerError(f"{name} did not answer within {self._seconds:g} s", party=party) from None
         except TooLong as error:
-            raise PeerError(party, f"{name} sent {error}") from None
+            raise PeerError(f"{name} sent {error}", party=party) from None
         except (aiohttp.ClientError, OSError, ProtocolError) as error:
-            raise PeerError(party, f"{name} cannot be reached: {error}") from None
+            raise PeerError(f"{name} cannot be reached: {error}", party=party) from None
 
     async def _session(self, party: int) -> aiohttp.ClientSession:
         if party not in self._sessions:

@@ -48,7 +48,7 @@ class WorkerSession:
         """Let the worker compute with the two others, in a session that is bound to this attempt."""
         peers = await self._find_peers(attempt.attempt_id, seconds)
         run = WorkerRun(
-            session_digest=attempt.attempt_id,
+            attempt_id=attempt.attempt_id,
             seconds=seconds,
             peers=(peers[0], peers[1], peers[2]),
             share=[int(value) for value in share.tolist()],

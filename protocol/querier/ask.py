@@ -212,7 +212,7 @@ class Querier:
     def _check_votes(self, votes: object, share: AnswerShare) -> None:
         """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag."""
         keys = [helper.identity_key for helper in self.helper_set.helpers]
-        check_release(_read_votes(votes), share.accepted_root, keys)
+        check_release(_read_votes(votes), share.attempt_id, keys)
 
     def _read_status(self, party: int, stored: object) -> QueryStatus:
         try:

@@ -30,7 +30,7 @@ PLAN = "chaos.json"
 FIRED = "chaos.log"
 
 
-class Action(Enum):
+class Fault(Enum):
     """What may happen at a step."""
 
     KILL_DAEMON = "kill -9 daemon"
@@ -48,7 +48,7 @@ class Failpoint:
     action: str
 
     @classmethod
-    def of(cls, step: Step, action: Action) -> Failpoint:
+    def of(cls, step: Step, action: Fault) -> Failpoint:
         return cls(step.name, action.name)
 
 
@@ -107,7 +107,7 @@ class Failpoints:
             if not chaos.plan or chaos.plan[0].step != step.name:
                 return
             Chaos(chaos.plan[1:], chaos.skew).save(self._folder)
-            action = Action[chaos.plan[0].action]
+            action = Fault[chaos.plan[0].action]
             targets = self._targets(action)
             with (self._folder / FIRED).open("a") as log:
                 log.write(f"{step.name} {action.name} {len(targets)}\n")
@@ -117,17 +117,17 @@ class Failpoints:
         """The clock, as wrong as the plan wants it."""
         return int(time.time()) + Chaos.load(self._folder).skew
 
-    def _targets(self, action: Action) -> list[int]:
-        if action in (Action.KILL_WORKER, Action.STOP_WORKER):
+    def _targets(self, action: Fault) -> list[int]:
+        if action in (Fault.KILL_WORKER, Fault.STOP_WORKER):
             return workers_of(os.getpid())
         return [os.getpid()]
 
-    def _act(self, action: Action, targets: list[int]) -> None:
-        if action is Action.FILL_DISK:
+    def _act(self, action: Fault, targets: list[int]) -> None:
+        if action is Fault.FILL_DISK:
             # Every write beyond the first byte of a file fails from here on; the test makes room again from outside.
             resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
             return
-        what = signal.SIGKILL if action in (Action.KILL_DAEMON, Action.KILL_WORKER) else signal.SIGSTOP
+        what = signal.SIGKILL if action in (Fault.KILL_DAEMON, Fault.KILL_WORKER) else signal.SIGSTOP
         for target in targets:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, what)

@@ -36,7 +36,7 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.report import SealedReport
 from protocol.shares import PARTIES
-from tests.support.chaos_helper import FIRED, Action, Chaos, Failpoint
+from tests.support.chaos_helper import FIRED, Chaos, Failpoint, Fault
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 COMMAND = (sys.executable, "-m", "tests.support.chaos_helper")
@@ -47,7 +47,7 @@ GIVE_UP_SECONDS = 60.0
 
 
 @dataclass
-class Asked:
+class ChaosQuery:
     """A query, its batch, and every share of it that was ever handed to us."""
 
     query: SavedQuery
@@ -61,7 +61,7 @@ class ChaosTrio:
 
     running: Launched
     folder: Path
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ChaosQuery] = field(default_factory=list)
     reports: list[SealedReport] = field(default_factory=list)
     ended: Counter[int] = field(default_factory=Counter)
     # A number of its own: a query that is taken off the list must not share its file with the next.
@@ -85,14 +85,14 @@ class ChaosTrio:
         (folder / FIRED).unlink(missing_ok=True)
         Chaos(failpoints, skew).save(folder)
 
-    def fired(self, party: int) -> list[tuple[Step, Action, int]]:
+    def fired(self, party: int) -> list[tuple[Step, Fault, int]]:
         """What has happened, and to how many processes."""
         path = self.running.trio.helper_folder(party) / FIRED
         lines = path.read_text().split("\n") if path.exists() else []
         words = [line.split() for line in lines if line]
-        return [(Step[step], Action[action], int(count)) for step, action, count in words]
+        return [(Step[step], Fault[action], int(count)) for step, action, count in words]
 
-    def new_query(self, reports: list[SealedReport] | None = None, *, seconds: int = 600) -> Asked:
+    def new_query(self, reports: list[SealedReport] | None = None, *, seconds: int = 600) -> ChaosQuery:
         """A query over fresh reports, one in each bucket, or over those given."""
         if reports is None:
             of = terms(REPORTS, epsilon_micros=EXACT_EPSILON, sensitivity=1)
@@ -102,11 +102,11 @@ class ChaosTrio:
         batch = write_batch(self.folder / f"batch-{next(self.batches)}", reports)
         key = load_identity(self.running.trio.site_key_path(SITE))
         wishes = QueryOptions(tolerated_bad_permille=1000, seconds=seconds)
-        asked = Asked(make_query(batch, wishes, self.helper_set, key, real_now()), batch)
+        asked = ChaosQuery(make_query(batch, wishes, self.helper_set, key, real_now()), batch)
         self.asked.append(asked)
         return asked
 
-    async def answer(self, asked: Asked, *, seconds: float = GIVE_UP_SECONDS) -> list[int]:
+    async def answer(self, asked: ChaosQuery, *, seconds: float = GIVE_UP_SECONDS) -> list[int]:
         """Ask until there is an answer, as a patient querier would, while an operator revives what has died."""
         async with self._operator():
             querier = Querier(self.helper_set, patience=20, request_seconds=3)
@@ -122,7 +122,7 @@ class ChaosTrio:
             await self.fetch(asked)
         return result.answer.histogram
 
-    async def fetch(self, asked: Asked) -> None:
+    async def fetch(self, asked: ChaosQuery) -> None:
         """The sealed shares as they are handed out now, kept for the audit."""
         url = f"/v1/queries/{asked.query.query.digest.hex()}/answer"
         timeout = aiohttp.ClientTimeout(sock_connect=3, sock_read=3)
@@ -183,7 +183,7 @@ class ChaosTrio:
         return [ReportLedger(config.ledger, owner_of(load_membership(config, real_now()))) for config in configs]
 
 
-def _audit_query(asked: Asked, ledgers: list[ReportLedger], helper_set: HelperSet) -> list[str]:
+def _audit_query(asked: ChaosQuery, ledgers: list[ReportLedger], helper_set: HelperSet) -> list[str]:
     """One query: one attempt released, the same at all three, and the same bytes whenever they were asked for."""
     name = QueryName.of(asked.query.query)
     live = [ledger.attempts.live(name.key) for ledger in ledgers]
@@ -200,10 +200,10 @@ def _audit_query(asked: Asked, ledgers: list[ReportLedger], helper_set: HelperSe
     return found
 
 
-def _attempt_of(asked: Asked, party: int, share: str, helper_set: HelperSet) -> bytes:
+def _attempt_of(asked: ChaosQuery, party: int, share: str, helper_set: HelperSet) -> bytes:
     """Which attempt a handed-out share belongs to."""
     sealed = bytes.fromhex(share)
-    return AnswerShare.open(party, sealed, asked.query.query, asked.query.answer_key, helper_set).accepted_root
+    return AnswerShare.open(party, sealed, asked.query.query, asked.query.answer_key, helper_set).attempt_id
 
 
 def _audit_reports(ledgers: list[ReportLedger], submitted: set[bytes]) -> list[str]:

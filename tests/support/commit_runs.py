@@ -15,7 +15,7 @@ from mpc_helpers.ledger.attempt import Word
 from mpc_helpers.ledger.file import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.vote import SignedVote, Vote
-from tests.support.commit_world import IDENTITIES, KEYS, AskedQuery, CommitWorld, Plan, run
+from tests.support.commit_world import IDENTITIES, KEYS, AskedQuery, CommitWorld, FaultPlan, run
 
 ONE = (AskedQuery.of(1, range(6)),)
 # For runs that are meant to end badly: nothing is gained by watching them ask for ever.
@@ -31,26 +31,26 @@ class Runs:
         self._folder = folder
         self._numbers = itertools.count()
 
-    def play(self, queries: tuple[AskedQuery, ...], plan: Plan, **settings: Any) -> CommitWorld:
+    def play(self, queries: tuple[AskedQuery, ...], plan: FaultPlan, **settings: Any) -> CommitWorld:
         """Play a world to its end."""
         world = self.world(queries, plan, **settings)
         run(world.play)
         return world
 
-    def world(self, queries: tuple[AskedQuery, ...], plan: Plan, **settings: Any) -> CommitWorld:
+    def world(self, queries: tuple[AskedQuery, ...], plan: FaultPlan, **settings: Any) -> CommitWorld:
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
         return CommitWorld(folder, queries, plan, **settings)
 
 
-def fails_at(helper: int) -> Callable[[int, int], bool]:
+def fails_at(party: int) -> Callable[[int, int], bool]:
     """The MPC of one helper fails in the first two attempts, after the others have voted."""
-    return lambda failing, number: failing == helper and number <= 2
+    return lambda failing, number: failing == party and number <= 2
 
 
-def vote_of(helper: int, attempt_id: bytes, word: Word) -> messages.StateMessage:
+def vote_of(party: int, attempt_id: bytes, word: Word) -> messages.StateMessage:
     vote = Vote.YES if word is Word.YES else Vote.ABORTED
-    return messages.StateMessage(attempt_id, word, (SignedVote.sign(helper, attempt_id, vote, IDENTITIES[helper]),))
+    return messages.StateMessage(attempt_id, word, (SignedVote.sign(party, attempt_id, vote, IDENTITIES[party]),))
 
 
 def says(words: dict[int, Word]) -> Callable[[int, int, Envelope], Envelope]:
@@ -76,31 +76,31 @@ def equivocate(source: int, target: int, envelope: Envelope) -> Envelope:
     return envelope
 
 
-def no_votes_to(helper: int | None, until: float) -> Callable[[int, int, Envelope], bool]:
+def no_votes_to(party: int | None, until: float) -> Callable[[int, int, Envelope], bool]:
     """Votes and questions about them get lost for a while, to one helper or to all."""
 
     def block(source: int, target: int, envelope: Envelope) -> bool:
         early = asyncio.get_running_loop().time() < until
-        return early and isinstance(envelope.body, messages.StateMessage | Ask) and helper in (None, target, source)
+        return early and isinstance(envelope.body, messages.StateMessage | Ask) and party in (None, target, source)
 
     return block
 
 
-async def empty_at(world: CommitWorld, helper: int, time: float, *, trusted: bool) -> None:
+async def empty_at(world: CommitWorld, party: int, time: float, *, trusted: bool) -> None:
     """Helper's disk is destroyed at `time` and comes back empty; with `trusted`, its peers are told that is fine."""
     for node in world.nodes:
         world.spawn(node.start())
     await asyncio.sleep(time)
-    node = world.nodes[helper]
+    node = world.nodes[party]
     node.kill()
     for path in list(node.path.parent.glob(node.path.name + "*")):
         path.unlink()
-    ReportLedger.create(node.path, LedgerOwner(helper, KEYS[helper]))
+    ReportLedger.create(node.path, LedgerOwner(party, KEYS[party]))
     world.prepare(node.path)
     if trusted:
         for other in world.nodes:
             if other is not node:
-                _trust_new_ledger(other.agreement, helper)
+                _trust_new_ledger(other.agreement, party)
     await node.start()
     await asyncio.sleep(60)
     await world.stop()
@@ -119,4 +119,4 @@ def honest_sums(world: CommitWorld) -> list[dict[int, frozenset[bytes]]]:
 
 
 def helpers_that_answered(world: CommitWorld, query: AskedQuery) -> set[int]:
-    return {helper for helper, key, _, _ in world.out if key == query.name.key}
+    return {party for party, key, _, _ in world.out if key == query.name.key}

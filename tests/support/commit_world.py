@@ -38,7 +38,7 @@ Point = tuple[int, Step, int]
 
 PACE = Pace(first=0.05, longest_agree=0.8, longest_ask=2.0, patience=1.5)
 SET_DIGEST = hashlib.sha256(b"the helper set of these tests").digest()
-IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % helper).digest()) for helper in range(3))
+IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % party).digest()) for party in range(3))
 KEYS = tuple(identity.public for identity in IDENTITIES)
 REALM = realm(SET_DIGEST)
 # How long an operator takes from one helper to the next when a helper set is renewed.
@@ -129,7 +129,7 @@ def report_digest(report: int) -> bytes:
 
 
 @dataclass
-class Plan:
+class FaultPlan:
     """What goes wrong in one run."""
 
     seed: int = 0
@@ -137,7 +137,7 @@ class Plan:
     rotations: frozenset[Point] = frozenset()
     loss: float = 0.0
     calm_at: float = 30.0
-    mpc_fails: Callable[[int, int], bool] = lambda _helper, _number: False
+    mpc_fails: Callable[[int, int], bool] = lambda _party, _number: False
     restart_after: float = 1.0
     horizon: float = 200.0
 
@@ -148,7 +148,7 @@ class CommitWorld:
 
     folder: Path
     queries: tuple[AskedQuery, ...]
-    plan: Plan
+    plan: FaultPlan
     honest: tuple[int, ...] = (0, 1, 2)
     tamper: Callable[[int, int, Envelope], Envelope | None] | None = None
     block: Callable[[int, int, Envelope], bool] | None = None
@@ -165,11 +165,11 @@ class CommitWorld:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.plan.seed)
-        for helper in range(3):
-            path = self.folder / f"helper{helper}.db"
-            ReportLedger.create(path, LedgerOwner(helper, KEYS[helper]))
+        for party in range(3):
+            path = self.folder / f"helper{party}.db"
+            ReportLedger.create(path, LedgerOwner(party, KEYS[party]))
             self.prepare(path)
-            self.nodes.append(Node(self, helper, path))
+            self.nodes.append(Node(self, party, path))
 
     async def play(self) -> None:
         """Start everyone, let it all happen, and come back when nothing is left to do or the horizon is reached."""
@@ -200,9 +200,9 @@ class CommitWorld:
             await node.start()
 
     def done(self) -> bool:
-        owed = [(helper, query.name.key) for helper in self.honest for query in self.queries]
-        alive = all(self.nodes[helper].alive for helper in self.honest)
-        settled = alive and all(not self.nodes[helper].ledger.attempts.unsettled() for helper in self.honest)
+        owed = [(party, query.name.key) for party in self.honest for query in self.queries]
+        alive = all(self.nodes[party].alive for party in self.honest)
+        settled = alive and all(not self.nodes[party].ledger.attempts.unsettled() for party in self.honest)
         return settled and all(key in self.ended for key in owed)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -267,9 +267,9 @@ class CommitWorld:
 class Node:
     """One helper: its ledger, its agreement, and a small version of the page `Helper.answer`."""
 
-    def __init__(self, world: CommitWorld, helper: int, path: Path) -> None:
+    def __init__(self, world: CommitWorld, party: int, path: Path) -> None:
         self.world = world
-        self.helper = helper
+        self.party = party
         self.path = path
         self.alive = False
         self.generation = 0
@@ -282,8 +282,8 @@ class Node:
         if not self.alive and step not in STARTING:
             raise Crash
         world = self.world
-        world.reached[(self.helper, step)] += 1
-        point = (self.helper, step, world.reached[(self.helper, step)])
+        world.reached[(self.party, step)] += 1
+        point = (self.party, step, world.reached[(self.party, step)])
         if point in world.plan.crashes:
             world.crashed.append(point)
             self.kill()
@@ -320,15 +320,15 @@ class Node:
         async def send(peer: int, data: bytes) -> bytes | None:
             if self.generation != generation:
                 raise Crash
-            return await self.world.carry(self.helper, peer, data)
+            return await self.world.carry(self.party, peer, data)
 
-        self.ledger = ReportLedger(self.path, LedgerOwner(self.helper, KEYS[self.helper]), step=self.step)
+        self.ledger = ReportLedger(self.path, LedgerOwner(self.party, KEYS[self.party]), step=self.step)
         hooks = Hooks(step=self.step, offload=inline, entropy=self.world.rng.bytes)
-        self.agreement = Agreement(self.ledger, parties(self.helper, self.renewals), send, pace=PACE, hooks=hooks)
+        self.agreement = Agreement(self.ledger, parties(self.party, self.renewals), send, pace=PACE, hooks=hooks)
         await self.agreement.recover()
         self.alive = True
         for query in self.world.queries:
-            if (self.helper, query.name.key) not in self.world.ended:
+            if (self.party, query.name.key) not in self.world.ended:
                 self.work.append(self.world.spawn(self.answer(query)))
 
     async def answer(self, query: AskedQuery) -> None:
@@ -339,21 +339,21 @@ class Node:
             if released is not None:
                 break
             if now() >= query.deadline:
-                self.world.ended[(self.helper, query.name.key)] = "given up"
+                self.world.ended[(self.party, query.name.key)] = "given up"
                 return
             try:
                 await self.attempt(query)
             except AlreadyReleased:
                 continue
             except TooFewReports:
-                self.world.ended[(self.helper, query.name.key)] = "given up"
+                self.world.ended[(self.party, query.name.key)] = "given up"
                 return
             except AgreementError:
                 await asyncio.sleep(0.3)
         self.step(Step.ANSWER_BEFORE_SEND)
-        self.world.out.append((self.helper, query.name.key, released.attempt_id, released.sealed_share))
+        self.world.out.append((self.party, query.name.key, released.attempt_id, released.sealed_share))
         self.step(Step.ANSWER_AFTER_SEND)
-        self.world.ended[(self.helper, query.name.key)] = "released"
+        self.world.ended[(self.party, query.name.key)] = "released"
 
     async def attempt(self, query: AskedQuery) -> None:
         now = asyncio.get_running_loop().time
@@ -364,11 +364,11 @@ class Node:
         self._note(attempt, batch)
         self.step(Step.COMPUTE)
         await asyncio.sleep(0.1)
-        if self.world.plan.mpc_fails(self.helper, attempt.number):
+        if self.world.plan.mpc_fails(self.party, attempt.number):
             await asyncio.sleep(0.2)
             await self.agreement.give_up(attempt, "the MPC failed")
             return
-        share = b"share %d of %s" % (self.helper, attempt.attempt_id.hex().encode())
+        share = b"share %d of %s" % (self.party, attempt.attempt_id.hex().encode())
         # A query that is asked again while its vote is out: the next attempt must wait for the end of this one.
         with suppress(TimeoutError):
             async with asyncio.timeout(10):
@@ -377,7 +377,7 @@ class Node:
     def _note(self, attempt: Attempt, batch: AdmittedBatch) -> None:
         accepted = frozenset(bytes(row) for row in batch.digests[:][attempt.accepted])
         self.world.accepted[attempt.attempt_id].add(accepted)
-        self.world.summed[(attempt.query.key, attempt.number)][self.helper] = accepted
+        self.world.summed[(attempt.query.key, attempt.number)][self.party] = accepted
 
 
 STARTING = (Step.START_BEFORE_SWEEP, Step.SWEEP_BEFORE_COMMIT, Step.SWEEP_AFTER_COMMIT, Step.START_AFTER_SWEEP)
@@ -385,7 +385,7 @@ STARTING = (Step.START_BEFORE_SWEEP, Step.SWEEP_BEFORE_COMMIT, Step.SWEEP_AFTER_
 
 def violations(world: CommitWorld) -> list[str]:
     """S1, S3, L1 and L2 of COMMIT.md, read off the ledgers on disk and what was let out."""
-    ledgers = {helper: _reopen(world, helper) for helper in world.honest}
+    ledgers = {party: _reopen(world, party) for party in world.honest}
     try:
         found = [text for key, text in world.ended.items() if key[0] == 9]
         found += _safety(world, ledgers)
@@ -401,10 +401,10 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found = []
     let_out: dict[bytes, set[bytes]] = defaultdict(set)
     bytes_of: dict[tuple[int, bytes], set[bytes]] = defaultdict(set)
-    for helper, key, attempt_id, share in world.out:
-        if helper in world.honest:
+    for party, key, attempt_id, share in world.out:
+        if party in world.honest:
             let_out[key].add(attempt_id)
-            bytes_of[(helper, key)].add(share)
+            bytes_of[(party, key)].add(share)
     for ledger in ledgers.values():
         for query in world.queries:
             released = ledger.attempts._select("query_key = ? AND state = 'released'", query.name.key)
@@ -417,32 +417,32 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
         if _union(world.accepted[one]) & _union(world.accepted[other]):
             found.append("S1: two released answers share a report")
     for _, attempt_id in answers:
-        for helper, ledger in ledgers.items():
+        for party, ledger in ledgers.items():
             record = ledger.attempts.find(attempt_id)
             if record is not None and record.state in (AttemptState.RESERVED, AttemptState.ABORTED):
-                found.append(f"half spent: released somewhere, {record.state.value} at helper {helper}")
+                found.append(f"half spent: released somewhere, {record.state.value} at helper {party}")
     return found
 
 
 def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found = []
-    for helper, ledger in ledgers.items():
-        found += [f"L1: stuck as {record.state.value} at helper {helper}" for record in ledger.attempts.unsettled()]
+    for party, ledger in ledgers.items():
+        found += [f"L1: stuck as {record.state.value} at helper {party}" for record in ledger.attempts.unsettled()]
     for query in world.queries:
         records = [ledger.attempts.live(query.name.key) for ledger in ledgers.values()]
         states = {record.state if record else None for record in records}
         if len(states) != 1 or len({record.attempt_id if record else b"" for record in records}) != 1:
             found.append(f"L1: {query.name.key[:1].hex()} ended differently: {states}")
-        if any(world.ended.get((helper, query.name.key)) is None for helper in ledgers):
+        if any(world.ended.get((party, query.name.key)) is None for party in ledgers):
             found.append(f"L1: {query.name.key[:1].hex()} never ended at some helper")
     won = {query.name.key for query in world.queries if world.ended.get((0, query.name.key)) == "released"}
     spent = _union(reports for query in world.queries if query.name.key in won for reports in [_digests(query)])
     for query in world.queries:
-        for helper, ledger in ledgers.items():
+        for party, ledger in ledgers.items():
             standing = ledger.reports.lookup(query.batch().digests, bytes(32))
             unspent = np.array([bytes(row) not in spent for row in query.digests()])
             if np.any(standing[unspent] != Standing.FREE):
-                found.append(f"L1: reports of a query that ended without answer are locked at helper {helper}")
+                found.append(f"L1: reports of a query that ended without answer are locked at helper {party}")
     return found
 
 
@@ -454,8 +454,8 @@ def _union(sets: Iterable[frozenset[bytes]]) -> frozenset[bytes]:
     return frozenset(itertools.chain.from_iterable(sets))
 
 
-def _reopen(world: CommitWorld, helper: int) -> ReportLedger:
-    return ReportLedger(world.nodes[helper].path, LedgerOwner(helper, KEYS[helper]))
+def _reopen(world: CommitWorld, party: int) -> ReportLedger:
+    return ReportLedger(world.nodes[party].path, LedgerOwner(party, KEYS[party]))
 
 
 def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) -> AdmittedBatch:

@@ -36,9 +36,9 @@ class ThreeAgreements:
         self.delay = 0.01
         self.calls: list[tuple[int, int]] = []
         self.ledgers: list[ReportLedger] = []
-        for helper in range(3):
-            ReportLedger.create(folder / f"{helper}.db", LedgerOwner(helper, KEYS[helper]))
-            self.ledgers.append(ReportLedger(folder / f"{helper}.db", LedgerOwner(helper, KEYS[helper])))
+        for party in range(3):
+            ReportLedger.create(folder / f"{party}.db", LedgerOwner(party, KEYS[party]))
+            self.ledgers.append(ReportLedger(folder / f"{party}.db", LedgerOwner(party, KEYS[party])))
         self._threads = threads
         self.agreements: list[Agreement] = []
 
@@ -70,12 +70,12 @@ class ThreeAgreements:
         """Every helper agrees at once; results or errors in order."""
         deadline = asyncio.get_running_loop().time() + seconds
         work = []
-        for helper in helpers:
-            batch = (batches or {}).get(helper, query.batch())
-            name = changes.get("names", {}).get(helper, query.name)
-            parameters = changes.get("parameters", {}).get(helper, PARAMETERS)
+        for party in helpers:
+            batch = (batches or {}).get(party, query.batch())
+            name = changes.get("names", {}).get(party, query.name)
+            parameters = changes.get("parameters", {}).get(party, PARAMETERS)
             terms = AttemptTerms(name, False, parameters, changes.get("minimum", 1))
-            work.append(self._reserved(helper, terms, batch, deadline))
+            work.append(self._reserved(party, terms, batch, deadline))
         return await asyncio.gather(*work, return_exceptions=True)
 
     async def _reserved(self, party: int, terms: AttemptTerms, batch: AdmittedBatch, deadline: float) -> Attempt:

@@ -228,7 +228,7 @@ class ThreeHelpers:
 
     def noise_of(self, result: QueryResult) -> list[int]:
         """The noise that is in an answer."""
-        return self.mpc.records[result.answer.accepted_root].total()
+        return self.mpc.records[result.answer.attempt_id].total()
 
 
 @cache

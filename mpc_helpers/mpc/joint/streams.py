@@ -75,7 +75,7 @@ class PairStreams:
     """The streams of the pair that lacks party `lacking`."""
 
     def __init__(self, pair_key: bytes, session: MpcSession, lacking: int) -> None:
-        self._bound = (pair_key, session.session_digest, session.parameter_digest, bytes([lacking]))
+        self._bound = (pair_key, session.attempt_id, session.parameter_digest, bytes([lacking]))
 
     def open(self, purpose: Purpose) -> Stream:
         """The stream from its start. A caller opens each once, or two values would share their randomness."""
