@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from mpc_helpers.admission.admit import Admission
 from mpc_helpers.admission.ingest import Ingested
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.errors import AgreementError, Disputed
+from mpc_helpers.agreement.errors import AgreementError, Disputed, TooFewReports
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms, Negotiation
 from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
@@ -209,7 +209,7 @@ class Helper:
 
 def _after(failed: list[Blamed], error: AgreementError) -> AgreementError:
     """With what went wrong in the attempt before, which often says more than that time ran out since."""
-    if not failed or isinstance(error, Disputed):
+    if not failed or isinstance(error, Disputed | TooFewReports):
         return error
     blamed = failed[-1].party if error.party is None else error.party
     return AgreementError(f"{error}; before that: {failed[-1]}", error.hint, party=blamed)

@@ -36,6 +36,9 @@ def query(
     id_: Annotated[
         str, typer.Option("--id", help="Fetch the answer to an earlier query; the first digits of its id will do.")
     ] = "",
+    details: Annotated[
+        bool, typer.Option("--details", help="If the helpers refuse, show what each of them says.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the answer as JSON; - for standard output.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the answer, with error bars, into this image file.")] = None,
 ) -> None:
@@ -48,7 +51,7 @@ def query(
     from protocol.querier.listing import list_and_show
     from protocol.querier.plot import plot_result
     from protocol.querier.saved_query import QueryOptions
-    from protocol.querier.view import ask_and_show, fetch_and_show, noise_mode, permille
+    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, noise_mode, permille
 
     quiet = json is not None and str(json) == "-"
     if listed:
@@ -61,10 +64,11 @@ def query(
         tolerated_bad_permille=permille(tolerate),
         seconds=seconds,
     )
-    if id_:
-        result = fetch_and_show(reports, helpers, id_, quiet=quiet)
-    else:
-        result = ask_and_show(reports, helpers, site_key, options, int(_now()), new=new, quiet=quiet)
+    with detailed(details):
+        if id_:
+            result = fetch_and_show(reports, helpers, id_, quiet=quiet)
+        else:
+            result = ask_and_show(reports, helpers, site_key, options, int(_now()), new=new, quiet=quiet)
     write_json(json, result.to_json())
     if plot is not None:
         plot_result(plot, result)

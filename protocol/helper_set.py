@@ -7,17 +7,16 @@ report, and nobody can tag a device by serving it a file of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.hpke import PublicKey, Suite
+from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IDENTITY_KEY_SIZE, SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.shares import PARTIES
 from protocol.wire import Writer, tagged_hash
@@ -177,19 +176,19 @@ class HelperSet:
     @classmethod
     def from_json(cls, stored: object) -> HelperSet:
         """Read a file's content; signatures are checked by `load`."""
-        if not isinstance(stored, dict) or stored.get("trefoil_helper_set") != FORMAT:
-            raise ProtocolError("this is not a helper set of format 1")
-        try:
-            first, second, third = (entry_from_json(entry) for entry in stored["helpers"])
-            signatures = tuple(bytes.fromhex(text) for text in stored["signatures"])
-            number = _whole(stored, "number")
-        except ProtocolError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"the helper set is malformed: {error}") from None
+        fields = JsonObject(stored, "helper set")
+        if fields.value("trefoil_helper_set") != FORMAT:
+            raise ProtocolError(f"this is not a helper set of format {FORMAT}")
+        entries = [entry_from_json(entry) for entry in fields.items("helpers")]
+        if len(entries) != PARTIES:
+            raise ProtocolError(f"a helper set names three helpers, not {len(entries)}")
+        signatures = tuple(
+            JsonObject({"signature": text}, "helper set").hexadecimal("signature")
+            for text in fields.items("signatures")
+        )
         if any(len(signature) not in (0, SIGNATURE_SIZE) for signature in signatures):
             raise ProtocolError("the helper set is malformed: a signature has 64 bytes")
-        return cls(number, (first, second, third), signatures)
+        return cls(fields.whole("number"), (entries[0], entries[1], entries[2]), signatures)
 
     @classmethod
     def load(cls, path: Path) -> HelperSet:
@@ -202,13 +201,13 @@ class HelperSet:
     def load_unverified(cls, path: Path) -> HelperSet:
         """Read a set that is still collecting signatures."""
         try:
-            return cls.from_json(json.loads(path.read_bytes()))
+            return cls.from_json(decode_json(path.read_bytes()))
         except FileNotFoundError:
             raise TrefoilError(f"there is no helper set {path}", "Make one with: trefoil launch") from None
         except OSError as error:
             raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"{path} is not a helper set: {error}") from None
+        except ProtocolError as error:
+            raise ProtocolError(f"{path} is not a helper set: {error}", error.hint) from None
 
 
 def realm(helper_set_digest: bytes) -> bytes:
@@ -236,14 +235,15 @@ def entry_to_json(helper: HelperEntry) -> dict[str, object]:
     }
 
 
-def entry_from_json(stored: dict[str, Any]) -> HelperEntry:
+def entry_from_json(stored: object) -> HelperEntry:
     """The reverse of `entry_to_json`."""
+    fields = JsonObject(stored, "helper's entry")
     return HelperEntry(
-        name=_text(stored, "name"),
-        identity_key=bytes.fromhex(stored["identity_key"]),
-        hpke_keys=tuple(_key_from_json(config) for config in stored["hpke_keys"]),
-        address=_text(stored, "address"),
-        tls_pin=bytes.fromhex(stored["tls_pin"]),
+        name=fields.text("name"),
+        identity_key=fields.hexadecimal("identity_key"),
+        hpke_keys=tuple(_key_from_json(key) for key in fields.items("hpke_keys")),
+        address=fields.text("address"),
+        tls_pin=fields.hexadecimal("tls_pin"),
     )
 
 
@@ -315,21 +315,12 @@ def _digest(helpers: tuple[HelperEntry, ...]) -> bytes:
     return tagged_hash("helper set", writer.done())
 
 
-def _key_from_json(stored: dict[str, Any]) -> HpkeKeyConfig:
-    key = PublicKey(Suite(stored["suite"]), bytes.fromhex(stored["public_key"]))
-    if stored["key_id"] != key.key_id.hex():
-        raise ProtocolError(f"key id {stored['key_id']} does not belong to its public key")
-    return HpkeKeyConfig(key, _whole(stored, "not_before"), _whole(stored, "not_after"))
-
-
-def _text(stored: dict[str, Any], name: str) -> str:
-    if not isinstance(value := stored[name], str):
-        raise ProtocolError(f"the helper set is malformed: {name} is not text")
-    return value
-
-
-def _whole(stored: dict[str, Any], name: str) -> int:
-    """A JSON integer. JSON's true is an integer to Python, and a float would pass every comparison."""
-    if not isinstance(value := stored[name], int) or isinstance(value, bool):
-        raise ProtocolError(f"the helper set is malformed: {name} is not a whole number")
-    return value
+def _key_from_json(stored: object) -> HpkeKeyConfig:
+    fields = JsonObject(stored, "HPKE key")
+    number = fields.whole("suite", 2**16 - 1)
+    if number not in {suite.value for suite in Suite}:
+        raise ProtocolError(f"the HPKE key is for an unknown cipher suite: {number}")
+    key = PublicKey(Suite(number), fields.hexadecimal("public_key"))
+    if fields.hexadecimal("key_id") != key.key_id:
+        raise ProtocolError("a key id does not belong to its public key")
+    return HpkeKeyConfig(key, fields.whole("not_before"), fields.whole("not_after"))

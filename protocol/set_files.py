@@ -8,6 +8,7 @@ from pathlib import Path
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperEntry, HelperSet, entry_from_json
+from protocol.json_message import decode_json
 from protocol.keys import load_identity
 from protocol.shares import PARTIES
 
@@ -54,8 +55,8 @@ def write_set(path: Path, helper_set: HelperSet) -> None:
 def read_entry(path: Path) -> HelperEntry:
     """What `trefoil keygen helper` wrote for others to see."""
     try:
-        return entry_from_json(json.loads(path.read_bytes()))
+        return entry_from_json(decode_json(path.read_bytes()))
     except OSError as error:
         raise TrefoilError(f"cannot read {path}: {error.strerror}", "Make one with: trefoil keygen helper") from None
-    except (ValueError, KeyError, TypeError, ProtocolError) as error:
+    except ProtocolError as error:
         raise TrefoilError(f"{path} is not a helper's public entry: {error}") from None

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, Rejection
+from protocol.json_message import JsonObject
 from protocol.shares import PARTIES
 
 MAX_TEXT = 2000
@@ -52,26 +53,83 @@ class QueryState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Too few reports: `accepted` of `submitted` are acceptable to all three helpers, and `needed` were asked for.
+
+    `left_out` has, for each helper, how many reports it leaves out for which reason.
+    """
+
+    submitted: int
+    accepted: int
+    needed: int
+    left_out: tuple[Mapping[Rejection, int], Mapping[Rejection, int], Mapping[Rejection, int]]
+
+    def to_json(self) -> dict[str, object]:
+        """As it stands in a failure. Reasons are named by their numbers."""
+        return {
+            "submitted": self.submitted,
+            "accepted": self.accepted,
+            "needed": self.needed,
+            "left_out": [{str(reason.number): n for reason, n in counts.items() if n} for counts in self.left_out],
+        }
+
+    @classmethod
+    def from_json(cls, stored: object) -> Shortfall:
+        """The reverse."""
+        fields = JsonObject(stored, "shortfall")
+        fields.expect({"submitted", "accepted", "needed", "left_out"})
+        counts = [_counts(entry) for entry in fields.items("left_out")]
+        if len(counts) != PARTIES:
+            raise ProtocolError("the shortfall does not say what each of the three helpers leaves out")
+        submitted, accepted, needed = (fields.whole(name, MAX_COUNT) for name in ("submitted", "accepted", "needed"))
+        return cls(submitted, accepted, needed, (counts[0], counts[1], counts[2]))
+
+
+def _counts(stored: object) -> dict[Rejection, int]:
+    fields = JsonObject(stored, "count of reports left out")
+    numbers = {str(reason.number): reason for reason in Rejection}
+    if not set(fields.fields()) <= set(numbers):
+        raise ProtocolError("a report is left out for a reason that has no number")
+    return {numbers[name]: fields.whole(name, MAX_COUNT) for name in fields.fields()}
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """Why a query has no answer: in which state, and by which helper (0, 1, 2) where it is one."""
 
     stage: QueryState
-    helper: int | None
+    party: int | None
     reason: str
     hint: str = ""
+    shortfall: Shortfall | None = None
 
     def __post_init__(self) -> None:
-        if self.helper is not None and self.helper not in range(PARTIES):
-            raise ProtocolError(f"a failure names helper 0, 1 or 2, not {self.helper}")
+        if self.party is not None and self.party not in range(PARTIES):
+            raise ProtocolError(f"a failure names helper 0, 1 or 2, not {self.party}")
 
     def to_json(self) -> dict[str, object]:
         """As it stands in a status."""
         return {
             "stage": self.stage.value,
-            "helper": self.helper,
+            "party": self.party,
             "reason": self.reason[:MAX_TEXT],
             "hint": self.hint[:MAX_TEXT],
+            "shortfall": None if self.shortfall is None else self.shortfall.to_json(),
         }
+
+    @classmethod
+    def from_json(cls, stored: object) -> Failure:
+        """The reverse."""
+        fields = JsonObject(stored, "failure")
+        fields.expect({"stage", "party", "reason", "hint", "shortfall"})
+        shortfall = fields.value("shortfall")
+        return cls(
+            _state(fields.value("stage"), "stage"),
+            None if fields.value("party") is None else fields.whole("party", MAX_COUNT),
+            fields.text("reason", MAX_TEXT),
+            fields.text("hint", MAX_TEXT),
+            None if shortfall is None else Shortfall.from_json(shortfall),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,65 +160,30 @@ class QueryStatus:
     @classmethod
     def from_json(cls, stored: object) -> QueryStatus:
         """Run by a querier, on whatever a helper sent: a status, or a `ProtocolError` that names the fault."""
-        fields = _fields(stored, "status", {"state", "done", "total", "failure", "seconds"})
-        failure = fields["failure"]
+        fields = JsonObject(stored, "status")
+        fields.expect({"state", "done", "total", "failure", "seconds"})
+        failure = fields.value("failure")
         return cls(
-            _state(fields["state"], "state"),
-            _count(fields["done"], "done"),
-            _count(fields["total"], "total"),
-            None if failure is None else _failure(failure),
-            _seconds(fields["seconds"]),
+            _state(fields.value("state"), "state"),
+            fields.whole("done", MAX_COUNT),
+            fields.whole("total", MAX_COUNT),
+            None if failure is None else Failure.from_json(failure),
+            _seconds(fields.value("seconds")),
         )
 
 
-def _failure(stored: object) -> Failure:
-    fields = _fields(stored, "failure", {"stage", "helper", "reason", "hint"})
-    helper = fields["helper"]
-    return Failure(
-        _state(fields["stage"], "stage"),
-        None if helper is None else _count(helper, "helper"),
-        _text(fields["reason"], "reason"),
-        _text(fields["hint"], "hint"),
-    )
-
-
 def _seconds(stored: object) -> dict[QueryState, float]:
-    if not isinstance(stored, dict):
-        raise ProtocolError("its seconds are not an object")
     seconds: dict[QueryState, float] = {}
-    for name, spent in stored.items():
-        state = _state(name, "seconds")
-        # JSON has no NaN, but Python reads one; true is an integer to Python.
+    for name, spent in JsonObject(stored, "seconds").fields().items():
+        state = _state(name, "field seconds")
         if isinstance(spent, bool) or not isinstance(spent, int | float) or not (0 <= spent <= MAX_SECONDS):
-            raise ProtocolError(f"its seconds in {state.value} are not a span of time")
+            raise ProtocolError(f"the seconds in {state.value} are not a span of time")
         seconds[state] = float(spent)
     return seconds
-
-
-def _fields(stored: object, what: str, names: set[str]) -> dict[str, object]:
-    if not isinstance(stored, dict):
-        raise ProtocolError(f"its {what} is not an object")
-    for name in sorted(names - set(stored)):
-        raise ProtocolError(f"its {what} lacks the field {name}")
-    if set(stored) != names:
-        raise ProtocolError(f"its {what} has a field that is none of {', '.join(sorted(names))}")
-    return stored
 
 
 def _state(stored: object, name: str) -> QueryState:
     for state in QueryState:
         if state.value == stored:
             return state
-    raise ProtocolError(f"its {name} is no state of a query")
-
-
-def _count(stored: object, name: str) -> int:
-    if isinstance(stored, bool) or not isinstance(stored, int) or not (0 <= stored <= MAX_COUNT):
-        raise ProtocolError(f"its field {name} is not a whole number from 0 to {MAX_COUNT}")
-    return stored
-
-
-def _text(stored: object, name: str) -> str:
-    if not isinstance(stored, str) or len(stored) > MAX_TEXT:
-        raise ProtocolError(f"its {name} is not a text of at most {MAX_TEXT} characters")
-    return stored
+    raise ProtocolError(f"the {name} is no state of a query")

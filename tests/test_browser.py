@@ -164,7 +164,9 @@ def assert_the_answer_is_the_truth_with_noise(page: Page) -> None:
 def replay(page: Page) -> None:
     page.locator("#batch-2").get_by_role("button", name="Ask again with the same reports").click()
     refused = page.locator("#batch-2 .warn")
-    expect(refused).to_contain_text("301 already spent", timeout=ANSWER_MS)
+    expect(refused).to_contain_text(
+        "Refused: all 301 reports were counted before. Nothing was spent.", timeout=ANSWER_MS
+    )
     settle(page)
     picture(page, "advertiser")
 

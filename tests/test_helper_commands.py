@@ -121,7 +121,11 @@ def test_three_operators_and_a_site(tmp_path: Path) -> None:
         trefoil(*ask, "--json", tmp_path / "again.json")
         again = json.loads((tmp_path / "again.json").read_text())
         assert (again["answer"], again["query_id"]) == (stored["answer"], stored["query_id"])
-        assert "5 already spent" in trefoil(*ask, "--new", fails=True)
+        refused = trefoil(*ask, "--new", fails=True)
+        assert "error: Refused: all 5 reports were counted before. Nothing was spent.\n" in refused
+        assert "already spent" not in refused
+        told = trefoil(*ask, "--new", "--details", fails=True)
+        assert [f"{name} left out: 5 already spent" in told for name in ("north", "south", "west")] == [True] * 3
     said = trefoil(*ask, fails=True)
     assert "error: submitting: north cannot be reached" in said
     assert "Check that the helper runs" in said

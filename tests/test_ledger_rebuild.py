@@ -50,7 +50,7 @@ async def test_after_a_loss_the_union_of_both_peers_counts_as_spent(tmp_path: Pa
         result = await three.ask(three.query(mixed), mixed)
         assert result.answer.counted == 36
         assert [sum(counts.values()) for counts in result.answer.rejections] == [4, 4, 4]
-        with pytest.raises(QueryFailed, match="4 already spent"):
+        with pytest.raises(QueryFailed, match="all 4 reports were counted before"):
             await three.ask(three.query(batch), batch)
 
 

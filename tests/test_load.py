@@ -137,5 +137,5 @@ def test_all_reports_of_a_site_offered_again_are_spent(running: Launched, load: 
     if not load.batches:  # a run of this test alone
         asyncio.run(load.run(0, 1))
     again = write_batch(load.folder / "again", [report for index in mine for report in load.batches[index]])
-    with pytest.raises(QueryFailed, match=f"{len(again)} already spent"):
+    with pytest.raises(QueryFailed, match=f"all {len(again)} reports were counted before"):
         asyncio.run(load.ask(0, again))

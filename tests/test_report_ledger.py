@@ -21,7 +21,7 @@ from mpc_helpers.ledger.rebuild import rebuild_ledger
 from mpc_helpers.ledger.reports import Conflict, Entries, Standing
 from mpc_helpers.ledger.schema import SCHEMA_VERSION
 from protocol.batch import Digests, sorted_order
-from protocol.status import QueryState
+from protocol.status import Failure, QueryState
 from protocol.vote import Vote
 
 OWNER = LedgerOwner(0, b"k" * 32)
@@ -438,7 +438,9 @@ def test_a_copied_ledger_is_the_same_ledger(path: Path, ledger: ReportLedger) ->
 
 def test_query_states_survive_and_a_changed_query_is_refused(path: Path, ledger: ReportLedger) -> None:
     ledger.queries.record(QueryRecord(name(1), QueryState.QUEUED, 10))
-    failed = QueryRecord(name(1), QueryState.FAILED, 11, "agreeing", 2, "helper 3 does not answer")
+    failed = QueryRecord(
+        name(1), QueryState.FAILED, 11, Failure(QueryState.AGREEING, 2, "helper 3 does not answer", "Wait.")
+    )
     ledger.queries.record(failed)
     with pytest.raises(QueryChanged):
         ledger.queries.record(QueryRecord(QueryName(name(1).key, b"e" * 32), QueryState.QUEUED, 12))

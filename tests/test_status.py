@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ProtocolError
-from protocol.status import MAX_TEXT, Failure, QueryState, QueryStatus
+from protocol.errors import ProtocolError, Rejection
+from protocol.status import MAX_TEXT, Failure, QueryState, QueryStatus, Shortfall
 
 ENDED = {QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED}
 counts = st.integers(0, 2**32 - 1)
+left_out = st.dictionaries(st.sampled_from(Rejection), st.integers(1, 2**32 - 1))
+shortfalls = st.builds(Shortfall, counts, counts, counts, st.tuples(left_out, left_out, left_out))
+texts = st.text(max_size=50)
 failures = st.builds(
-    Failure, st.sampled_from(QueryState), st.none() | st.integers(0, 2), st.text(max_size=50), st.text(max_size=50)
+    Failure, st.sampled_from(QueryState), st.none() | st.integers(0, 2), texts, texts, st.none() | shortfalls
 )
 seconds = st.dictionaries(st.sampled_from(QueryState), st.integers(0, 10**9).map(lambda micros: micros / 1000))
 
@@ -47,6 +50,9 @@ def test_a_long_reason_is_cut_where_it_is_written() -> None:
 FAILED = QueryStatus(QueryState.FAILED, failure=Failure(QueryState.AGREEING, 1, "why", "what to do")).to_json()
 
 
+SHORTFALL = Shortfall(4, 0, 3, ({Rejection.SEEN: 4}, {}, {})).to_json()
+
+
 def but(change: dict[str, object], of: dict[str, Any] = FAILED) -> dict[str, object]:
     return {**of, **change}
 
@@ -65,21 +71,26 @@ FAULTS: list[tuple[object, str]] = [
     (but({"state": 1}), "state is no state of a query"),
     (but({"state": "answered"}), "state is no state of a query"),
     (but({"state": ["failed"]}), "state is no state of a query"),
-    (but({"done": "3"}), "field done is not a whole number"),
-    (but({"done": True}), "field done is not a whole number"),
-    (but({"done": 1.5}), "field done is not a whole number"),
-    (but({"total": -1}), "field total is not a whole number"),
-    (but({"total": 2**32}), "field total is not a whole number"),
+    (but({"done": "3"}), "done is not a whole number"),
+    (but({"done": True}), "done is not a whole number"),
+    (but({"done": 1.5}), "done is not a whole number"),
+    (but({"total": -1}), "total is not a whole number"),
+    (but({"total": 2**32}), "total is not a whole number"),
     (but({"failure": None}), "failed comes without a reason"),
     (but({"state": "voting"}), "voting comes with a failure"),
     (but({"failure": []}), "failure is not an object"),
-    (but({"failure": {}}), "failure lacks the field helper"),
+    (but({"failure": {}}), "failure lacks the field hint"),
     (failing({"stage": "nowhere"}), "stage is no state of a query"),
-    (failing({"helper": 3}), "helper 0, 1 or 2"),
-    (failing({"helper": "1"}), "field helper is not a whole number"),
+    (failing({"party": 3}), "helper 0, 1 or 2"),
+    (failing({"party": "1"}), "party is not a whole number"),
     (failing({"reason": 7}), "reason is not a text"),
     (failing({"hint": "x" * (MAX_TEXT + 1)}), "hint is not a text"),
-    (but({"seconds": []}), "seconds are not an object"),
+    (failing({"shortfall": []}), "shortfall is not an object"),
+    (failing({"shortfall": {**SHORTFALL, "left_out": [{}, {}]}}), "each of the three helpers"),
+    (failing({"shortfall": {**SHORTFALL, "left_out": [{}, {}, {"99": 1}]}}), "has no number"),
+    (failing({"shortfall": {**SHORTFALL, "left_out": [{}, {}, {"18": -1}]}}), "18 is not a whole number"),
+    (failing({"shortfall": {**SHORTFALL, "needed": None}}), "needed is not a whole number"),
+    (but({"seconds": []}), "seconds is not an object"),
     (but({"seconds": {"x": 1}}), "seconds is no state"),
     (but({"seconds": {"voting": "1"}}), "seconds in voting are not a span"),
     (but({"seconds": {"voting": -1}}), "seconds in voting are not a span"),

@@ -186,7 +186,8 @@ def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:
     try:
         ask()
     except QueryFailed as error:
-        return Rejection.SEEN.value in str(error), str(error)
+        found = error.shortfall
+        return found is not None and all(counts.get(Rejection.SEEN) for counts in found.left_out), str(error)
     return False, "it was answered again"
 
 

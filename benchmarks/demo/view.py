@@ -70,7 +70,7 @@ def show_tampering(rejections: Sequence[RejectionCounts], refused: bool) -> None
 
 def show_replay(refused: bool, reason: str) -> None:
     """What the helpers said the second time."""
-    say(("refused: " if refused else "NOT REFUSED: ") + reason)
+    say(reason if refused else f"NOT REFUSED: {reason}")
 
 
 def show_budget(filters: Sequence[FilterState], conversions: int) -> None:

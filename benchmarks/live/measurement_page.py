@@ -16,6 +16,7 @@ from device.dashboard.layout import notice, section, table
 from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import Clockface, plural
 from protocol.errors import TrefoilError
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.worth import CONFIDENCE, QueryResult
 
 CROWD = 400
@@ -160,8 +161,11 @@ def _batch_field(batch: Batch) -> Markup:
 
 
 def _refused(error: TrefoilError) -> Markup:
-    told = f"{str(error)[:1].upper()}{str(error)[1:]}. {error.hint}"
-    return notice([tag("strong", "The helpers refuse. "), told], kind="warn")
+    """The same sentence as on a terminal, and what each helper says for whoever opens it."""
+    message = f"{str(error)[:1].upper()}{str(error)[1:]}".removesuffix(".")
+    lines = error.details if isinstance(error, QueryFailed) else ()
+    details = tag("details", tag("summary", "What each helper says"), tag("ul", [tag("li", line) for line in lines]))
+    return notice([tag("p", f"{message}. {error.hint}"), details if lines else None], kind="warn")
 
 
 async def _number(request: web.Request, name: str, most: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.errors import Blamed
+from protocol.status import Shortfall
 
 
 class AgreementError(Blamed):
@@ -15,6 +16,10 @@ class AlreadyReleased(AgreementError):
 
 class TooFewReports(AgreementError):
     """The three helpers agree that too few reports are acceptable: asking again will not help."""
+
+    def __init__(self, shortfall: Shortfall, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.shortfall = shortfall
 
 
 class Disputed(AgreementError):

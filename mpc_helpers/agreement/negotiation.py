@@ -16,6 +16,7 @@ from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, 
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
 from protocol.report import TIME_STEP
+from protocol.status import Shortfall
 
 Hours = npt.NDArray[np.uint32]
 _LAST_HOUR = np.iinfo(np.uint32).max
@@ -239,15 +240,12 @@ class Negotiation:
 
 def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
     """The error for so few accepted reports: a helper that leaves everything out is seen to do so."""
-    peers = [party for party in sorted(negotiation.proposals) if party != negotiation.party]
-    peers_reasons = "".join(
-        _leaves_out(f"helper {party + 1}", negotiation.proposals[party].rejection_counts) for party in peers
-    )
+    first, second, third = (negotiation.proposals[party].rejection_counts for party in range(3))
+    needed = negotiation.terms.minimum
     return TooFewReports(
-        f"only {accepted} reports are acceptable to all three helpers; {negotiation.terms.minimum} are needed"
-        + peers_reasons
-        + _leaves_out("this helper", negotiation.left_out()),
-        "Look at the helpers' rejections, or wait for more reports. Nothing was spent.",
+        Shortfall(len(negotiation.batch.digests), accepted, needed, (first, second, third)),
+        f"only {accepted} reports are acceptable to all three helpers; {needed} are needed",
+        "Wait for more reports, or ask for fewer.",
     )
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from mpc_helpers.ledger.attempt import QueryName
 from mpc_helpers.ledger.database import Database
 from mpc_helpers.ledger.file import LedgerError
-from protocol.status import QueryState
-
-MAX_REASON = 500
+from protocol.status import Failure, QueryState
 
 
 class QueryChanged(LedgerError):
@@ -19,14 +17,12 @@ class QueryChanged(LedgerError):
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """A query's stored state. `party` is 0, 1 or 2 where one helper is the reason."""
+    """A query's stored state, and why it has no answer if it ended without one."""
 
     name: QueryName
     state: QueryState
     updated: int
-    stage: str = ""
-    party: int | None = None
-    reason: str = ""
+    failure: Failure | None = None
 
 
 class QueryBook:
@@ -37,7 +33,7 @@ class QueryBook:
 
     def record(self, entry: QueryRecord) -> None:
         """Store a state; `QueryChanged` when the id is known with another digest, and then nothing is stored."""
-        detail = json.dumps({"stage": entry.stage, "party": entry.party, "reason": entry.reason[:MAX_REASON]})
+        detail = json.dumps(None if entry.failure is None else entry.failure.to_json())
         with self._database.reading() as connection:
             stored = connection.execute(
                 "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT (query_key) DO UPDATE"
@@ -65,8 +61,7 @@ class QueryBook:
 
 
 def _decode(row: tuple[bytes, bytes, str, str, int]) -> QueryRecord:
-    key, digest, state, stored, updated = row
-    detail = json.loads(stored)
-    return QueryRecord(
-        QueryName(key, digest), QueryState(state), updated, detail["stage"], detail["party"], detail["reason"]
-    )
+    key, digest, state, detail, updated = row
+    stored = json.loads(detail)
+    failure = None if stored is None else Failure.from_json(stored)
+    return QueryRecord(QueryName(key, digest), QueryState(state), updated, failure)

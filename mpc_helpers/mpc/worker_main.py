@@ -41,9 +41,9 @@ def main() -> int:
         _report(reports, WorkerMessage.FAILED, error.encode())
     except TrefoilError as error:
         _report(reports, WorkerMessage.FAILED, MpcError(Stage.START, str(error), hint=error.hint).encode())
-    except Exception as error:
+    except Exception:
         traceback.print_exc()
-        _report(reports, WorkerMessage.FAILED, MpcError(Stage.COMPUTE, f"the worker failed: {error!r}").encode())
+        _report(reports, WorkerMessage.FAILED, MpcError(Stage.COMPUTE, "the worker failed; its log says why").encode())
     return 0
 
 

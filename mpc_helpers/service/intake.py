@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mpc_helpers.admission.column import remove_column
-from mpc_helpers.agreement.errors import Disputed
+from mpc_helpers.agreement.errors import Disputed, TooFewReports
 from mpc_helpers.ledger.queries import QueryRecord
 from mpc_helpers.service.jobs import QueryJob
 from mpc_helpers.service.metrics import Metrics
@@ -24,7 +24,7 @@ from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.upload import check_size, store_column
 from protocol.errors import Blamed, ProtocolError, TrefoilError
 from protocol.query import Query, SignedQuery
-from protocol.status import QueryState, QueryStatus
+from protocol.status import Failure, QueryState, QueryStatus
 
 _LOG = logging.getLogger("trefoil.intake")
 
@@ -118,7 +118,9 @@ class Intake:
         if stored is not None:
             return stored
         if job.ended:
-            raise Refusal(Trouble.ENDED, f"the query has ended without an answer: {job.record.reason}")
+            failure = job.record.failure
+            reason = "" if failure is None else f": {failure.reason}"
+            raise Refusal(Trouble.ENDED, f"the query has ended without an answer{reason}")
         raise Refusal(Trouble.NOT_YET, f"there is no answer yet; the query is {job.record.state.value}")
 
     def answer_sent(self, digest: bytes) -> None:
@@ -142,8 +144,8 @@ class Intake:
         """Run now and then: end what was never uploaded, and remove columns that nothing can need any more."""
         for job in self.registry.all():
             if job.abandoned:
-                reason = "its column did not come before its deadline"
-                await job.enter(QueryState.FAILED, stage=QueryState.AWAITING.value, reason=reason)
+                late = Failure(QueryState.AWAITING, None, "its column did not come before its deadline")
+                await job.enter(QueryState.FAILED, late)
             over = job.record.state is QueryState.FAILED and self._clock() >= job.query.deadline
             if over and job.column.exists() and not await self._helper.has_live_attempt(job.query):
                 remove_column(job.column)
@@ -178,22 +180,22 @@ class Intake:
             await job.enter(QueryState.RELEASED)
         except TrefoilError as error:
             await self._fail(job, error)
-        except Exception as error:
+        except Exception:
             _LOG.exception("query %s: a defect", job.name.digest.hex()[:16])
-            await self._fail(job, TrefoilError(f"internal error: {type(error).__name__}"))
+            await self._fail(job, TrefoilError("this helper has a defect; its log says which"))
         self._finish(job)
 
     async def _fail(self, job: QueryJob, error: TrefoilError) -> None:
-        stage = job.record.state.value
         party = error.party if isinstance(error, Blamed) else None
+        shortfall = error.shortfall if isinstance(error, TooFewReports) else None
+        failure = Failure(job.record.state, party, str(error), error.hint, shortfall)
         state = QueryState.DISPUTED if isinstance(error, Disputed) else QueryState.FAILED
-        job.hint = error.hint
-        _LOG.warning("query %s: %s while %s: %s", job.name.digest.hex()[:16], state.value, stage, error)
+        _LOG.warning("query %s: %s while %s: %s", job.name.digest.hex()[:16], state.value, failure.stage.value, error)
         with contextlib.suppress(TrefoilError):
             # A ledger that cannot be written is the reason often enough; the query is failed all the same.
-            await job.enter(state, stage=stage, party=party, reason=str(error))
+            await job.enter(state, failure)
             return
-        job.record = QueryRecord(job.name, state, self._clock(), stage, party, str(error))
+        job.record = QueryRecord(job.name, state, self._clock(), failure)
 
     def _finish(self, job: QueryJob) -> None:
         if job.record.state is QueryState.RELEASED:

@@ -21,7 +21,6 @@ class QueryJob:
         self.folder = folder
         self.record = QueryRecord(self.name, QueryState.QUEUED, clock())
         self.done = 0
-        self.hint = ""
         self.seconds: dict[QueryState, float] = {}
         self.uploading = asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
@@ -50,14 +49,14 @@ class QueryJob:
         """Nothing will happen any more unless it is asked again."""
         return self.record.state.ended
 
-    async def enter(self, state: QueryState, *, stage: str = "", party: int | None = None, reason: str = "") -> None:
+    async def enter(self, state: QueryState, failure: Failure | None = None) -> None:
         """Move to a state, durably, and note how long the last one took."""
         now = asyncio.get_running_loop().time()
         if self._entered:
             self.seconds[self.record.state] = self.seconds.get(self.record.state, 0.0) + now - self._entered
         self._entered = now
         self.done = 0
-        record = QueryRecord(self.name, state, self._clock(), stage, party, reason)
+        record = QueryRecord(self.name, state, self._clock(), failure)
         await asyncio.to_thread(self._book.record, record)
         self.record = record
 
@@ -68,9 +67,6 @@ class QueryJob:
     def status(self) -> QueryStatus:
         """For whoever asks."""
         record = self.record
-        failure = None
-        if record.state.without_answer:
-            failure = Failure(QueryState(record.stage), record.party, record.reason, self.hint)
         total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
         state = QueryState.AWAITING if self.awaiting else record.state
-        return QueryStatus(state, self.done, total, failure, dict(self.seconds))
+        return QueryStatus(state, self.done, total, record.failure, dict(self.seconds))

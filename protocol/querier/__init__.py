@@ -6,6 +6,7 @@ In reading order:
 - `query_folder`: every query of a batch; resuming the newest, finding the others
 - `ask`: *Submit · Follow · Collect*, the whole of a query, and what she believes
 - `connections`: HTTPS to each helper, pinned, bounded, never redirected
+- `refusal`: what a person reads when there is no answer
 - `query_failed`: the error that names the stage and the helpers
 - `worth`: noise, interval and bias of an answer
 - `bias`: what a side query says about missing data (paper, Appendix F)

@@ -18,6 +18,7 @@ from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
 from protocol.querier.connections import HelperConnections
 from protocol.querier.query_failed import QueryFailed
+from protocol.querier.refusal import refusal
 from protocol.querier.saved_query import SavedQuery
 from protocol.querier.worth import QueryResult, worth
 from protocol.query import Query
@@ -175,7 +176,7 @@ class Querier:
         failed = {party: status for party, status in seen.statuses.items() if status.failure is not None}
         # The others may be about to say more about what went wrong.
         if failed and (seen.all_ended or now - seen.failed_since > GATHER_SECONDS):
-            raise _failure(failed, self._names)
+            raise refusal(failed, [helper.name for helper in self.helper_set.helpers])
         gone = tuple(sorted(party for party, since in seen.out_since.items() if now - since > self._patience))
         if gone:
             message = f"{self._names(gone)} cannot be reached since {self._patience:g} s"
@@ -244,20 +245,6 @@ async def _each(stage: str, call: Callable[[int], Awaitable[T]], *, introduces: 
         taken = not introduces or len(failures) < PARTIES or not all(error.refused for error in failures.values())
         raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst, taken=taken)
     return {party: result for party, result in enumerate(results) if not isinstance(result, BaseException)}
-
-
-def _failure(failed: Mapping[int, QueryStatus], names: Callable[[tuple[int, ...]], str]) -> QueryFailed:
-    """One error for what several helpers report, each in its own words."""
-    failures = {party: status.failure for party, status in failed.items() if status.failure is not None}
-    first = next(iter(failures.values()))
-    said: dict[str, list[int]] = {}
-    for party, failure in sorted(failures.items()):
-        said.setdefault(f"{failed[party].state.value}: {failure.reason}", []).append(party)
-    reasons = [f"{names(tuple(parties))} {text}" for text, parties in said.items()]
-    blamed = {failure.helper for failure in failures.values() if failure.helper is not None}
-    stage = first.stage.value
-    message = f"the query failed at stage {stage}: " + "; ".join(reasons)
-    return QueryFailed(stage, tuple(sorted(blamed)) or tuple(failed), message, first.hint)
 
 
 def _read_answer(stored: object) -> tuple[bytes, object]:

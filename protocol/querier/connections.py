@@ -76,7 +76,8 @@ class HelperConnections:
             message = f"{name} does not answer within {seconds:g} s"
             raise QueryFailed("connecting", (party,), message, _START_HINT) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise QueryFailed("connecting", (party,), f"{name} cannot be reached: {error}", _START_HINT) from None
+            message = f"{name} cannot be reached: {_reason(error)}"
+            raise QueryFailed("connecting", (party,), message, _START_HINT) from None
 
     async def _request(
         self, party: int, method: str, path: str, body: bytes | AsyncIterator[bytes] | None, size: int | None
@@ -94,6 +95,21 @@ class HelperConnections:
             allow_redirects=False,
         ) as response:
             return await _answer(response, helper.name, party)
+
+
+def _reason(error: aiohttp.ClientError | OSError) -> str:
+    """Why a helper cannot be reached, in words. What aiohttp says of it has objects of Python in it."""
+    match error:
+        case aiohttp.ClientConnectorError():
+            return error.os_error.strerror or "no connection"
+        case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            return "it closed the connection before its answer was whole"
+        case aiohttp.ClientResponseError():
+            return "its answer is not HTTP"
+        case OSError():
+            return error.strerror or "the connection failed"
+        case _:
+            return "the connection failed"
 
 
 async def _answer(response: aiohttp.ClientResponse, name: str, party: int) -> object:

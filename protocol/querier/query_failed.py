@@ -5,6 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 
 from protocol.errors import TrefoilError
+from protocol.status import Shortfall
 from protocol.text import printable
 
 
@@ -12,6 +13,7 @@ class QueryFailed(TrefoilError):
     """The query has no answer. Names the stage, and the helpers it failed at (0, 1, 2).
 
     `http_status` is 0 where a helper did not answer at all. `taken` says whether some helper may have the query now.
+    `details` are further lines for whoever wants to know more, and `shortfall` is what they say where reports lacked.
     What a helper says is shown only as far as it is printable.
     """
 
@@ -24,12 +26,16 @@ class QueryFailed(TrefoilError):
         *,
         http_status: int = 0,
         taken: bool = True,
+        details: tuple[str, ...] = (),
+        shortfall: Shortfall | None = None,
     ) -> None:
         super().__init__(printable(message), printable(hint))
         self.stage = stage
         self.helpers = helpers
         self.http_status = http_status
         self.taken = taken
+        self.shortfall = shortfall
+        self.details = tuple(printable(line) for line in details)
 
     @property
     def refused(self) -> bool:

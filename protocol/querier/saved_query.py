@@ -17,6 +17,7 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, PublicKey
+from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IdentityKey
 from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
 from protocol.report import Header
@@ -62,13 +63,13 @@ class SavedQuery:
     def load(cls, path: Path) -> SavedQuery:
         """The query in `path`, or an error saying what is wrong with the file."""
         try:
-            stored = json.loads(read_private_file(path))
-            if stored["trefoil_query"] != FORMAT:
-                raise ProtocolError(f"unknown format {stored['trefoil_query']}")
-            signed = SignedQuery.decode(bytes.fromhex(stored["query"]))
-            key = PrivateKey.from_raw(signed.query.suite, bytes.fromhex(stored["answer_key"]))
-            made = int(stored["made"])
-        except (ValueError, KeyError, TypeError, ProtocolError) as error:
+            stored = JsonObject(decode_json(read_private_file(path)), "file")
+            if stored.value("trefoil_query") != FORMAT:
+                raise ProtocolError(f"it is not of format {FORMAT}")
+            signed = SignedQuery.decode(stored.hexadecimal("query"))
+            key = PrivateKey.from_raw(signed.query.suite, stored.hexadecimal("answer_key"))
+            made = stored.whole("made")
+        except ProtocolError as error:
             raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
         if key.public.raw != signed.query.answer_key:
             raise TrefoilError(f"{path} is damaged: its key does not belong to its query")

@@ -13,11 +13,12 @@ from rich.table import Table
 
 from protocol import epsilon
 from protocol.batch import BatchReader
-from protocol.console import Advance, out, progress, say
+from protocol.console import Advance, err, out, progress, say
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
 from protocol.querier.ask import OnStatus, Querier
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.query_folder import QueryFolder, ask_batch
 from protocol.querier.saved_query import QueryOptions
 from protocol.querier.worth import CONFIDENCE, QueryResult
@@ -56,6 +57,20 @@ def permille(share: float) -> int:
     if not (0 <= share <= 1):
         raise TrefoilError(f"a share is 0 to 1, not {share}")
     return int(share * 1000)
+
+
+@contextlib.contextmanager
+def detailed(wanted: bool) -> Iterator[None]:
+    """What each helper says about a failure: shown if wanted, and otherwise said to be there."""
+    try:
+        yield
+    except QueryFailed as error:
+        if wanted:
+            for line in error.details:
+                err.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif error.details:
+            error.hint = f"{error.hint} What each helper says: --details".strip()
+        raise
 
 
 def ask_and_show(

@@ -1,0 +1,91 @@
+"""What a person reads when the helpers give no answer: one sentence with the number once, and details on demand."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import Rejection
+from protocol.querier.refusal import refusal, shortfall_sentence
+from protocol.status import Failure, QueryState, QueryStatus, Shortfall
+
+NAMES = ("north", "south", "west")
+SEEN, BAD = Rejection.SEEN, Rejection.UNOPENABLE
+
+
+def alike(submitted: int, accepted: int, needed: int, counts: dict[Rejection, int]) -> Shortfall:
+    return Shortfall(submitted, accepted, needed, (counts, counts, counts))
+
+
+SENTENCES = [
+    (alike(401, 0, 361, {SEEN: 401}), "Refused: all 401 reports were counted before. Nothing was spent."),
+    (alike(1, 0, 1, {SEEN: 1}), "Refused: all 1 report was counted before. Nothing was spent."),
+    (
+        alike(401, 0, 361, {SEEN: 400, BAD: 1}),
+        "Refused: 400 of 401 reports were counted before, and 1 cannot be counted. Nothing was spent.",
+    ),
+    (
+        alike(401, 21, 361, {SEEN: 380}),
+        "Refused: 380 of 401 reports were counted before; 21 can be counted and 361 are needed. Nothing was spent.",
+    ),
+    (
+        alike(9, 0, 1, {Rejection.EXPIRED: 9}),
+        "Refused: all 9 reports are older than the helpers remember. Nothing was spent.",
+    ),
+    (
+        alike(9, 0, 1, {BAD: 9}),
+        "Refused: none of 9 reports can be counted (payload does not open under this header). Nothing was spent.",
+    ),
+    (
+        alike(3, 0, 1, {Rejection.NOISE_TOO_SMALL: 3}),
+        "Refused: all 3 reports paid for more noise than the query adds. Nothing was spent.",
+    ),
+    (
+        Shortfall(9, 2, 5, ({}, {BAD: 7}, {})),
+        "Refused: south alone leaves out 7 of 9 reports; 2 can be counted and 5 are needed. Nothing was spent.",
+    ),
+    (
+        Shortfall(9, 1, 5, ({SEEN: 4}, {BAD: 4}, {})),
+        "Refused: of 9 reports 1 can be counted and 5 are needed. Nothing was spent.",
+    ),
+    (alike(9, 9, 20, {}), "Refused: of 9 reports 9 can be counted and 20 are needed. Nothing was spent."),
+]
+
+
+@pytest.mark.parametrize(("shortfall", "sentence"), SENTENCES)
+def test_too_few_reports_are_said_in_one_sentence(shortfall: Shortfall, sentence: str) -> None:
+    assert shortfall_sentence(shortfall, NAMES) == sentence
+
+
+def failed(reason: str, shortfall: Shortfall | None = None, party: int | None = None) -> QueryStatus:
+    return QueryStatus(QueryState.FAILED, failure=Failure(QueryState.AGREEING, party, reason, "Wait.", shortfall))
+
+
+def test_what_all_three_say_is_said_once_and_the_rest_on_demand() -> None:
+    shortfall = alike(401, 0, 361, {SEEN: 401})
+    error = refusal({party: failed("too few", shortfall) for party in range(3)}, NAMES)
+    assert str(error) == "Refused: all 401 reports were counted before. Nothing was spent."
+    assert error.details == tuple(f"{name} left out: 401 already spent" for name in NAMES)
+    assert (error.stage, error.helpers, error.shortfall) == ("agreeing", (0, 1, 2), shortfall)
+
+
+def test_helpers_that_differ_are_quoted_by_name() -> None:
+    """One of them lies about what the others left out: no sentence is made of it."""
+    statuses = {0: failed("too few", alike(4, 0, 1, {SEEN: 4})), 2: failed("too few", alike(4, 0, 1, {BAD: 4}))}
+    error = refusal(statuses, NAMES)
+    assert str(error) == "The query failed while the helpers agreed on the reports. north and west: too few"
+    assert error.details[0] == "as north has it:"
+    assert error.details[4] == "as west has it:"
+
+
+def test_other_failures_name_the_helper_that_is_in_the_way() -> None:
+    statuses = {0: failed("helper 3 does not answer", party=2), 1: failed("helper 3 does not answer", party=2)}
+    error = refusal(statuses, NAMES)
+    assert error.helpers == (2,)
+    assert str(error).endswith("north and south: helper 3 does not answer")
+    assert error.hint == "Wait."
+
+
+def test_a_dispute_is_called_one() -> None:
+    status = QueryStatus(QueryState.DISPUTED, failure=Failure(QueryState.VOTING, 1, "helper 2 voted both ways"))
+    assert str(refusal({0: status}, NAMES)).startswith("The query disputed") is False
+    assert "disputed" in str(refusal({0: status}, NAMES))
