@@ -169,6 +169,23 @@ def ledger_accept_peer(
     accept_peer(loaded, membership, helper - 1)
 
 
+@ledger.command("accept-clock")
+def ledger_accept_clock(config: ConfigFile) -> None:
+    """Say that this machine's clock is right, after a pause so long that the helper doubts it. It need not be stopped.
+
+    By the clock a helper forgets old reports and destroys old keys, and neither can be undone: look at the time first.
+
+    Example: trefoil ledger accept-clock --config config.json
+    """
+    from mpc_helpers.service.clocks import LastRound
+    from protocol.console import say
+
+    loaded, _ = _load(config)
+    now = _now()
+    LastRound(loaded.data).accept(now)
+    say(f"accepted: it is {time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(now))} UTC")
+
+
 def _load(path: Path) -> tuple[HelperConfig, Membership]:
     from mpc_helpers.identity.config import load_config
     from mpc_helpers.identity.membership import load_membership

@@ -80,7 +80,7 @@ async def test_the_public_pages_say_who_and_how_it_is(tmp_path: Path) -> None:
         batch = small_batch(three)
         await three.ask(three.query(batch), batch)
         status, health = await send(session, "GET", "/healthz")
-        assert (status, health) == (200, {"status": "ok", "queries": {"released": 1}})
+        assert (status, health) == (200, {"status": "ok", "warnings": [], "queries": {"released": 1}})
         status, page = await send(session, "GET", "/metrics")
         assert 'trefoil_queries_total{state="released"} 1' in page
         assert "# TYPE trefoil_queries gauge" in page

@@ -11,5 +11,7 @@
 - `transport`: messages to the two peers, each pinned to its certificate
 - `rendezvous`: where the workers of one attempt find each other
 - `worker_sessions`: a worker process for every attempt
+- `clocks`: how far this machine's clock may be believed
+- `housekeeping`: what is done every hour
 - `metrics`: what a helper counts, for Prometheus
 """

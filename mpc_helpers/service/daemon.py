@@ -26,20 +26,21 @@ from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.agreement.parties import Parties
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.identity.config import ConfigError, HelperConfig, load_config
-from mpc_helpers.identity.membership import Membership, destroy_expired_keys, load_membership
+from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc import noise
+from mpc_helpers.service.clocks import PeerClocks
+from mpc_helpers.service.housekeeping import Housekeeping
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.policy import Policy
 from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.rendezvous import Rendezvous
-from mpc_helpers.service.server import PeerDoor, Server
+from mpc_helpers.service.server import OpenPages, PeerDoor, Server
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.worker_sessions import WorkerSessions
-from protocol.errors import TrefoilError
 from protocol.query import NoiseMode
 from protocol.report import VERSION
 from protocol.stopping import stop_event
@@ -48,7 +49,6 @@ _LOG = logging.getLogger("trefoil.daemon")
 # The last part of the peers' address (SPEC, section 8).
 AGREEMENT = "agreement"
 WORKERS = "workers"
-HOUSEKEEPING_SECONDS = 3600.0
 SHUTDOWN_SECONDS = 2.0
 # From a connection's start, or its last answer, to the end of a request's headers, however slowly they come. Longer
 # than the 15 s for which a peer keeps an idle connection, so that none is closed while it is taken up again.
@@ -86,9 +86,11 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         ledger = ReportLedger(config.ledger, owner_of(membership), step=parts.step)
         stack.callback(ledger.close)
         certificates = Certificates(membership, config.tls, config.data)
+        clocks = PeerClocks(membership, parts.clock)
         transport = await stack.enter_async_context(
-            Transport(membership, certificates, config.limits.peer_seconds, longest)
+            Transport(membership, certificates, config.limits.peer_seconds, longest, clocks.heard)
         )
+        metrics.gauge("trefoil_peer_clock_seconds", "how far each peer's clock is ahead of this one", clocks.gauge)
         metrics.gauge(
             "trefoil_peer_bytes",
             "bytes sent to the other helpers and answered since the start",
@@ -106,13 +108,15 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         intake = _intake(config, membership, ledger, helper, metrics, parts)
         stack.push_async_callback(intake.close)
         peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: rendezvous}, longest)
-        server = Server(intake, peers, metrics, public_configuration(config, membership))
+        keeper = Housekeeping(config, membership, ledger, intake, clocks, transport.ask_time, parts.clock)
+        pages = OpenPages(public_configuration(config, membership), metrics, keeper.warnings)
+        server = Server(intake, peers, pages, parts.clock)
         await stack.enter_async_context(_listening(config, server, certificates))
         await intake.resume()
-        keeper = asyncio.create_task(_keep_house(config, membership, ledger, intake, parts.clock))
+        keeping = asyncio.create_task(keeper.run())
         if isinstance(place.executor, Pool):
             place.executor.warm_up()
-        stack.callback(keeper.cancel)
+        stack.callback(keeping.cancel)
         yield intake
 
 
@@ -206,21 +210,6 @@ async def _listening(config: HelperConfig, server: Server, certificates: Certifi
         yield
     finally:
         await runner.cleanup()
-
-
-async def _keep_house(
-    config: HelperConfig, membership: Membership, ledger: ReportLedger, intake: Intake, clock: Clock
-) -> None:
-    """Every hour: forget reports too old to be admitted, destroy keys that nothing is sealed to, tidy the disk."""
-    while True:
-        try:
-            now = clock()
-            await asyncio.to_thread(ledger.reports.advance_watermark, now - config.report_lifetime)
-            await asyncio.to_thread(destroy_expired_keys, config, membership, now)
-            await intake.tidy()
-        except TrefoilError as error:
-            _LOG.error("housekeeping failed: %s", error)
-        await asyncio.sleep(HOUSEKEEPING_SECONDS)
 
 
 def run(path: Path, *, stop_with_stdin: bool = False, executor: str = "", parts: Parts | None = None) -> None:

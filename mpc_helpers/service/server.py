@@ -14,6 +14,7 @@ A query is named by its digest, which covers a random id and a fresh key: to kno
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -26,7 +27,7 @@ from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.refusal import Refusal, Trouble
-from mpc_helpers.service.transport import PEER_PATH, TooLong, read_bounded
+from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.status import QueryStatus
 
@@ -52,19 +53,29 @@ class PeerDoor:
     longest_message: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpenPages:
+    """What anyone may read: who this helper is, what it counts, and what its operator should look at."""
+
+    configuration: Mapping[str, object]
+    metrics: Metrics
+    warnings: Callable[[], list[str]]
+
+
 class Server:
     """The routes. Everything they decide is decided in `Intake`; everything peers say goes to a realm's agreement."""
 
-    def __init__(self, intake: Intake, peers: PeerDoor, metrics: Metrics, public: Mapping[str, object]) -> None:
+    def __init__(self, intake: Intake, peers: PeerDoor, pages: OpenPages, clock: Callable[[], int]) -> None:
         self._intake = intake
         self._peers = peers
-        self._metrics = metrics
-        self._public = public
-        self._requests = metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
+        self._pages = pages
+        self._clock = clock
+        self._requests = pages.metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
 
     def application(self) -> web.Application:
         """The routes as an aiohttp application. Bodies are bounded by each handler, not by one number for all."""
         app = web.Application(middlewares=[self._guard])
+        app.on_response_prepare.append(self._date)
         app.add_routes(
             [
                 web.get("/v1/config", self._config),
@@ -73,11 +84,15 @@ class Server:
                 web.get("/v1/queries/{digest}", self._get_status),
                 web.get("/v1/queries/{digest}/answer", self._get_answer),
                 web.post(PEER_PATH + "{realm}", self._peer),
-                web.get("/healthz", self._health),
+                web.get(HEALTH_PATH, self._health),
                 web.get("/metrics", self._show_metrics),
             ]
         )
         return app
+
+    async def _date(self, _: web.Request, response: web.StreamResponse) -> None:
+        """By this helper's own clock, so that peers can compare theirs with it."""
+        response.headers["Date"] = email.utils.formatdate(self._clock(), usegmt=True)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -101,7 +116,7 @@ class Server:
         return response
 
     async def _config(self, _: web.Request) -> web.Response:
-        return web.json_response(self._public)
+        return web.json_response(self._pages.configuration)
 
     async def _put_query(self, request: web.Request) -> web.Response:
         body = await _read_bounded(request, MAX_QUERY)
@@ -138,10 +153,10 @@ class Server:
         return web.Response(body=answer or b"")
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", **self._intake.summary()})
+        return web.json_response({"status": "ok", "warnings": self._pages.warnings(), **self._intake.summary()})
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._metrics.render(), content_type="text/plain")
+        return web.Response(text=self._pages.metrics.render(), content_type="text/plain")
 
 
 _STATUS = {

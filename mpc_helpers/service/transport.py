@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -19,9 +20,11 @@ from mpc_helpers.identity import tls
 from mpc_helpers.identity.membership import Membership
 from protocol.errors import Blamed, ProtocolError, TrefoilError
 from protocol.files import write_atomically
+from protocol.text import printable
 
 _LOG = logging.getLogger("trefoil.transport")
 PEER_PATH = "/v1/peer/"
+HEALTH_PATH = "/healthz"
 FETCH_SECONDS = 5.0
 RETRY_SECONDS = 0.25
 CLOSE_SECONDS = 0.02
@@ -95,16 +98,23 @@ class Certificates:
 class Transport:
     """Sends messages to the two other helpers. One try per call: who sends decides whether to try again.
 
-    A call takes at most `seconds`, and an answer has at most `longest_message` bytes.
+    A call takes at most `seconds`, and an answer has at most `longest_message` bytes. `dated` is told the date that a
+    peer's answer carries.
     """
 
     def __init__(
-        self, membership: Membership, certificates: Certificates, seconds: float, longest_message: int
+        self,
+        membership: Membership,
+        certificates: Certificates,
+        seconds: float,
+        longest_message: int,
+        dated: Callable[[int, str], None] = lambda _party, _date: None,
     ) -> None:
         self._membership = membership
         self._certificates = certificates
         self._seconds = seconds
         self._longest_message = longest_message
+        self._dated = dated
         # Bytes of messages and their answers since the start, for whoever watches this helper.
         self.carried = 0
         self._sessions: dict[int, aiohttp.ClientSession] = {}
@@ -126,19 +136,27 @@ class Transport:
 
     async def send(self, party: int, realm: str, message: bytes) -> bytes:
         """Deliver one message and return the peer's answer; whatever goes wrong is a `PeerError` naming the peer."""
+        return await self._exchange(party, "POST", PEER_PATH + realm, message)
+
+    async def ask_time(self, party: int) -> None:
+        """Have a peer answer something, for the date of its answer; or a `PeerError`."""
+        await self._exchange(party, "GET", HEALTH_PATH, b"")
+
+    async def _exchange(self, party: int, method: str, path: str, message: bytes) -> bytes:
         name = self._membership.name(party)
         try:
             async with asyncio.timeout(self._seconds):
                 session = await self._session(party)
                 address = self._membership.helper_set.helpers[party].address.rstrip("/")
                 # A redirect is an answer like any other that is not 200: whatever it names is not the pinned peer.
-                where = address + PEER_PATH + realm
-                async with session.post(where, data=message, allow_redirects=False) as response:
+                where = address + path
+                async with session.request(method, where, data=message, allow_redirects=False) as response:
+                    self._dated(party, response.headers.get("Date", ""))
                     answer = await read_bounded(response.content, self._longest_message)
                     self.carried += len(message) + len(answer)
                     if response.status != 200:
                         raise PeerError(
-                            f"{name} refused a message: {answer[:200].decode(errors='replace')}", party=party
+                            f"{name} refused a message: {printable(answer.decode(errors='replace'), 200)}", party=party
                         )
                     return answer
         except TimeoutError:

@@ -184,6 +184,8 @@ class ThreeHelpers:
     folder: Path
     steps: dict[int, Callable[[Step], None]] = field(default_factory=dict)
     clock: Callable[[], int] = real_now
+    # A helper that is not here goes by the clock above.
+    clocks: dict[int, Callable[[], int]] = field(default_factory=dict)
     intakes: dict[int, Intake] = field(default_factory=dict)
     _running: dict[int, AsyncExitStack] = field(default_factory=dict)
     _batches: int = 0
@@ -198,7 +200,7 @@ class ThreeHelpers:
     async def start(self, party: int) -> None:
         """Start one helper; its ledger, queries and certificates are those it had."""
         step = self.steps.get(party, lambda _: None)
-        parts = Parts(clock=self.clock, step=step, sessions=self.mpc.sessions, pace=FAST)
+        parts = Parts(clock=self.clocks.get(party, self.clock), step=step, sessions=self.mpc.sessions, pace=FAST)
         stack = AsyncExitStack()
         config = load_config(self.trio.config_path(party))
         self.intakes[party] = await stack.enter_async_context(serving(config, parts))

@@ -1,0 +1,91 @@
+"""Housekeeping: every hour, tidy the disk, forget reports too old to be admitted, destroy keys nothing is sealed to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mpc_helpers.identity.config import HelperConfig
+from mpc_helpers.identity.membership import Membership, destroy_expired_keys
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.service.clocks import ClockDoubted, LastRound, PeerClocks, check_clock
+from protocol.errors import TrefoilError
+
+ROUND_SECONDS = 3600.0
+HEAR_SECONDS = 30.0
+RETRY_SECONDS = 1.0
+_LOG = logging.getLogger("trefoil.housekeeping")
+
+
+class Tidied(Protocol):
+    """Whoever keeps queries on disk."""
+
+    async def tidy(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Housekeeping:
+    """One helper's. `ask_time` lets a peer say what its clock says; whoever cannot be reached says nothing."""
+
+    config: HelperConfig
+    membership: Membership
+    ledger: ReportLedger
+    queries: Tidied
+    peers: PeerClocks
+    ask_time: Callable[[int], Awaitable[object]]
+    clock: Callable[[], int]
+    doubt: str = field(default="", init=False)
+
+    async def run(self) -> None:
+        """Rounds without end. Whatever goes wrong in one, the next is tried."""
+        while True:
+            try:
+                await self.round()
+            except ClockDoubted as error:
+                _LOG.error("%s (%s)", error, error.hint)
+            except TrefoilError as error:
+                _LOG.error("housekeeping failed: %s", error)
+            except Exception:
+                _LOG.exception("housekeeping failed")
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def round(self) -> None:
+        """What can be undone first; then the clock is checked; what cannot be undone last, and keys last of all."""
+        await self.queries.tidy()
+        await asyncio.gather(*map(self._hear, self.membership.peers))
+        now = self.clock()
+        try:
+            await asyncio.to_thread(self._forget, now)
+        except ClockDoubted as error:
+            self.doubt = str(error)
+            raise
+        self.doubt = ""
+
+    def _forget(self, now: int) -> None:
+        lifetime, rounds = self.config.report_lifetime, LastRound(self.config.data)
+        last = rounds.read()
+        if last is None and (watermark := self.ledger.reports.watermark):
+            # The folder was lost but not the ledger, which knows how far the last round went.
+            last = watermark + lifetime
+        check_clock(now, last, self.peers)
+        self.ledger.reports.advance_watermark(now - lifetime)
+        destroy_expired_keys(self.config, self.membership, now)
+        rounds.write(now)
+
+    async def _hear(self, party: int) -> None:
+        """Tried for a while: helpers that start together know each other's certificates only after some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_SECONDS):
+                while True:
+                    with contextlib.suppress(TrefoilError):
+                        await self.ask_time(party)
+                        return
+                    await asyncio.sleep(RETRY_SECONDS)
+
+    def warnings(self) -> list[str]:
+        """What an operator should look at."""
+        return [*self.peers.warnings(), *filter(None, [self.doubt])]
