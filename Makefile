@@ -13,7 +13,7 @@ help:
 	@echo "make live    the same in your browser: an advertisement, a shop, the answer, the budget"
 	@echo "make test    lint, types and all tests, in under ten minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
-	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries over 20 sites"
+	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"
 	@echo "make fuzz    hostile bytes, random timelines: 20 minutes     make clean remove what the others made"
 
 $(READY): pyproject.toml
@@ -52,7 +52,7 @@ chaos: $(READY)
 	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_commit_crashes.py tests/test_chaos.py
 
 load: $(READY)
-	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py
+	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py tests/test_collector.py
 
 fuzz: $(READY)
 	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py \

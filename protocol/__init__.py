@@ -28,6 +28,7 @@
 - `vote`: one helper's signed YES or NO on an attempt
 - `answer`: three sealed shares that must fit together
 - `querier`: asking the three helpers, and what their answer is worth
+- `collector`: taking reports from devices, and batches of them
 - `regression`: learning a model from one answer (Appendix A)
 - `files`: files written whole, and private ones
 - `stopping`: being asked to stop, by Ctrl-C or SIGTERM

@@ -17,4 +17,5 @@
 - `chaos_helper`: a helper process with failpoints
 - `chaos_trio`: three of them, and an audit of all that left
 - `browser`: real Chromium, and demonstrations for it to visit
+- `many_posts`: clients that post reports to a collector
 """

@@ -1,0 +1,150 @@
+"""A collector's HTTPS interface: one address to which devices and pages post one sealed report at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import assert_never
+
+from aiohttp import web
+
+from protocol.batch import MAX_BODY, MAX_HEADER
+from protocol.collector.intake import CollectorIntake
+from protocol.collector.limits import CollectorLimits, NotTaken, Refused
+from protocol.collector.store import ReportStore
+from protocol.errors import TrefoilError
+
+_LOG = logging.getLogger("trefoil.collector")
+PATH = "/reports"
+MAX_POST = MAX_HEADER + MAX_BODY + 2**13
+# For headers and for a body, from the first byte to the last: a slow client costs one connection, not for long.
+HEADER_SECONDS = 30.0
+BODY_SECONDS = 30.0
+HOUSEKEEPING_SECONDS = 3600.0
+# Bodies being read or waiting at a time. With the largest body this bounds memory to some hundreds of megabytes.
+MAX_POSTS = 256
+# Any page may post: a report names its own site, and nobody but the helpers can read it.
+_OPEN = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "POST", "Access-Control-Max-Age": "86400"}
+
+
+def http_status(reason: Refused) -> int:
+    """400 and 403 are final, 429, 503 and 507 may be tried again."""
+    match reason:
+        case Refused.MALFORMED | Refused.TOO_OLD | Refused.TOO_NEW:
+            return 400
+        case Refused.OTHER_SITE | Refused.OTHER_HELPERS:
+            return 403
+        case Refused.TOO_FAST:
+            return 429
+        case Refused.BUSY | Refused.DISK:
+            return 503
+        case Refused.SITE_FULL | Refused.FULL:
+            return 507
+        case _:
+            assert_never(reason)
+
+
+class CollectorServer:
+    """The two routes: posting a report, and asking whether the collector is well."""
+
+    def __init__(self, intake: CollectorIntake) -> None:
+        self._intake = intake
+        self._posts = 0
+
+    def application(self) -> web.Application:
+        """For aiohttp."""
+        application = web.Application(client_max_size=MAX_POST)
+        application.router.add_post(PATH, self._post)
+        application.router.add_options(PATH, self._preflight)
+        application.router.add_get("/healthz", self._health)
+        return application
+
+    async def _post(self, request: web.Request) -> web.Response:
+        try:
+            if self._posts >= MAX_POSTS:
+                raise NotTaken(Refused.BUSY, "too many reports at once", "Post it again in a second.")
+            self._posts += 1
+            try:
+                filed = await self._intake.take(await _body(request))
+            finally:
+                self._posts -= 1
+        except NotTaken as error:
+            body = {"error": error.reason.value, "message": str(error), "hint": error.hint}
+            return web.json_response(body, status=http_status(error.reason), headers=_OPEN)
+        return web.json_response({"digest": filed.digest.hex()}, status=201 if filed.new else 200, headers=_OPEN)
+
+    async def _preflight(self, _request: web.Request) -> web.Response:
+        return web.Response(status=204, headers=_OPEN | {"Access-Control-Allow-Headers": "Content-Type"})
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise NotTaken(Refused.MALFORMED, f"the report did not arrive within {BODY_SECONDS:g} seconds") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise NotTaken(Refused.MALFORMED, f"a report has at most {MAX_POST} bytes") from None
+
+
+@contextlib.asynccontextmanager
+async def collecting(
+    folder: Path,
+    limits: CollectorLimits,
+    host: str,
+    port: int,
+    tls: tuple[Path, Path],
+    clock: Callable[[], int],
+) -> AsyncIterator[int]:
+    """Serve until the block ends; gives the port, which is the system's choice where 0 was asked for."""
+    context = _context(*tls)
+    async with contextlib.AsyncExitStack() as stack:
+        store = stack.enter_context(ReportStore(folder, limits))
+        intake = CollectorIntake(store, limits, clock)
+        for task in (asyncio.create_task(intake.run()), asyncio.create_task(_keep_house(store, clock))):
+            stack.push_async_callback(_ended, task)
+        runner = web.AppRunner(
+            CollectorServer(intake).application(), access_log=None, keepalive_timeout=HEADER_SECONDS, shutdown_timeout=2
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=context).start()
+        except OSError as error:
+            what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+            raise TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.") from None
+        yield int(runner.addresses[0][1])
+
+
+def _context(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise TrefoilError(
+            f"cannot use {certificate} with {key}: {error}", "Make both with: trefoil keygen tls"
+        ) from None
+    return context
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _keep_house(store: ReportStore, clock: Callable[[], int]) -> None:
+    while True:
+        try:
+            await asyncio.to_thread(store.forget, clock())
+        except TrefoilError as error:
+            _LOG.error("housekeeping failed: %s", error)
+        await asyncio.sleep(HOUSEKEEPING_SECONDS)
