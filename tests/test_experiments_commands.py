@@ -274,6 +274,22 @@ def test_other_figures_take_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert list(plots.iterdir())
 
 
+@pytest.mark.parametrize(("workload", "kappa"), [("microbenchmark", 0.5), ("patcg", 1.5), ("criteo", 0.5)])
+def test_bias_bounds_are_tried_on_every_workload(workload: str, kappa: float, tmp_path: Path) -> None:
+    """κ is a tenth of the value cap, unless one is given; every bound covers what its margin promises."""
+    path = tmp_path / "bias.json"
+    invoke("experiment", "bias", "--workload", workload, "--scale", "0.01", "--draws", "50", "--json", str(path))
+    written = json.loads(path.read_text())
+    assert written["workload"] == workload
+    assert [point["kappa"] for point in written["points"]][-1] == kappa
+    bounds = [(study["bound"], study["margin"]) for study in written["bias_studies"]]
+    assert bounds[-1] == ("her own record, no budget", "theorem") and len(bounds) == 5
+    assert written["bias_studies"][-1]["covers_bias"] == 1.0
+    if workload != "microbenchmark":
+        with pytest.raises(TrefoilError, match="Figure 7"):
+            invoke("experiment", "bias", "--workload", workload, "--scale", "0.01", "--plots", str(tmp_path / "plots"))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

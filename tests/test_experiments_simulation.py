@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
-from benchmarks.experiments.bias import Bound, Draws, Margin, study
+from benchmarks.experiments.bias import Bound, Draws, Margin, certainly_unbiased, study
 from benchmarks.experiments.columns import Ints, stable_order
 from benchmarks.experiments.microbenchmark import UNIT, Microbenchmark, generate
 from benchmarks.experiments.policies import Accounting, AraLike, CookieMonster, DevicePolicy, IpaLike, System, charges
@@ -19,6 +19,7 @@ from benchmarks.experiments.references import BIAS, MICROBENCHMARK
 from benchmarks.experiments.simulation import Simulation, simulate
 from benchmarks.experiments.world import Epochs, World
 from protocol import epsilon
+from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
 from protocol.seconds import DAY
 
@@ -186,14 +187,27 @@ def test_the_bias_bound_covers_at_its_probability() -> None:
     world = generate(Microbenchmark(seed=0, scale=0.05, days=60, repeats=40))
     one = simulate(world, Epochs(), [CookieMonster(Accounting.ARTIFACT, UNIT // 2)]).runs[0]
     draws = Draws.of(world, one, 1000, 7)
-    batch = Microbenchmark(scale=0.05).batch
-    theorem = study(world, one, draws, Margin.THEOREM, Bound.SIDE_QUERY, batch)
-    artifact = study(world, one, draws, Margin.ARTIFACT, Bound.SIDE_QUERY, batch)
+    theorem = study(world, one, draws, Margin.THEOREM, Bound.SIDE_QUERY)
+    artifact = study(world, one, draws, Margin.ARTIFACT, Bound.SIDE_QUERY)
     assert theorem.covers_flags == pytest.approx(0.975, abs=0.0013)
     assert artifact.covers_flags == pytest.approx(1 - 0.5 * 20 ** -(0.5**0.5), abs=0.0019)
     assert theorem.covers_bias >= 0.95
-    capped = study(world, one, draws, Margin.THEOREM, Bound.BEST_OF_BOTH, batch)
+    capped = study(world, one, draws, Margin.THEOREM, Bound.BEST_OF_BOTH)
     assert capped.covers_bias < 0.95
+
+
+def test_her_own_record_is_right_when_it_is_certain() -> None:
+    """Appendix F: an answer that she knows to be unbiased is; and she is not certain for ever."""
+    world = generate(Microbenchmark(seed=0, scale=0.05, days=60, repeats=40))
+    for kappa in (0, UNIT // 2):
+        one = simulate(world, Epochs(), [CookieMonster(Accounting.PAPER, kappa)]).runs[0]
+        certain = certainly_unbiased(world, one)
+        assert 0 < certain.sum() < world.submitted
+        assert np.all(one.truth[certain] == one.answer[certain])
+        assert np.any(one.truth != one.answer)
+        # With twice the budget she stays certain for longer, with half of it for less long.
+        wider, narrower = (certainly_unbiased(world, one, capacity) for capacity in (2 * MICROS, MICROS // 2))
+        assert narrower.sum() < certain.sum() < wider.sum()
 
 
 def test_flags_count_every_report_that_was_changed() -> None:

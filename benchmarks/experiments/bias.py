@@ -12,10 +12,12 @@ from typing import assert_never
 
 import numpy as np
 
-from benchmarks.experiments.columns import Floats
-from benchmarks.experiments.simulation import Run, noise_scale
+from benchmarks.experiments.columns import Flags, Floats
+from benchmarks.experiments.policies import Accounting, charges
+from benchmarks.experiments.simulation import NEVER, Run, noise_scale
 from benchmarks.experiments.world import World
 from benchmarks.seeded import generator
+from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
 
 BETA = 0.05
@@ -30,10 +32,16 @@ class Margin(Enum):
 
 
 class Bound(Enum):
-    """The side query alone, or (as the artifact does) also that no sum exceeds B·Δ, to which no margin is added."""
+    """What the querier concludes from.
+
+    The side query alone; or (as the artifact does) also that no sum exceeds B·Δ, to which no margin is added; or
+    nothing but her own record of what she has asked: an answer is unbiased for certain if no epoch can be out of budget
+    yet, and of unknown bias otherwise (Appendix F, "Detecting bias with global sensitivity"; costs no budget).
+    """
 
     SIDE_QUERY = "side query"
     BEST_OF_BOTH = "side query, batch cap"
+    OWN_RECORD = "her own record, no budget"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,13 @@ class Study:
         }
 
 
-def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound, batch: int) -> Study:
+def studies_of(world: World, run: Run, draws: Draws) -> list[Study]:
+    """Every bound with every margin; her own record knows no margin."""
+    measured = [study(world, run, draws, margin, bound) for bound in list(Bound)[:2] for margin in Margin]
+    return [*measured, study(world, run, draws, Margin.THEOREM, Bound.OWN_RECORD)]
+
+
+def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound) -> Study:
     """Bound the bias of every answer in every draw, and estimate its RMSRE as the querier would, from noisy numbers."""
     side = (draws.flags + _margin(margin, draws.scale)) / run.kappa * world.cap
     match bound:
@@ -112,7 +126,10 @@ def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound, ba
             # A negative bound says no more than zero does.
             used = np.maximum(side, 0.0)
         case Bound.BEST_OF_BOTH:
+            batch = np.bincount(world.conversions.query, minlength=world.submitted)
             used = np.minimum(side, batch * world.cap - draws.answers)
+        case Bound.OWN_RECORD:
+            used = np.broadcast_to(np.where(certainly_unbiased(world, run), 0.0, np.inf), side.shape)
         case _:
             assert_never(bound)
     estimates = np.sqrt(used**2 + 2 * draws.scale**2) / np.abs(draws.answers)
@@ -124,6 +141,26 @@ def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound, ba
         estimates=estimates,
         errors=run.rmsre,
     )
+
+
+def certainly_unbiased(world: World, run: Run, capacity: int = MICROS) -> Flags:
+    """Queries whose epochs cannot have run out, whoever the device belongs to: all asked for so far fits the budget.
+
+    A device is in a batch at most once, so that each query takes at most ⌈ε·(Δ + κ)/Δ⌉ from each epoch it spans. What
+    counts are the reports: a query takes part from its first one on, though its batch is full only later.
+    """
+    queries, conversions = world.queries, world.conversions
+    prices = charges(Accounting.PAPER, queries.epsilon, world.cap + run.kappa, world.cap)
+    begun, full = np.full(world.submitted, NEVER), np.full(world.submitted, -NEVER)
+    np.minimum.at(begun, conversions.query, conversions.time)
+    np.maximum.at(full, conversions.query, conversions.time)
+    certain = np.zeros(world.submitted, dtype=np.bool_)
+    for query in range(world.submitted):
+        asked = (begun <= full[query]) & (queries.advertiser == queries.advertiser[query])
+        epochs = range(int(run.first_epoch[query]), int(run.last_epoch[query]) + 1)
+        spans = (asked & (run.first_epoch <= epoch) & (epoch <= run.last_epoch) for epoch in epochs)
+        certain[query] = all(int(prices[span].sum()) <= capacity for span in spans)
+    return certain
 
 
 def _margin(margin: Margin, scale: Floats) -> Floats:

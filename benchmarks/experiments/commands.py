@@ -19,6 +19,7 @@ from benchmarks.experiments.common_options import (
     Policy,
     Scale,
     Seed,
+    WorkloadChoice,
     show,
 )
 from protocol.console import progress, write_json
@@ -68,8 +69,13 @@ def microbenchmark(
 def bias(
     *,
     draws: Annotated[int, typer.Option(help="How often the noise is drawn.")] = 500,
+    workload: Annotated[
+        WorkloadChoice, typer.Option(help="The paper's heavy load, or one of its data sets, synthetic.")
+    ] = WorkloadChoice.MICROBENCHMARK,
     accounting: Accounting = AccountingChoice.PAPER,
-    kappa: Kappa = 0.5,
+    kappa: Annotated[
+        float, typer.Option(help="Weight of the side query, in the value's unit.", show_default="a tenth of the cap")
+    ] = 0.0,
     policy: Policy = None,
     function: Function = None,
     epoch_days: EpochDays = None,
@@ -79,13 +85,17 @@ def bias(
     plots: Plots = None,
 ) -> None:
     """Figure 7: what the bias side query costs, and what its bound is worth, over many draws of the noise."""
+    from benchmarks.experiments.experiments import BIAS_CONVERSIONS, BiasWorkload
     from benchmarks.experiments.experiments import bias as run
     from benchmarks.experiments.results import study_table
 
+    if plots is not None and workload is not WorkloadChoice.MICROBENCHMARK:
+        raise TrefoilError("Figure 7 is the microbenchmark's", "Leave --plots or --workload out.")
     common = Common(epoch_days, seed, scale, json, plots)
     options = common.options(accounting, kappa, policy, function)
-    with progress("bias", round(800_000 * common.scale)) as advance:
-        result, studies = run(options, draws, advance)
+    chosen = BiasWorkload(workload.value)
+    with progress("bias", round(BIAS_CONVERSIONS[chosen] * common.scale)) as advance:
+        result, studies = run(options, draws, advance, chosen)
     drawings = common.draw("draw_figure_7", result, studies)
     show(study_table(studies), common.json)
     common.finish([result], drawings)

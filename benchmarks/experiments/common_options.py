@@ -27,6 +27,14 @@ class AccountingChoice(StrEnum):
     ARTIFACT = "artifact"
 
 
+class WorkloadChoice(StrEnum):
+    """Where bounds on the bias are tried: see benchmarks/experiments/README.md."""
+
+    MICROBENCHMARK = "microbenchmark"
+    PATCG = "patcg"
+    CRITEO = "criteo"
+
+
 Accounting = Annotated[AccountingChoice, typer.Option(help="The paper's accounting, or its public artifact's.")]
 Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
 EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]

@@ -34,8 +34,10 @@ class Run:
     answer: Ints
     flagged: Ints
     paid: Ints
-    # The queries in the order in which their batches fill up.
+    # The queries in the order in which their batches fill up, and the epochs that each of them spans.
     order: Ints
+    first_epoch: Ints = field(repr=False)
+    last_epoch: Ints = field(repr=False)
     # One number per owner: the average budget spent over the epochs its advertiser ever asked for, in micros.
     owner_average: Floats = field(repr=False)
     rmsre: Floats = field(repr=False)
@@ -177,6 +179,8 @@ def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
         flagged=tally.flagged,
         paid=tally.paid,
         order=batches.order(),
+        first_epoch=batches.first_epoch,
+        last_epoch=batches.last_epoch,
         owner_average=spent / owner_spans,
         rmsre=rmsre(world, batches.truth, tally.answer, float(getattr(tally.policy, "spread", 1.0))),
         seconds=tally.seconds,
@@ -205,6 +209,8 @@ def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
         flagged=np.zeros(world.submitted, dtype=np.int64),
         paid=result.paid,
         order=order,
+        first_epoch=batches.first_epoch,
+        last_epoch=batches.last_epoch,
         owner_average=(by_advertiser / np.maximum(widths, 1))[world.owner_advertiser],
         rmsre=rmsre(world, batches.truth, batches.truth),
         seconds=time.perf_counter() - started,
