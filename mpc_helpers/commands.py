@@ -16,7 +16,9 @@ app = typer.Typer(help="mpc_helpers")
 keygen = typer.Typer(help="Make keys.", no_args_is_help=True)
 ledger = typer.Typer(help="Look after a helper's report ledger.", no_args_is_help=True)
 app.add_typer(keygen, name="keygen")
+alarm = typer.Typer(help="Look after a helper's alarm: failed proofs of joint noise.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
+app.add_typer(alarm, name="alarm")
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The helper's configuration file.", show_default=False)]
 
@@ -192,6 +194,39 @@ def _load(path: Path) -> tuple[HelperConfig, Membership]:
 
     config = load_config(path)
     return config, load_membership(config, _now())
+
+
+@alarm.command("show")
+def alarm_show(config: ConfigFile) -> None:
+    """Show which proofs of other helpers have failed at this one. None ever fails among honest helpers.
+
+    Example: trefoil alarm show --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.mpc.failed_proofs import ROOM, FailedProofs
+    from protocol.console import out
+
+    standing = FailedProofs(load_config(config).failed_proofs).standing()
+    for line in standing:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    out.print(f"{len(standing)} of {ROOM} failures that this helper bears", markup=False, highlight=False)
+
+
+@alarm.command("clear")
+def alarm_clear(config: ConfigFile) -> None:
+    """Run joint noise again after failed proofs. The helper may go on running.
+
+    Each failure was a helper that cheated, or a defect. Clear only when you know which, with the other operators: every
+    eight failures add 2^-49 to the delta of an answer.
+
+    Example: trefoil alarm clear --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.mpc.failed_proofs import FailedProofs
+    from protocol.console import out
+
+    cleared = FailedProofs(load_config(config).failed_proofs).clear()
+    out.print(f"cleared {len(cleared)} failed proofs", markup=False, highlight=False)
 
 
 def _now() -> int:

@@ -21,7 +21,7 @@ from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTer
 from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AttemptOutcome, QueryName, Step
-from mpc_helpers.mpc.session import MpcError
+from mpc_helpers.mpc.session import MpcError, Stage
 from mpc_helpers.mpc.terms import SumTerms
 from protocol.answer import AnswerShare
 from protocol.errors import Blamed
@@ -109,6 +109,7 @@ class Helper:
                         # Open: to the querier only, and only with YES from both peers.
                         outcome = await self._open(query, attempt, noisy, progress)
             except (MpcError, AttemptFailed) as failure:
+                _raise_if_alarming(failure)
                 await self._wait_to_retry(query, failed, failure)
             except AgreementError as error:
                 raise _after(failed, error) from None
@@ -205,6 +206,13 @@ class Helper:
         _LOG.warning("an attempt failed, trying again: %s", failure)
         # Ever longer: a helper that spoils every attempt must not wear the other two's ledgers out.
         await asyncio.sleep(min(RETRY_SECONDS * 2 ** len(failed), LONGEST_RETRY, left))
+
+
+def _raise_if_alarming(failure: Blamed) -> None:
+    """A proof that does not hold is no accident: another try would only be another chance for whoever cheats."""
+    if isinstance(failure, MpcError) and failure.stage is Stage.PROOF:
+        _LOG.error("ALARM: %s", failure)
+        raise failure
 
 
 def _after(failed: list[Blamed], error: AgreementError) -> AgreementError:

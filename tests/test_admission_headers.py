@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpc_helpers.admission.headers import examine_headers
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules
 from protocol.errors import Rejected, Rejection
-from protocol.query import Query
+from protocol.query import NoiseMode, Query
 from protocol.report import TIME_SPAN, Header
 from protocol.shares import PARTIES
 from tests.support import protocol_samples as samples
@@ -171,6 +171,21 @@ def test_noise_is_compared_without_wrapping() -> None:
     """In 64 bits ε_q·Δ_r would be 2^31·2^40 → 0, and a report that paid next to nothing would be admitted."""
     rules = samples.rules(0, samples.query(epsilon_micros=2**31, sensitivity=1))
     assert fates(rules, [header(epsilon_micros=1, sensitivity=2**40)]) == [Rejection.NOISE_TOO_SMALL]
+
+
+def test_joint_noise_covers_reports_up_to_the_loss_that_its_delta_is_stated_for() -> None:
+    """ε_q = 1, Δ_q = 100: a report may have asked for Δ_r up to 1500 at the same rate, with its side query for less."""
+    paid = {"epsilon_micros": 15_000_000, "sensitivity": 1500}
+    beyond = {"epsilon_micros": 15_010_000, "sensitivity": 1501}
+    both = [header(**paid), header(**beyond)]
+    joint = samples.rules(0, samples.query(noise=NoiseMode.JOINT))
+    assert fates(joint, both) == [None, Rejection.NOISE_TOO_SMALL]
+    for rules in (RULES[0], samples.rules(0, samples.query(noise=NoiseMode.JOINT, debug=True))):
+        debug = rules.query.debug
+        assert fates(rules, [header(debug=debug, **beyond)]) == [None]
+    side = samples.rules(0, samples.query(noise=NoiseMode.JOINT, kappa=1))
+    assert fates(side, [header(kappa=1, **paid)]) == [Rejection.NOISE_TOO_SMALL]
+    assert fates(side, [header(kappa=1, epsilon_micros=14_990_000, sensitivity=1499)]) == [None]
 
 
 def test_headers_of_another_length_are_told_why() -> None:

@@ -17,6 +17,7 @@ from mpc_helpers.local.launcher import Trio, prepare
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity
+from protocol.query import NoiseMode
 from protocol.seconds import DAY
 from protocol.set_files import write_set
 
@@ -67,12 +68,26 @@ def test_what_the_launcher_writes_is_accepted(trio: Trio) -> None:
         (lambda stored: stored.update(sites={"a.example": {"key": "00"}}), "32 bytes"),
         (lambda stored: stored.update(sites={"a.example": {"callers": []}}), "'key' is missing"),
         (lambda stored: stored.update(sites={"a.example": "key"}), "expected an object"),
+        (lambda stored: stored.update(noise_modes=["loud"]), "unknown noise mode 'loud'"),
+        (lambda stored: stored.update(noise_modes=[]), "noise_modes names at least one"),
+        (lambda stored: stored.update(noise_modes=["local", "local"]), "none twice"),
+        (lambda stored: stored.update(noise_modes="joint"), "'noise_modes' must be a list"),
         (lambda stored: stored.update(trefoil_helper=2), "not a helper's configuration"),
     ],
 )
 def test_each_mistake_has_its_message(trio: Trio, change: Callable[[dict[str, Any]], object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load_config(edit(trio, change))
+
+
+def test_joint_noise_has_to_be_named(trio: Trio) -> None:
+    """It makes (ε, δ) of the ε that devices paid, which is for the operator to allow. The launcher allows all."""
+    assert load_config(trio.config_path(0)).noise_modes == tuple(NoiseMode)
+    without = load_config(edit(trio, lambda stored: stored.pop("noise_modes")))
+    assert without.noise_modes == (NoiseMode.LOCAL, NoiseMode.PAIRWISE)
+    assert load_config(edit(trio, lambda stored: stored.update(noise_modes=["joint"]))).noise_modes == (
+        NoiseMode.JOINT,
+    )
 
 
 def test_a_file_that_is_not_there_or_not_json(tmp_path: Path) -> None:

@@ -202,6 +202,7 @@ class Remembering(ExactNoise):
     """What helper 3 knows of pairwise noise: the vectors of its two pairs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.known = np.zeros(BUCKETS, dtype=np.int64)
 
     def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:

@@ -43,6 +43,7 @@ class Recorder(ExactNoise):
     """The real noise, remembered: handed in by a test, reachable in no other way."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.vectors: dict[bytes, list[int]] = {}
 
     def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:
@@ -103,7 +104,9 @@ async def test_the_largest_histogram_has_room_for_its_side_query() -> None:
     """As many buckets as a report may have and the side query: a query that is accepted is also computed."""
     numbers = Shape(MAX_BUCKETS, kappa=1).length
     values, nothing = [3] * numbers, [0] * numbers
-    WorkerSetup(0, TlsIdentity(Path("/a"), Path("/b")), terms(SumKind.LOCAL, numbers), "127.0.0.1", (0,))
+    WorkerSetup(
+        0, TlsIdentity(Path("/a"), Path("/b")), terms(SumKind.LOCAL, numbers), Path("/alarm"), "127.0.0.1", (0,)
+    )
     programs = [local_sum(piece, nothing) for piece in shamir_shares(values)]
     assert opened(await run_three_in_one_process(sessions(SumKind.LOCAL, numbers), programs)) == values
 

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
+from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.fork_server import Child, ForkServer
 from mpc_helpers.mpc.session import MpcError, Peer, Stage
 from mpc_helpers.mpc.terms import SumKind, SumTerms
@@ -47,8 +48,18 @@ def shamir_shares(values: Sequence[int]) -> list[list[int]]:
     return [[int(v) for v in to_shamir(party, split.components(party)).tolist()] for party in range(3)]
 
 
+def alarm(identity: TlsIdentity) -> Path:
+    """A helper's file of failed proofs, beside its certificate."""
+    path = identity.certificate.parent / "failed-proofs"
+    FailedProofs(path).prepare()
+    return path
+
+
 def setups(identities: list[TlsIdentity], kind: SumKind, buckets: int, rate: Fraction) -> list[WorkerSetup]:
-    return [WorkerSetup(party, identities[party], SumTerms(kind, rate, 1, buckets)) for party in range(3)]
+    return [
+        WorkerSetup(party, identities[party], SumTerms(kind, rate, 1, buckets), alarm(identities[party]))
+        for party in range(3)
+    ]
 
 
 def peers_at(identities: list[TlsIdentity], ports: Sequence[int]) -> tuple[Peer, Peer, Peer]:
@@ -285,7 +296,9 @@ async def test_nothing_secret_in_arguments_environment_or_repr(
 
 
 def test_messages_have_one_encoding(identities: list[TlsIdentity]) -> None:
-    setup = WorkerSetup(2, identities[2], SumTerms(SumKind.PAIRWISE, Fraction(3, 70), 7, 9), "0.0.0.0", (5000, 5001))
+    setup = WorkerSetup(
+        2, identities[2], SumTerms(SumKind.PAIRWISE, Fraction(3, 70), 7, 9), Path("/alarm"), "0.0.0.0", (5000, 5001)
+    )
     assert WorkerSetup.decode(setup.encode()) == setup
     run = WorkerRun(DIGEST, 12.5, peers_at(identities, (1, 2, 3)), [1, 2, 3])
     assert WorkerRun.decode(run.encode()) == run
@@ -301,13 +314,15 @@ def test_messages_have_one_encoding(identities: list[TlsIdentity]) -> None:
 
 def test_too_much_noise_is_refused_before_anything_starts(identities: list[TlsIdentity]) -> None:
     with pytest.raises(TrefoilError, match="too much to draw") as caught:
-        WorkerSetup(0, identities[0], SumTerms(SumKind.LOCAL, Fraction(1, 2**20), 1, 1025))
+        WorkerSetup(0, identities[0], SumTerms(SumKind.LOCAL, Fraction(1, 2**20), 1, 1025), Path("/alarm"))
     assert "coarser unit" in caught.value.hint
 
 
 def test_an_unusable_port_is_an_error_for_a_person(identities: list[TlsIdentity], tmp_path: Path) -> None:
     async def start() -> None:
-        setup = WorkerSetup(0, identities[0], SumTerms(SumKind.LOCAL, Fraction(1), 1, 1), "203.0.113.1", (9,))
+        setup = WorkerSetup(
+            0, identities[0], SumTerms(SumKind.LOCAL, Fraction(1), 1, 1), Path("/alarm"), "203.0.113.1", (9,)
+        )
         async with ForkServer() as fork_server, Worker(setup, fork_server) as worker:
             await worker.start()
 

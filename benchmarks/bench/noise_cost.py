@@ -24,6 +24,7 @@ from rich.table import Table
 
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
+from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.fork_server import ForkServer
 from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import Program, run_three_in_one_process
@@ -192,6 +193,8 @@ class _Workers:
 
     def __init__(self, folder: Path) -> None:
         now = int(time.time())  # noqa: TID251 - an edge: certificates are valid from now on
+        self._failed_proofs = folder / "failed-proofs"
+        FailedProofs(self._failed_proofs).prepare()
         self._identities = [_identity(folder, party, now) for party in range(PARTIES)]
         self._runner = asyncio.Runner()
         self._fork_server = ForkServer()
@@ -209,7 +212,9 @@ class _Workers:
         return self._runner.run(self._run(terms))
 
     async def _run(self, terms: SumTerms) -> tuple[float, float]:
-        setups = [WorkerSetup(party, identity, terms) for party, identity in enumerate(self._identities)]
+        setups = [
+            WorkerSetup(party, identity, terms, self._failed_proofs) for party, identity in enumerate(self._identities)
+        ]
         workers = [Worker(setup, self._fork_server) for setup in setups]
         try:
             ports = await asyncio.gather(*(worker.start() for worker in workers))

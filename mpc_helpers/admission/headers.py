@@ -19,7 +19,8 @@ from protocol.epsilon import noise_covers
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, P, Vector
 from protocol.hpke import KEY_ID_SIZE
-from protocol.query import Query
+from protocol.noise_scale import NoiseScale
+from protocol.query import NoiseMode, Query
 from protocol.report import (
     COMMITMENT_SPANS,
     EPSILON_SPAN,
@@ -165,11 +166,24 @@ def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
     for rows, value in _groups(headers[:, EPSILON_SPAN.start : SENSITIVITY_SPAN.stop]):
         epsilon, sensitivity = _PAID.unpack(value)
         try:
-            if not noise_covers(epsilon, sensitivity, query.epsilon_micros, query.sensitivity):
+            if not _is_covered(query, epsilon, sensitivity):
                 reasons[rows] = CODE_OF[Rejection.NOISE_TOO_SMALL]
         except ProtocolError:
             reasons[rows] = CODE_OF[Rejection.MALFORMED]
     return reasons
+
+
+def _is_covered(query: Query, epsilon: int, sensitivity: int) -> bool:
+    """Whether the query's noise is what a report of this (ε, Δ) was made for, or more.
+
+    Joint noise has an end, and its δ is stated for changes up to some size. A report that may change the sum by more
+    is not covered by it, whatever its ε is.
+    """
+    if not noise_covers(epsilon, sensitivity, query.epsilon_micros, query.sensitivity):
+        return False
+    if query.noise is not NoiseMode.JOINT or query.debug:
+        return True
+    return NoiseScale.of(query).joint.covers(sensitivity + query.kappa)
 
 
 def header_hours(headers: Bytes) -> Hours:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import TrefoilError
 from protocol.keys import IDENTITY_KEY_SIZE
+from protocol.query import NoiseMode
 from protocol.report import check_site
 from protocol.seconds import DAY
 
@@ -82,6 +83,8 @@ class HelperConfig:
     mpc_ports: tuple[int, ...] = (0,)
     report_lifetime_days: int = 30
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
+    # Joint noise makes (ε, δ) of the pure ε that devices paid, so an operator has to name it.
+    noise_modes: tuple[NoiseMode, ...] = (NoiseMode.LOCAL, NoiseMode.PAIRWISE)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -91,11 +94,18 @@ class HelperConfig:
             raise ConfigError(f"reports live 1 to 365 days, not {self.report_lifetime_days}", _HINT)
         if not (0 <= self.processes <= 1024):
             raise ConfigError(f"processes is 0 (none of their own) to 1024, not {self.processes}", _HINT)
+        if not self.noise_modes or len(set(self.noise_modes)) != len(self.noise_modes):
+            raise ConfigError("noise_modes names at least one mode, and none twice", _HINT)
 
     @property
     def tls(self) -> TlsIdentity:
         """The certificate this helper shows, and its key."""
         return TlsIdentity(self.tls_certificate, self.tls_key)
+
+    @property
+    def failed_proofs(self) -> Path:
+        """Where failed checks of joint noise are counted."""
+        return self.data / "failed-proofs"
 
     @property
     def report_lifetime(self) -> int:
@@ -131,6 +141,8 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
     values["mpc_ports"] = tuple(_list_of(values, "mpc_ports", int)) or (0,)
     values["sites"] = {site: _site(site, entry) for site, entry in _typed(values, "sites", dict).items()}
     values["limits"] = _limits(values.get("limits", {}))
+    if "noise_modes" in values:
+        values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
     for name, kind in (("name", str), ("host", str), ("port", int)):
         _typed(values, name, kind)
     for name, kind in (("mpc_host", str), ("report_lifetime_days", int), ("processes", int)):
@@ -170,6 +182,14 @@ def _site(site: str, entry: object) -> Site:
         return Site(bytes.fromhex(_typed(entry, "key", str)), frozenset(callers))
     except ValueError:
         raise ConfigError(f"site {site}: its key is not hexadecimal", _HINT) from None
+
+
+def _noise_mode(name: str) -> NoiseMode:
+    try:
+        return NoiseMode(name)
+    except ValueError:
+        known = ", ".join(mode.value for mode in NoiseMode)
+        raise ConfigError(f"unknown noise mode {name!r} in noise_modes", f"Known are {known}.") from None
 
 
 def _limits(entry: object) -> Limits:

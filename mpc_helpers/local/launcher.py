@@ -27,6 +27,7 @@ from mpc_helpers.ledger.rebuild import create as create_ledger
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.keys import IdentityKey, load_identity, save_identity
+from protocol.query import NoiseMode
 from protocol.report import check_site
 from protocol.set_files import write_set
 from protocol.shares import PARTIES
@@ -162,6 +163,7 @@ def _configure(
         "sites": {**earlier, **sites},
         # Three helpers share this machine's cores.
         "processes": max(1, (os.cpu_count() or 1) // PARTIES),
+        "noise_modes": [mode.value for mode in NoiseMode],
     }
     keygen.write_config(path.parent, helper.name, {**fields, **options})
     config = load_config(path)

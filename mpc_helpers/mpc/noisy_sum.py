@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.joint.layout import Layout
-from mpc_helpers.mpc.joint.noise import JointNoise
+from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
 from mpc_helpers.mpc.pace import paced
 from mpc_helpers.mpc.session import DIGEST_SIZE, MpcError, Stage, name_of
 from protocol.errors import ProtocolError
@@ -46,7 +46,13 @@ class NoiseSource(Protocol):
 
 
 class ExactNoise:
-    """The noise of `mpc_helpers.mpc.noise`: system randomness for local, the key's coins for pairwise."""
+    """The noise of `mpc_helpers.mpc.noise`: system randomness for local, the key's coins for pairwise.
+
+    `judge` runs this helper's check of another's proof in joint.
+    """
+
+    def __init__(self, judge: Judge = alone) -> None:
+        self._judge = judge
 
     def local(self, rate: Fraction, buckets: int) -> list[int]:
         """See `NoiseSource`."""
@@ -58,7 +64,7 @@ class ExactNoise:
 
     async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
         """See `NoiseSource`."""
-        return await JointNoise(engine, layout).draw()
+        return await JointNoise(engine, layout, self._judge).draw()
 
 
 def local_sum(share: Sequence[int], drawn: Sequence[int]) -> Program[list[int]]:

@@ -45,11 +45,15 @@ class WorkerMessage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker is told first. `ports` is tried in order; 0 means any free one."""
+    """What a worker is told first. `ports` is tried in order; 0 means any free one.
+
+    `failed_proofs` is the file in which this helper's failed checks of joint noise are counted.
+    """
 
     party: int
     identity: TlsIdentity
     terms: SumTerms
+    failed_proofs: Path
     host: str = "127.0.0.1"
     ports: tuple[int, ...] = (0,)
 
@@ -66,7 +70,7 @@ class WorkerSetup:
         """The message."""
         writer = Writer().uint(self.party, 1).text(str(self.identity.certificate)).text(str(self.identity.key))
         self.terms.write(writer)
-        writer.text(self.host).uint(len(self.ports), 2)
+        writer.text(str(self.failed_proofs)).text(self.host).uint(len(self.ports), 2)
         for port in self.ports:
             writer.uint(port, 2)
         return writer.done()
@@ -76,10 +80,10 @@ class WorkerSetup:
         """The reverse of `encode`."""
         reader = Reader(data)
         party, identity = reader.uint(1), TlsIdentity(Path(reader.text()), Path(reader.text()))
-        terms, host = SumTerms.read(reader), reader.text()
+        terms, failed_proofs, host = SumTerms.read(reader), Path(reader.text()), reader.text()
         ports = tuple(reader.uint(2) for _ in range(reader.uint(2)))
         reader.finish()
-        return cls(party, identity, terms, host, ports)
+        return cls(party, identity, terms, failed_proofs, host, ports)
 
 
 @dataclass(frozen=True, slots=True)

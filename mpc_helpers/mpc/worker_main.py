@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any, BinaryIO, assert_never
 
+from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.links import listen
 from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.pace import paced
@@ -81,7 +82,7 @@ def _program(setup: WorkerSetup, run: WorkerRun, drawn: list[int]) -> Program[li
         case SumKind.PAIRWISE:
             return pairwise_sum(run.share, terms.rate, ExactNoise(), seconds=terms.allowance)
         case SumKind.JOINT:
-            return joint_sum(run.share, terms.layout, ExactNoise())
+            return joint_sum(run.share, terms.layout, ExactNoise(FailedProofs(setup.failed_proofs).judge))
         case SumKind.DEBUG:
             return debug_sum(run.share)
         case _:

@@ -31,6 +31,7 @@ from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc import noise
+from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.clocks import PeerClocks
 from mpc_helpers.service.housekeeping import Housekeeping
 from mpc_helpers.service.intake import Intake
@@ -41,7 +42,6 @@ from mpc_helpers.service.rendezvous import Rendezvous
 from mpc_helpers.service.server import OpenPages, PeerDoor, Server
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.worker_sessions import WorkerSessions
-from protocol.query import NoiseMode
 from protocol.report import VERSION
 from protocol.stopping import stop_event
 
@@ -80,6 +80,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
     parts = parts or Parts()
     membership = load_membership(config, parts.clock())
     config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    failed_proofs = FailedProofs(config.failed_proofs)
+    failed_proofs.prepare()
     metrics = Metrics()
     longest = longest_message(config.limits.maximum_reports)
     async with contextlib.AsyncExitStack() as stack:
@@ -105,7 +107,12 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         admission = _admission(config, membership, ledger, place, metrics)
         limits, clock = config.limits, parts.clock
         helper = Helper(membership, limits, admission, agreement, sessions, clock, step=parts.step)
-        intake = _intake(config, membership, ledger, helper, metrics, parts)
+        metrics.gauge(
+            "trefoil_failed_proofs",
+            "proofs of joint noise that failed here and that no operator has cleared",
+            lambda: {(): len(failed_proofs.standing())},
+        )
+        intake = _intake(config, membership, ledger, helper, failed_proofs, metrics, parts)
         stack.push_async_callback(intake.close)
         peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: rendezvous}, longest)
         keeper = Housekeeping(config, membership, ledger, intake, clocks, transport.ask_time, parts.clock)
@@ -159,12 +166,13 @@ def _intake(
     membership: Membership,
     ledger: ReportLedger,
     helper: Helper,
+    failed_proofs: FailedProofs,
     metrics: Metrics,
     parts: Parts,
 ) -> Intake:
     return Intake(
         membership.party,
-        Policy(membership, config.sites, config.limits, parts.clock),
+        Policy(membership, config, failed_proofs, parts.clock),
         QueryRegistry(ledger.queries, config.data / "queries", parts.clock),
         helper,
         parts.clock,
@@ -180,7 +188,7 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
         "party": membership.party + 1,
         "version": VERSION,
         "helper_set": {"number": membership.helper_set.number, "digest": membership.helper_set.digest.hex()},
-        "noise": [mode.value for mode in NoiseMode],
+        "noise": [mode.value for mode in config.noise_modes],
         "limits": {
             "minimum_reports": config.limits.minimum_reports,
             "maximum_reports": config.limits.maximum_reports,

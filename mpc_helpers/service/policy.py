@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from mpc_helpers.identity.config import Limits, Site
+from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
+from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.terms import SumTerms
 from mpc_helpers.service.refusal import Refusal, Trouble
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.query import Query, SignedQuery
+from protocol.query import NoiseMode, Query, SignedQuery
 
 
 class Policy:
     """What this helper's operator registered and allows. A query is authenticated by its signature alone."""
 
     def __init__(
-        self, membership: Membership, sites: Mapping[str, Site], limits: Limits, clock: Callable[[], int]
+        self, membership: Membership, config: HelperConfig, failed_proofs: FailedProofs, clock: Callable[[], int]
     ) -> None:
         self._membership = membership
-        self._sites = sites
-        self._limits = limits
+        self._sites = config.sites
+        self._limits = config.limits
+        self._noise_modes = config.noise_modes
+        self._failed_proofs = failed_proofs
         self._clock = clock
 
     def authenticate(self, signed: SignedQuery) -> None:
@@ -47,6 +50,7 @@ class Policy:
     def check_willing(self, query: Query, running: Sequence[Query]) -> None:
         """What this helper will not do, given the queries that it has not finished yet."""
         self._check_terms(query)
+        self._check_noise(query)
         self._check_cost(query)
         self._check_room(query, running)
 
@@ -63,6 +67,19 @@ class Policy:
                 f"the deadline is {query.deadline - now} s away; this helper accepts 1 to {limits.seconds}",
                 "Ask with another deadline; if it looks right, compare the clocks.",
             )
+
+    def _check_noise(self, query: Query) -> None:
+        """An operator lists the modes that this helper runs, and joint noise ends with too many failed proofs."""
+        if query.noise not in self._noise_modes:
+            modes = " or ".join(mode.value for mode in self._noise_modes)
+            message = f"this helper does not run the noise mode {query.noise.value}"
+            raise Refusal(Trouble.UNWILLING, message, f"Ask with --noise {modes}, or ask its operator.")
+        if query.noise is NoiseMode.JOINT and not query.debug:
+            try:
+                self._failed_proofs.check_room()
+            except TrefoilError as error:
+                hint = "Ask with --noise local, or ask this helper's operator, who can look: trefoil alarm show"
+                raise Refusal(Trouble.UNWILLING, str(error), hint) from None
 
     def _check_cost(self, query: Query) -> None:
         if query.shape.checked:

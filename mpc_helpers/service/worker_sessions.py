@@ -103,6 +103,7 @@ class WorkerSessions:
             party=self._membership.party,
             identity=self._config.tls,
             terms=terms,
+            failed_proofs=self._config.failed_proofs,
             host=self._config.mpc_host or self._config.host,
             ports=self._config.mpc_ports,
         )

@@ -11,7 +11,7 @@ import numpy as np
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.joint import circuit, conversion
 from mpc_helpers.mpc.joint.layout import Layout
-from mpc_helpers.mpc.joint.noise import JointNoise
+from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
 from mpc_helpers.mpc.joint.streams import PairStreams, Purpose
 from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
 from mpc_helpers.mpc.session import MpcSession
@@ -20,7 +20,7 @@ from protocol.joint_scale import JointScale
 
 SESSION = b"s" * 32
 Components = dict[int, Vector]
-Make = Callable[[Engine, Layout], JointNoise]
+Make = Callable[[Engine, Layout, Judge], JointNoise]
 STEP = 3
 
 
@@ -90,7 +90,7 @@ class Run:
                 low, high = (other for other in range(3) if other != lacking)
                 key = self.keys.setdefault(lacking, engine.pair_key(lacking))
                 engine._runtime._prss_keys[low, high] = key  # the test's own, where it has one
-            return await make(engine, self.layout).draw()
+            return await make(engine, self.layout, alone).draw()
 
         return program
 
@@ -139,8 +139,8 @@ def posting(change: Callable[[Post, int, int, bytes], None]) -> Make:
     """A party whose messages go through `change`, which is given the way to post, peer, step and body."""
 
     class Posting(JointNoise):
-        def __init__(self, engine: Engine, layout: Layout) -> None:
-            super().__init__(engine, layout)
+        def __init__(self, engine: Engine, layout: Layout, judge: Judge = alone) -> None:
+            super().__init__(engine, layout, judge)
             post = engine.post
             engine.post = lambda peer, step, body: change(post, peer, step, body)  # type: ignore[method-assign]
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from mpc_helpers.agreement.hooks import Pace
@@ -27,7 +27,9 @@ from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.local.launcher import Trio, prepare
 from mpc_helpers.mpc.channel import Channel, Intercept, memory_mesh
+from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.joint.layout import Layout
+from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
 from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import Engine, run_over_channels
 from mpc_helpers.mpc.terms import SumKind, SumTerms
@@ -44,6 +46,7 @@ from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.worth import QueryResult
 from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
 from protocol.shares import PARTIES
+from tests.support.joint_trio import Make
 
 SITE = "shop.example"
 FAST = Pace(first=0.01, longest_agree=0.05, longest_ask=0.1, patience=2.0)
@@ -98,8 +101,10 @@ class NoiseRecord:
 class _RecordingNoise(ExactNoise):
     """Exact noise that tells."""
 
-    def __init__(self, keep: Callable[[bytes, list[int]], None]) -> None:
+    def __init__(self, keep: Callable[[bytes, list[int]], None], judge: Judge = alone, make: Make = JointNoise) -> None:
+        super().__init__(judge)
         self._keep = keep
+        self._make = make
 
     def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:
         drawn = super().pairwise(rate, buckets, key)
@@ -107,7 +112,7 @@ class _RecordingNoise(ExactNoise):
         return drawn
 
     async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
-        components = await super().joint(engine, layout)
+        components = await self._make(engine, layout, self._judge).draw()
         for lacking, component in components.items():
             self._keep(bytes([lacking]), component.tolist())
         return components
@@ -118,6 +123,8 @@ class MemoryMpc:
 
     def __init__(self, intercept: Intercept | None = None) -> None:
         self.records: dict[bytes, NoiseRecord] = {}
+        # Who draws joint noise in another way than it should.
+        self.joint_parties: dict[int, Make] = {}
         self.before_add: Callable[[int, Attempt], None] = lambda _party, _attempt: None
         self._meshes: dict[bytes, list[list[Channel]]] = {}
         self._pairs: dict[bytes, dict[bytes, list[int]]] = {}
@@ -131,7 +138,7 @@ class MemoryMpc:
 
         @asynccontextmanager
         async def session(terms: SumTerms) -> AsyncIterator[_MemorySession]:
-            yield _MemorySession(self, membership.party, terms)
+            yield _MemorySession(self, membership.party, terms, FailedProofs(config.failed_proofs))
 
         yield session
 
@@ -153,6 +160,7 @@ class _MemorySession:
     mpc: MemoryMpc
     party: int
     terms: SumTerms
+    failed_proofs: FailedProofs
 
     async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
         self.mpc.before_add(self.party, attempt)
@@ -167,8 +175,9 @@ class _MemorySession:
                 keep = _RecordingNoise(lambda key, made: self.mpc.record_pair(attempt.attempt_id, key, made))
                 program = pairwise_sum(mine, terms.rate, keep)
             case SumKind.JOINT:
-                keep = _RecordingNoise(lambda key, made: self.mpc.record_pair(attempt.attempt_id, key, made))
-                program = joint_sum(mine, terms.layout, keep)
+                judge, make = self.failed_proofs.judge, self.mpc.joint_parties.get(self.party, JointNoise)
+                record = partial(self.mpc.record_pair, attempt.attempt_id)
+                program = joint_sum(mine, terms.layout, _RecordingNoise(record, judge, make))
             case SumKind.DEBUG:
                 program = debug_sum(mine)
         channels = self.mpc.channels(attempt.attempt_id, self.party)
