@@ -42,6 +42,9 @@ def query(
     details: Annotated[
         bool, typer.Option("--details", help="If the helpers refuse, show what each of them says.")
     ] = False,
+    cutoff: Annotated[
+        float | None, typer.Option(help="Judge the answer: the largest relative error that you accept, such as 0.05.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the answer as JSON; - for standard output.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the answer, with error bars, into this image file.")] = None,
 ) -> None:
@@ -49,14 +52,17 @@ def query(
 
     Example: trefoil query --reports batch --helpers helpers.json --site-key shop.key --json answer.json
     """
-    from protocol.console import write_json
+    from protocol.console import say, write_json
     from protocol.epsilon import entitlement
     from protocol.querier.listing import list_and_show
     from protocol.querier.plot import plot_result
     from protocol.querier.saved_query import QueryOptions
+    from protocol.querier.verdict import check_cutoff, judge
     from protocol.querier.view import ask_and_show, detailed, fetch_and_show, noise_mode, permille
 
     quiet = json is not None and str(json) == "-"
+    if cutoff is not None:
+        check_cutoff(cutoff)
     if listed:
         write_json(json, list_and_show(reports, helpers, quiet=quiet))
         return
@@ -72,7 +78,10 @@ def query(
             result = fetch_and_show(reports, helpers, id_, quiet=quiet)
         else:
             result = ask_and_show(reports, helpers, site_key, options, int(_now()), new=new, quiet=quiet)
-    write_json(json, result.to_json())
+    judged = None if cutoff is None else judge(result, cutoff)
+    if judged is not None and not quiet:
+        say(judged.sentence())
+    write_json(json, result.to_json() | ({} if judged is None else {"verdict": judged.to_json()}))
     if plot is not None:
         plot_result(plot, result)
 

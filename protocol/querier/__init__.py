@@ -10,6 +10,7 @@ In reading order:
 - `query_failed`: the error that names the stage and the helpers
 - `worth`: noise, interval and bias of an answer
 - `bias`: what a side query says about missing data (paper, Appendix F)
+- `verdict`: accept, reject, or what would be needed
 - `view`: `trefoil query` on a terminal
 - `listing`: `trefoil query --list`, what was asked and which answers are held
 - `plot`: the answer as an image

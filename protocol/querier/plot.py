@@ -9,7 +9,7 @@ from protocol.querier.worth import CONFIDENCE, QueryResult
 
 
 def plot_result(path: Path, result: QueryResult) -> None:
-    """A bar for every bucket, with the interval that its noise allows."""
+    """A bar for every bucket, with the interval that its noise allows, and one for noise and bias if that is known."""
     try:
         import matplotlib
     except ImportError:
@@ -20,7 +20,12 @@ def plot_result(path: Path, result: QueryResult) -> None:
     answer = result.answer
     figure, axes = pyplot.subplots(figsize=(8, 4))
     try:
-        axes.bar(range(len(answer.histogram)), answer.histogram, yerr=result.half_width, capsize=2, color="#4c72b0")
+        buckets = range(len(answer.histogram))
+        axes.bar(buckets, answer.histogram, yerr=result.half_width, capsize=2, color="#4c72b0", label="noise")
+        if result.bias is not None:
+            # The bound is on all buckets together, so any one of them may be off by all of it.
+            reach = result.half_width + result.bias.bound
+            axes.errorbar(buckets, answer.histogram, yerr=reach, fmt="none", ecolor="#dd8452", capsize=5, zorder=0)
         axes.set_xlabel("bucket")
         axes.set_ylabel(result.query.unit)
         axes.set_title(f"{result.query.site}, {answer.counted} reports, {CONFIDENCE:.0%} intervals of the noise")
