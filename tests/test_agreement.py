@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from mpc_helpers.agreement.errors import AgreementError, AlreadyReleased, TooFewReports
-from mpc_helpers.agreement.messages import Ask, Envelope
-from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, QueryName
+from mpc_helpers.agreement.messages import Ask, Envelope, pack_rejections
+from mpc_helpers.agreement.negotiation import AttemptTerms
+from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, QueryName, Step
 from mpc_helpers.ledger.file import LedgerHead
-from protocol.errors import Rejection
+from protocol.errors import ProtocolError, Rejection
 from tests.support.commit_world import (
     IDENTITIES,
     PACE,
@@ -301,3 +303,53 @@ async def test_with_the_ledger_in_its_own_thread_and_real_time(tmp_path: Path) -
     assert len(set(itertools.chain(*three.calls))) == 3
     for ledger in three.ledgers:
         ledger.close()
+
+
+def test_a_block_that_fails_gives_its_reports_back_at_all_three(three: ThreeAgreements) -> None:
+    """Whatever ends it, an error or a stop; and nothing of it is hidden from the caller."""
+
+    async def spend(party: int, error: BaseException | None, ended: list[int]) -> None:
+        agreement = three.agreements[party]
+        terms = AttemptTerms(QUERY.name, False, bytes(32))
+        agreed = await agreement.agree(terms, QUERY.batch(), asyncio.get_running_loop().time() + 20)
+        async with agreement.spend(agreed) as attempt:
+            assert three.ledgers[party].reports.lookup(QUERY.batch().digests, OTHER.name.key).all()
+            if error is not None:
+                raise error
+            await attempt.ended.wait()
+            ended.append(party)
+
+    async def scenario() -> None:
+        for error in (ProtocolError("planted"), asyncio.CancelledError()):
+            ended: list[int] = []
+            work = (spend(party, error if party == 0 else None, ended) for party in range(3))
+            found = await asyncio.gather(*work, return_exceptions=True)
+            assert (type(found[0]), sorted(ended)) == (type(error), [1, 2])
+            for ledger in three.ledgers:
+                assert ledger.attempts.live(QUERY.name.key) is None
+                assert not np.any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key))
+
+    play(three, scenario)
+
+
+def test_a_proposal_that_changes_after_the_agreement_changes_nothing(three: ThreeAgreements) -> None:
+    """Helper 3 gives another reason for what it left out, once helper 1 has reserved: helper 1 seals the first one."""
+    batches = {2: rejected(QUERY.batch(), [0], Rejection.EXPIRED)}
+
+    def lose_contact(step: Step) -> None:
+        if step is Step.RESERVE_AFTER_COMMIT:
+            three.down.add(2)
+
+    async def scenario() -> None:
+        three.ledgers[0]._database.step = lose_contact
+        running = asyncio.create_task(three.agree(batches=batches))
+        while not three.down:
+            await asyncio.sleep(0.001)
+        reception: Any = three.agreements[0]._reception
+        proposal = reception._negotiations.find(QUERY.name.key).proposals[2]
+        changed = replace(proposal, rejections=pack_rejections({Rejection.WRONG_BODY: 1}))
+        await reception.hear(2, changed)
+        three.down.clear()
+        assert [attempt.rejections[2] for attempt in await running] == [{Rejection.EXPIRED: 1}] * 3
+
+    play(three, scenario)

@@ -31,6 +31,27 @@ def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(thre
     play(three, scenario)
 
 
+def test_an_outcome_is_known_in_the_moment_of_the_release(three: ThreeAgreements) -> None:
+    """Whoever waits for a vote cast before, as after a restart, is woken by the release and asks nobody for it."""
+    released: list[float] = []
+
+    async def scenario() -> None:
+        now = asyncio.get_running_loop().time
+        attempts = await three.agree()
+        assert await three.commit_within(3.0, 0, attempts[0]) is None
+        waiting = asyncio.create_task(three.agreements[0].outcome(QUERY.name.key))
+        await asyncio.sleep(100)
+        assert not waiting.done()
+        three.ledgers[0]._database.step = lambda step: released.append(now())
+        await asyncio.gather(*(three.commit_within(20.0, party, attempts[party]) for party in (1, 2)))
+        assert await waiting is AttemptOutcome.RELEASED
+        # Before the first thing that happens at any later time.
+        assert now() == released[-1]
+
+    play(three, scenario)
+    assert len(released) == 2
+
+
 class FlakyDatabase:
     """A ledger's connection to a disk that fails whenever a test says so."""
 

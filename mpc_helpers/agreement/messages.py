@@ -14,12 +14,12 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.ledger.attempt import DIGEST_SIZE, QueryName, Word
+from mpc_helpers.ledger.attempt import QueryName, Word
 from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerHead
 from protocol.errors import ProtocolError, Rejection
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.vote import SignedVote
-from protocol.wire import Reader, Writer
+from protocol.wire import HASH_SIZE, Reader, Writer
 
 SALT_SIZE = 32
 BOOT_SIZE = 16
@@ -32,7 +32,7 @@ MAX_MESSAGE = MAX_BITMAP + MAX_REST
 
 Mask = npt.NDArray[np.bool_]
 
-_HEAD_SIZE = LEDGER_ID_SIZE + 8 + DIGEST_SIZE
+_HEAD_SIZE = LEDGER_ID_SIZE + 8 + HASH_SIZE
 _REASONS = Rejection.ascending()
 
 
@@ -72,7 +72,7 @@ class Propose:
     rejections: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if any(len(value) != DIGEST_SIZE for value in (self.parameters, self.batch_root, self.salt)):
+        if any(len(value) != HASH_SIZE for value in (self.parameters, self.batch_root, self.salt)):
             raise ProtocolError("parameters, batch root and salt have 32 bytes")
         if not (0 < self.number < 2**63) or not (0 <= self.count < 2**32):
             raise ProtocolError("an attempt's number is 1 to 2^63 - 1 and a batch has less than 2^32 reports")
@@ -95,8 +95,8 @@ class Propose:
 
     def encode(self) -> bytes:
         """The canonical bytes; the three helpers' go into the attempt id."""
-        writer = Writer().fixed(self.query.key, DIGEST_SIZE).fixed(self.query.digest, DIGEST_SIZE)
-        writer.fixed(self.parameters, DIGEST_SIZE).fixed(self.batch_root, DIGEST_SIZE).uint(self.number, 8)
+        writer = Writer().fixed(self.query.key, HASH_SIZE).fixed(self.query.digest, HASH_SIZE)
+        writer.fixed(self.parameters, HASH_SIZE).fixed(self.batch_root, HASH_SIZE).uint(self.number, 8)
         writer.fixed(self.salt, SALT_SIZE).uint(self.count, 4).blob(self.bitmap).uint(len(self.rejections), 1)
         for count in self.rejections:
             writer.uint(count, 4)
@@ -106,7 +106,7 @@ class Propose:
     def read(cls, reader: Reader) -> Self:
         """The proposal `reader` is at."""
         query = _read_name(reader)
-        parameters, root = reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE)
+        parameters, root = reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE)
         number, salt, count = reader.uint(8), reader.fixed(SALT_SIZE), reader.uint(4)
         bitmap = reader.blob(limit=MAX_BITMAP)
         rejections = tuple(reader.uint(4) for _ in range(reader.uint(1)))
@@ -135,13 +135,13 @@ class Reserved:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
-        writer = Writer().fixed(self.query.key, DIGEST_SIZE).fixed(self.query.digest, DIGEST_SIZE)
-        return writer.uint(self.number, 8).fixed(self.attempt_id, DIGEST_SIZE).done()
+        writer = Writer().fixed(self.query.key, HASH_SIZE).fixed(self.query.digest, HASH_SIZE)
+        return writer.uint(self.number, 8).fixed(self.attempt_id, HASH_SIZE).done()
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        return cls(_read_name(reader), reader.uint(8), reader.fixed(DIGEST_SIZE))
+        return cls(_read_name(reader), reader.uint(8), reader.fixed(HASH_SIZE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class StateMessage:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
-        writer = Writer().fixed(self.attempt_id, DIGEST_SIZE).uint(self.word.number, 1)
+        writer = Writer().fixed(self.attempt_id, HASH_SIZE).uint(self.word.number, 1)
         writer.uint(len(self.votes), 1)
         for vote in self.votes:
             writer.blob(vote.encode(), 2)
@@ -175,7 +175,7 @@ class StateMessage:
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        attempt_id, word = reader.fixed(DIGEST_SIZE), reader.numbered(Word)
+        attempt_id, word = reader.fixed(HASH_SIZE), reader.numbered(Word)
         votes = tuple(SignedVote.decode(reader.blob(2, limit=256)) for _ in range(reader.uint(1)))
         return cls(attempt_id, word, votes)
 
@@ -190,12 +190,12 @@ class Ask:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
-        return Writer().fixed(self.attempt_id, DIGEST_SIZE).done()
+        return Writer().fixed(self.attempt_id, HASH_SIZE).done()
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        return cls(reader.fixed(DIGEST_SIZE))
+        return cls(reader.fixed(HASH_SIZE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,12 +209,12 @@ class Refuse:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
-        return Writer().fixed(self.query_key, DIGEST_SIZE).text(self.reason[:MAX_REASON]).done()
+        return Writer().fixed(self.query_key, HASH_SIZE).text(self.reason[:MAX_REASON]).done()
 
     @classmethod
     def read(cls, reader: Reader) -> Self:
         """The message `reader` is at."""
-        return cls(reader.fixed(DIGEST_SIZE), reader.text(limit=4 * MAX_REASON))
+        return cls(reader.fixed(HASH_SIZE), reader.text(limit=4 * MAX_REASON))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +313,7 @@ def _kind(code: int) -> MessageKind:
 
 
 def _read_name(reader: Reader) -> QueryName:
-    return QueryName(reader.fixed(DIGEST_SIZE), reader.fixed(DIGEST_SIZE))
+    return QueryName(reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE))
 
 
 def _read_party(reader: Reader) -> int:
@@ -321,8 +321,8 @@ def _read_party(reader: Reader) -> int:
 
 
 def _head_bytes(head: LedgerHead) -> bytes:
-    return Writer().fixed(head.ledger_id, LEDGER_ID_SIZE).uint(head.sequence, 8).fixed(head.digest, DIGEST_SIZE).done()
+    return Writer().fixed(head.ledger_id, LEDGER_ID_SIZE).uint(head.sequence, 8).fixed(head.digest, HASH_SIZE).done()
 
 
 def _read_head(reader: Reader) -> LedgerHead:
-    return LedgerHead(reader.fixed(LEDGER_ID_SIZE), reader.uint(8), reader.fixed(DIGEST_SIZE))
+    return LedgerHead(reader.fixed(LEDGER_ID_SIZE), reader.uint(8), reader.fixed(HASH_SIZE))

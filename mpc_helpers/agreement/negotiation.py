@@ -16,6 +16,7 @@ from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, 
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
 from protocol.report import TIME_STEP
+from protocol.shares import PARTIES
 from protocol.status import Shortfall
 
 Hours = npt.NDArray[np.uint32]
@@ -163,7 +164,7 @@ class Negotiation:
 
     def complete(self) -> bool:
         """Whether all three proposals for the number at hand are in."""
-        return len(self.proposals) == 3 and all(known.number == self.number for known in self.proposals.values())
+        return len(self.proposals) == PARTIES and all(known.number == self.number for known in self.proposals.values())
 
     def lacking_proposal(self, party: int) -> bool:
         """Whether the peer's proposal for the number at hand is still missing."""
@@ -183,7 +184,7 @@ class Negotiation:
 
     def reservation(self) -> Reservation:
         """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
-        proposals = [self.proposals[party] for party in range(3)]
+        proposals = [self.proposals[party] for party in range(PARTIES)]
         accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
         everything, debug = self.batch.digests, self.batch.debug
         whole = bool(accepted.all())
@@ -204,7 +205,7 @@ class Negotiation:
         """The attempt, once RESERVED is in from both peers."""
         if self.attempt_id is None or self.accepted is None:
             raise ProtocolError("nothing is reserved")
-        first, second, third = (self.proposals[party].rejection_counts for party in range(3))
+        first, second, third = (self.proposals[party].rejection_counts for party in range(PARTIES))
         return Attempt(self.attempt_id, self.query, self.number, self.accepted, (first, second, third), self.ended)
 
     async def pause(self, seconds: float) -> None:
@@ -252,7 +253,7 @@ def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
 def too_late(negotiation: Negotiation) -> AgreementError:
     """Why the deadline passed, naming the helper in the way if it is one."""
     lacking = negotiation.lacking_reserved if negotiation.attempt_id else negotiation.lacking_proposal
-    missing = [party for party in range(3) if party != negotiation.party and negotiation.own and lacking(party)]
+    missing = [party for party in range(PARTIES) if party != negotiation.party and negotiation.own and lacking(party)]
     answers = "; ".join(f"helper {party + 1}: {negotiation.reasons.get(party, 'no answer')}" for party in missing)
     message = f"the helpers did not agree in time, waiting for {negotiation.waiting}"
     return AgreementError(

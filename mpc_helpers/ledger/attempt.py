@@ -21,7 +21,6 @@ from protocol.query import Query
 from protocol.vote import Vote
 from protocol.wire import HASH_SIZE, TaggedHash, Writer, tagged_hash
 
-DIGEST_SIZE = HASH_SIZE
 # COMMIT.md: a peer may pull this helper's attempt number up, but not to where the numbers run out.
 MAX_NUMBER_JUMP = 2**16
 
@@ -92,8 +91,8 @@ class QueryName:
     digest: bytes
 
     def __post_init__(self) -> None:
-        if len(self.key) != DIGEST_SIZE or len(self.digest) != DIGEST_SIZE:
-            raise ProtocolError(f"a query's key and digest have {DIGEST_SIZE} bytes")
+        if len(self.key) != HASH_SIZE or len(self.digest) != HASH_SIZE:
+            raise ProtocolError(f"a query's key and digest have {HASH_SIZE} bytes")
 
     @classmethod
     def of(cls, query: Query) -> QueryName:
@@ -184,4 +183,4 @@ def attempt_id_of(name: QueryName, number: int, proposals: Sequence[bytes], acce
     for part in (name.key, name.digest, number.to_bytes(8, "big"), *proposals):
         state.part(part)
     spans = (accepted[start : start + DIGEST_SPAN] for start in range(0, len(accepted), DIGEST_SPAN))
-    return state.pieces(DIGEST_SIZE * len(accepted), (np.ascontiguousarray(span).tobytes() for span in spans)).digest()
+    return state.pieces(HASH_SIZE * len(accepted), (np.ascontiguousarray(span).tobytes() for span in spans)).digest()

@@ -18,7 +18,6 @@ import numpy as np
 
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.ledger.file import LedgerError, LedgerOwner, drafted
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.reports import Entries
@@ -26,7 +25,7 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import realm
 from protocol.keys import SIGNATURE_SIZE, verify_signature
-from protocol.wire import Reader, Writer
+from protocol.wire import HASH_SIZE, Reader, Writer
 
 FORMAT = 2
 _LABEL = "ledger entries"
@@ -71,7 +70,7 @@ def _bound(membership: Membership) -> bytes:
 
 def _read_entries(reader: Reader) -> Entries:
     watermark, count = reader.uint(8), reader.uint(8)
-    digests = np.frombuffer(reader.fixed(DIGEST_SIZE * count), dtype=np.uint8).reshape(-1, DIGEST_SIZE)
+    digests = np.frombuffer(reader.fixed(HASH_SIZE * count), dtype=np.uint8).reshape(-1, HASH_SIZE)
     return Entries(watermark, digests)
 
 

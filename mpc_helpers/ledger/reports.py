@@ -14,11 +14,12 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.ledger.attempt import DIGEST_SIZE, AttemptState, Reservation
+from mpc_helpers.ledger.attempt import AttemptState, Reservation
 from mpc_helpers.ledger.database import Database
 from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.ledger.schema import ELSEWHERE
 from protocol.batch import DigestRows, Digests
+from protocol.wire import HASH_SIZE
 
 Standings = npt.NDArray[np.uint8]
 # Digests in one statement: inserting takes half the time of one statement each, and larger ones are no faster.
@@ -89,7 +90,7 @@ class Reports:
                 "SELECT digest FROM reports JOIN attempts USING (attempt) WHERE state <> 'aborted' ORDER BY digest"
             )
             held = b"".join(digest for (digest,) in rows)
-            return Entries(self.watermark, np.frombuffer(held, dtype=np.uint8).reshape(-1, DIGEST_SIZE))
+            return Entries(self.watermark, np.frombuffer(held, dtype=np.uint8).reshape(-1, HASH_SIZE))
 
     def import_as_spent(self, entries: Entries) -> None:
         """Count what a peer holds as spent elsewhere. Its debug flags are not known here, and need not be."""
@@ -148,4 +149,4 @@ def _chunks(digests: DigestRows) -> Iterator[list[bytes]]:
     """As SQLite takes them, so many at a time that a batch of any size takes little memory."""
     for start in range(0, len(digests), _CHUNK):
         data = np.ascontiguousarray(digests[start : start + _CHUNK]).tobytes()
-        yield [data[at : at + DIGEST_SIZE] for at in range(0, len(data), DIGEST_SIZE)]
+        yield [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]

@@ -84,6 +84,7 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
     failed_proofs.prepare()
     metrics = Metrics()
     longest = longest_message(config.limits.maximum_reports)
+    # What is entered first is closed last: the ledger outlives everything that writes to it.
     async with contextlib.AsyncExitStack() as stack:
         ledger = ReportLedger(config.ledger, owner_of(membership), step=parts.step)
         stack.callback(ledger.close)
@@ -100,6 +101,7 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         )
         agreement = _agreement(membership, ledger, transport, parts)
         stack.push_async_callback(agreement.close)
+        # Before listening: a peer must never hear "working" about an attempt that nobody works on any more.
         await agreement.recover()
         place = stack.enter_context(workplace(executor, config.processes))
         rendezvous = Rendezvous(membership.peers, lambda party, message: transport.send(party, WORKERS, message))
@@ -119,6 +121,7 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         pages = OpenPages(public_configuration(config, membership), metrics, keeper.warnings)
         server = Server(intake, peers, pages, parts.clock)
         await stack.enter_async_context(_listening(config, server, certificates))
+        # After listening: a peer that hears from us first asks our door how far our ledger has come.
         await intake.resume()
         keeping = asyncio.create_task(keeper.run())
         if isinstance(place.executor, Pool):

@@ -11,9 +11,8 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from protocol.errors import TrefoilError
-from protocol.wire import Reader, Writer
+from protocol.wire import HASH_SIZE, Reader, Writer
 
 RETRY_SECONDS = 0.1
 # Attempts whose ports are remembered per peer; a peer that announces more makes us forget its own oldest.
@@ -33,7 +32,7 @@ class Rendezvous:
     async def receive(self, peer: int, message: bytes) -> bytes | None:
         """A peer tells where its worker for an attempt listens. Nothing to answer."""
         reader = Reader(message)
-        attempt_id, port = reader.fixed(DIGEST_SIZE), reader.uint(2)
+        attempt_id, port = reader.fixed(HASH_SIZE), reader.uint(2)
         reader.finish()
         heard = self._heard[peer]
         async with self._news:
@@ -45,7 +44,7 @@ class Rendezvous:
 
     async def meet(self, attempt_id: bytes, port: int) -> Mapping[int, int]:
         """Tell both peers our worker's port until they have it, and wait for theirs. The caller holds the deadline."""
-        message = Writer().fixed(attempt_id, DIGEST_SIZE).uint(port, 2).done()
+        message = Writer().fixed(attempt_id, HASH_SIZE).uint(port, 2).done()
         telling = [asyncio.create_task(self._tell(peer, message)) for peer in self._heard]
         try:
             async with self._news:

@@ -23,13 +23,13 @@ from typing import Protocol
 
 from aiohttp import web
 
-from mpc_helpers.ledger.attempt import DIGEST_SIZE
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.status import QueryStatus
+from protocol.wire import HASH_SIZE
 
 MAX_QUERY = 8192
 BODY_SECONDS = 60
@@ -186,7 +186,7 @@ def _digest(request: web.Request) -> bytes:
         digest = bytes.fromhex(request.match_info["digest"])
     except ValueError:
         digest = b""
-    if len(digest) != DIGEST_SIZE:
+    if len(digest) != HASH_SIZE:
         raise ProtocolError("a query is named by its digest, in 64 hexadecimal digits")
     return digest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mpc_helpers.ledger.attempt import Word
 from mpc_helpers.ledger.file import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.vote import SignedVote, Vote
-from tests.support.commit_world import IDENTITIES, KEYS, AskedQuery, CommitWorld, FaultPlan, run
+from tests.support.commit_world import IDENTITIES, KEYS, AskedQuery, CommitWorld, FaultPlan, run, violations
 
 ONE = (AskedQuery.of(1, range(6)),)
 # For runs that are meant to end badly: nothing is gained by watching them ask for ever.
@@ -36,6 +37,13 @@ class Runs:
         world = self.world(queries, plan, **settings)
         run(world.play)
         return world
+
+    def broken(self, queries: tuple[AskedQuery, ...], plan: FaultPlan) -> tuple[CommitWorld, list[str]]:
+        """Play a world and give what it violates. Its files go: a matrix of a thousand would fill the memory disk."""
+        world = self.play(queries, plan)
+        found = violations(world)
+        shutil.rmtree(world.folder)
+        return world, found
 
     def world(self, queries: tuple[AskedQuery, ...], plan: FaultPlan, **settings: Any) -> CommitWorld:
         folder = self._folder / str(next(self._numbers))
