@@ -26,6 +26,7 @@
 - `joint_scale`: how much, when the helpers draw it together
 - `status`: where a query stands at a helper
 - `vote`: one helper's signed YES or NO on an attempt
+- `withdrawal`: a query taken back, under the key that signed it
 - `answer`: three sealed shares that must fit together
 - `querier`: asking the three helpers, and what their answer is worth
 - `collector`: taking reports from devices, and batches of them

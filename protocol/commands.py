@@ -39,6 +39,10 @@ def query(
     id_: Annotated[
         str, typer.Option("--id", help="Fetch the answer to an earlier query; the first digits of its id will do.")
     ] = "",
+    withdraw: Annotated[
+        bool,
+        typer.Option("--withdraw", help="Take the newest query on this batch back, unless it was voted for."),
+    ] = False,
     details: Annotated[
         bool, typer.Option("--details", help="If the helpers refuse, show what each of them says.")
     ] = False,
@@ -58,13 +62,16 @@ def query(
     from protocol.querier.plot import plot_result
     from protocol.querier.saved_query import QueryOptions
     from protocol.querier.verdict import check_cutoff, judge
-    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, noise_mode, permille
+    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, noise_mode, permille, withdraw_and_show
 
     quiet = json is not None and str(json) == "-"
     if cutoff is not None:
         check_cutoff(cutoff)
     if listed:
         write_json(json, list_and_show(reports, helpers, quiet=quiet))
+        return
+    if withdraw:
+        withdraw_and_show(reports, helpers, site_key)
         return
     options = QueryOptions(
         epsilon_micros=None if epsilon is None else entitlement(epsilon),

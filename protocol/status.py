@@ -21,7 +21,7 @@ MAX_SECONDS = 10**9
 
 
 class QueryState(Enum):
-    """Where a query is. A failed one may be asked again; a disputed one stays locked."""
+    """Where a query is. A failed one may be asked again; a disputed one stays locked, a withdrawn one ended."""
 
     AWAITING = "awaiting"
     QUEUED = "queued"
@@ -32,6 +32,7 @@ class QueryState(Enum):
     RELEASED = "released"
     FAILED = "failed"
     DISPUTED = "disputed"
+    WITHDRAWN = "withdrawn"
 
     @property
     def ended(self) -> bool:
@@ -42,7 +43,7 @@ class QueryState(Enum):
     def without_answer(self) -> bool:
         """Ended, and with a reason instead of an answer."""
         match self:
-            case QueryState.FAILED | QueryState.DISPUTED:
+            case QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN:
                 return True
             case QueryState.AWAITING | QueryState.QUEUED | QueryState.ADMITTING | QueryState.AGREEING:
                 return False

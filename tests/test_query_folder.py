@@ -196,7 +196,7 @@ async def test_the_list_says_what_was_asked_and_which_answers_are_held(
         shown = capsys.readouterr().out
         assert [entry["answer_held"] for entry in listed] == [True, False, False]
         assert [entry["reports"] for entry in listed] == [4, 4, 4]
-        assert listed[1]["helpers"] == {f"helper-{number}": "failed" for number in (1, 2, 3)}
+        assert listed[1]["helpers"] == {"helper-1": "failed", "helper-2": "withdrawn", "helper-3": "withdrawn"}
         assert isinstance(listed[2]["helpers"], dict)
         assert listed[2]["helpers"]["helper-1"] == "does not know it"
         assert "answered: all three helpers hold it" in shown

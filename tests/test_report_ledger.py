@@ -451,3 +451,43 @@ def test_query_states_survive_and_a_changed_query_is_refused(path: Path, ledger:
     assert again.queries.find(name(3).key) is None
     assert [entry.state for entry in again.queries.all()] == [QueryState.RELEASED, QueryState.FAILED]
     again.close()
+
+
+def withdrawn(rank: int) -> QueryRecord:
+    return QueryRecord(name(rank), QueryState.WITHDRAWN, 20, Failure(QueryState.QUEUED, None, "withdrawn"))
+
+
+def test_a_withdrawn_query_stays_withdrawn_and_gets_no_attempt(path: Path, ledger: ReportLedger) -> None:
+    """Enforced by the file itself, so that no bug above it can revive the query."""
+    ledger.queries.record(QueryRecord(name(1), QueryState.FAILED, 10, Failure(QueryState.AGREEING, None, "x")))
+    ledger.queries.record(withdrawn(1))
+    ledger.queries.record(withdrawn(2))
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    for rank in (1, 2):
+        with pytest.raises(LedgerError, match="stays so"):
+            again.queries.record(QueryRecord(name(rank), QueryState.QUEUED, 30))
+        with pytest.raises(LedgerError, match="the query was withdrawn"):
+            reserve(again, rank, 1, 5)
+        found = again.queries.find(name(rank).key)
+        assert found is not None
+        assert found.state is QueryState.WITHDRAWN
+    assert standing(again, 5) is Standing.FREE
+    again.close()
+
+
+def test_a_query_with_a_live_attempt_is_not_withdrawn(ledger: ReportLedger) -> None:
+    def refused() -> None:
+        with pytest.raises(LedgerError, match="cannot be withdrawn"):
+            ledger.queries.record(withdrawn(1))
+
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.queries.record(QueryRecord(name(1), QueryState.VOTING, 10))
+    refused()
+    ledger.moves.vote(attempt, b"sealed")
+    refused()
+    ledger.moves.release(attempt, YES)
+    refused()
+    freed = reserve(ledger, 2, 1, 6)
+    ledger.moves.abort(freed, "deadline")
+    ledger.queries.record(withdrawn(2))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError, Rejection
 from protocol.status import MAX_TEXT, Failure, QueryState, QueryStatus, Shortfall
 
-ENDED = {QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED}
+ENDED = {QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED, QueryState.WITHDRAWN}
 counts = st.integers(0, 2**32 - 1)
 left_out = st.dictionaries(st.sampled_from(Rejection), st.integers(1, 2**32 - 1))
 shortfalls = st.builds(Shortfall, counts, counts, counts, st.tuples(left_out, left_out, left_out))

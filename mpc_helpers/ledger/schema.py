@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # "TfNL" in ASCII: in the file's header, so that a file of another kind is recognised without opening it.
 APPLICATION_ID = 0x54664E4C
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Row 0 of `attempts` owns the reports learnt from both peers after a lost ledger: spent, by an attempt nobody can name.
 ELSEWHERE = 0
@@ -164,6 +164,26 @@ TRIGGERS = (
     WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.party, NEW.identity_key)
       IS NOT (OLD.ledger_id, OLD.party, OLD.identity_key)
     BEGIN SELECT RAISE(ABORT, 'the watermark never goes back and the owner never changes'); END
+    """,
+    """
+    CREATE TRIGGER withdrawn_before_any_vote_on_insert BEFORE INSERT ON queries
+    WHEN NEW.state = 'withdrawn'
+        AND EXISTS (SELECT 1 FROM attempts WHERE query_key = NEW.query_key AND state <> 'aborted')
+    BEGIN SELECT RAISE(ABORT, 'a query with an attempt that is not aborted cannot be withdrawn'); END
+    """,
+    """
+    CREATE TRIGGER withdrawn_for_ever BEFORE UPDATE ON queries
+    WHEN OLD.state = 'withdrawn' AND NEW.state <> 'withdrawn'
+    BEGIN SELECT RAISE(ABORT, 'a query that was withdrawn stays so'); END
+    """,
+    """
+    CREATE TRIGGER no_attempt_at_a_withdrawn_query BEFORE INSERT ON attempts
+    WHEN EXISTS (SELECT 1 FROM queries WHERE query_key = NEW.query_key AND state = 'withdrawn')
+    BEGIN SELECT RAISE(ABORT, 'the query was withdrawn'); END
+    """,
+    """
+    CREATE TRIGGER queries_stay BEFORE DELETE ON queries
+    BEGIN SELECT RAISE(ABORT, 'queries are never deleted'); END
     """,
     """
     CREATE TRIGGER ledger_stays BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'a ledger is for ever'); END

@@ -25,6 +25,7 @@ from mpc_helpers.service.upload import check_size, store_column
 from protocol.errors import Blamed, ProtocolError, TrefoilError
 from protocol.query import Query, SignedQuery
 from protocol.status import Failure, QueryState, QueryStatus
+from protocol.withdrawal import Withdrawal
 
 _LOG = logging.getLogger("trefoil.intake")
 
@@ -87,6 +88,39 @@ class Intake:
                 await job.enter(QueryState.QUEUED)
                 self._start(job)
         return job.status()
+
+    async def withdraw(self, digest: bytes, body: bytes) -> QueryStatus:
+        """The querier takes a query back. What this helper has not voted for by then, it never votes for."""
+        withdrawal = Withdrawal.decode(body)
+        self._policy.authenticate_withdrawal(withdrawal)
+        if withdrawal.signed.query.digest != digest:
+            raise ProtocolError("the query is not the one that the address names")
+        async with self._keeping:
+            # One that never came is kept too, or a bad helper could hand it in later.
+            job = self.registry.find(digest) or await self.registry.keep(withdrawal.signed)
+            if job.record.state is not QueryState.WITHDRAWN:
+                await self._end_withdrawn(job)
+        return job.status()
+
+    async def _end_withdrawn(self, job: QueryJob) -> None:
+        """Stop the work, which frees what is merely reserved; then the ledger decides, in one transaction."""
+        if job.task is not None and not await self._has_voted(job):
+            job.task.cancel()
+            await asyncio.gather(job.task, return_exceptions=True)
+        if await self._helper.has_live_attempt(job.query):
+            self._start(job)
+            raise Refusal(
+                Trouble.VOTED,
+                "this helper has voted for the query",
+                "Its answer has come or may come: ask with the same command to fetch it.",
+            )
+        await job.enter(QueryState.WITHDRAWN, Failure(job.record.state, None, "its querier withdrew it"))
+        remove_column(job.column)
+        self._finish(job)
+
+    async def _has_voted(self, job: QueryJob) -> bool:
+        """Stopping would do nothing good: what is voted for is waited for."""
+        return job.record.state is QueryState.VOTING and await self._helper.has_live_attempt(job.query)
 
     async def take_column(self, digest: bytes, size: int, pieces: AsyncIterator[bytes]) -> QueryStatus:
         """The column of a query that awaits one: on disk whole and with the signed root, or not at all."""
@@ -170,6 +204,9 @@ class Intake:
     # The task of a query.
 
     def _start(self, job: QueryJob) -> None:
+        if job.record.state is QueryState.WITHDRAWN:  # while its column was on its way
+            remove_column(job.column)
+            return
         if (job.task is None or job.task.done()) and job.column.exists():
             job.task = asyncio.create_task(self._run(job), name=f"query {job.name.digest.hex()[:16]}")
 

@@ -11,6 +11,7 @@ from mpc_helpers.mpc.terms import SumTerms
 from mpc_helpers.service.refusal import Refusal, Trouble
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.query import NoiseMode, Query, SignedQuery
+from protocol.withdrawal import Withdrawal
 
 
 class Policy:
@@ -46,6 +47,14 @@ class Policy:
                 f"{query.caller} may not ask for {query.site}",
                 "Ask the helper's operator to register the caller for the site.",
             )
+
+    def authenticate_withdrawal(self, withdrawal: Withdrawal) -> None:
+        """The query, and that whoever signed it takes it back."""
+        self.authenticate(withdrawal.signed)
+        try:
+            withdrawal.verify(self._sites[withdrawal.signed.query.site].key)
+        except ProtocolError as error:
+            raise Refusal(Trouble.STRANGER, str(error), error.hint) from None
 
     def check_willing(self, query: Query, running: Sequence[Query]) -> None:
         """What this helper will not do, given the queries that it has not finished yet."""

@@ -18,6 +18,7 @@ class Trouble(Enum):
     UNWILLING = "unwilling"
     BUSY = "busy"
     ENDED = "ended"
+    VOTED = "voted for"
     DISK = "disk"
 
 

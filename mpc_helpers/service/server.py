@@ -3,6 +3,7 @@
     GET  /v1/config                    who this helper is, and what it accepts
     PUT  /v1/queries/{digest}          a signed query (the signature is the authentication)
     PUT  /v1/queries/{digest}/column   this helper's column of the batch, streamed to disk
+    PUT  /v1/queries/{digest}/withdrawal   the querier takes the query back
     GET  /v1/queries/{digest}          where the query stands
     GET  /v1/queries/{digest}/answer   the sealed share and the three signed YES
     POST /v1/peer/{realm}              between helpers; the certificate says which
@@ -30,8 +31,8 @@ from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, TooLong, read_
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.status import QueryStatus
 from protocol.wire import HASH_SIZE
+from protocol.withdrawal import MAX_SIGNED_QUERY, MAX_WITHDRAWAL
 
-MAX_QUERY = 8192
 BODY_SECONDS = 60
 _LOG = logging.getLogger("trefoil.server")
 
@@ -81,6 +82,7 @@ class Server:
                 web.get("/v1/config", self._config),
                 web.put("/v1/queries/{digest}", self._put_query),
                 web.put("/v1/queries/{digest}/column", self._put_column),
+                web.put("/v1/queries/{digest}/withdrawal", self._put_withdrawal),
                 web.get("/v1/queries/{digest}", self._get_status),
                 web.get("/v1/queries/{digest}/answer", self._get_answer),
                 web.post(PEER_PATH + "{realm}", self._peer),
@@ -119,7 +121,7 @@ class Server:
         return web.json_response(self._pages.configuration)
 
     async def _put_query(self, request: web.Request) -> web.Response:
-        body = await _read_bounded(request, MAX_QUERY)
+        body = await _read_bounded(request, MAX_SIGNED_QUERY)
         return _status(await self._intake.submit(_digest(request), body))
 
     async def _put_column(self, request: web.Request) -> web.Response:
@@ -128,6 +130,10 @@ class Server:
             raise Refusal(Trouble.TOO_LARGE, "a column is sent with its length", "Send a Content-Length header.")
         pieces: AsyncIterator[bytes] = request.content.iter_chunked(2**16)
         return _status(await self._intake.take_column(_digest(request), size, pieces))
+
+    async def _put_withdrawal(self, request: web.Request) -> web.Response:
+        body = await _read_bounded(request, MAX_WITHDRAWAL)
+        return _status(await self._intake.withdraw(_digest(request), body))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         return _status(self._intake.status(_digest(request)))
@@ -168,6 +174,7 @@ _STATUS = {
     Trouble.UNWILLING: 422,
     Trouble.BUSY: 429,
     Trouble.ENDED: 410,
+    Trouble.VOTED: 409,
     Trouble.DISK: 507,
 }
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}

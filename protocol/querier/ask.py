@@ -16,6 +16,7 @@ from protocol.answer import Answer, AnswerShare, combine
 from protocol.batch import BatchReader
 from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
+from protocol.keys import IdentityKey
 from protocol.querier.connections import HelperConnections
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.refusal import refusal
@@ -25,6 +26,7 @@ from protocol.query import Query
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 from protocol.vote import SignedVote, check_release
+from protocol.withdrawal import Withdrawal
 
 T = TypeVar("T")
 
@@ -87,6 +89,27 @@ class Querier:
         """*Follow · Collect*: the answer to a query that the helpers have, without its batch."""
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
             return await self._await_answer(helpers, saved, on_status, {}, 0)
+
+    async def withdraw(self, saved: SavedQuery, site_key: IdentityKey) -> None:
+        """Take a query back. Done when two helpers will never vote for it: one of the two is honest, and all must vote.
+
+        `QueryFailed` if it is too late for that, or if helpers cannot be reached.
+        """
+        body, path = Withdrawal.sign(saved.signed, site_key).encode(), f"{_path(saved.query)}/withdrawal"
+
+        async def withdraw(party: int) -> QueryState | QueryFailed:
+            try:
+                return self._read_status(party, await helpers.put(party, path, body)).state
+            except QueryFailed as error:
+                return error
+
+        async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
+            found = await asyncio.gather(*(withdraw(party) for party in range(PARTIES)))
+        if found.count(QueryState.WITHDRAWN) < PARTIES - 1:
+            failures = {party: each for party, each in enumerate(found) if isinstance(each, QueryFailed)}
+            reasons = "; ".join(dict.fromkeys(str(error) for error in failures.values()))
+            hint = next((error.hint for error in failures.values() if error.hint), "")
+            raise QueryFailed("withdrawing", tuple(failures), f"the query is not withdrawn: {reasons}", hint)
 
     async def statuses(self, saved: SavedQuery) -> dict[int, QueryStatus | QueryFailed]:
         """Where each helper is with a query, or why it does not say."""

@@ -5,6 +5,9 @@ A query is kept before its first byte leaves and for as long as the batch is: wi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from protocol.batch import BatchReader
@@ -47,10 +50,14 @@ class QueryFolder:
             )
         return found[0]
 
-    def keep(self, saved: SavedQuery) -> None:
-        """Store a new query. It becomes the newest."""
+    def keep(self, saved: SavedQuery) -> SavedQuery:
+        """Store a new query. It becomes the newest, also if it was made in the same second as another."""
+        last = self.newest()
+        if last is not None and saved.made <= last.made:
+            saved = replace(saved, made=last.made + 1)
         self.path.mkdir(mode=0o700, exist_ok=True)
         saved.save(self._file(saved))
+        return saved
 
     def drop(self, saved: SavedQuery) -> None:
         """Remove a query that no helper took: nobody can ever answer it."""
@@ -72,19 +79,34 @@ async def ask_batch(
     new: bool = False,
     on_status: OnStatus = lambda _: None,
 ) -> QueryResult:
-    """Resume the newest query of a batch, or ask a new one: if there is none yet, or with `new`."""
+    """Resume the newest query of a batch, or ask a new one: if there is none yet, or with `new`.
+
+    Before a new one, those that have no answer yet are withdrawn as far as they can be: else a bad helper could revive
+    one of them, and the new query would find its reports spent.
+    """
     folder = QueryFolder(batch.path)
+    if new:
+        await withdraw_all(querier, folder, site_key)
     saved = None if new else _resumable(folder, batch, options, site_key)
     if saved is not None:
         return await querier.ask(saved, batch, on_status)
-    saved = make_query(batch, options, querier.helper_set, site_key, now)
-    folder.keep(saved)
+    saved = folder.keep(make_query(batch, options, querier.helper_set, site_key, now))
     try:
         return await querier.ask(saved, batch, on_status)
     except QueryFailed as error:
         if not error.taken:
             folder.drop(saved)
         raise
+
+
+async def withdraw_all(querier: Querier, folder: QueryFolder, site_key: IdentityKey) -> None:
+    """Take back every query of a batch that no helper has voted for. What was answered stays."""
+
+    async def withdraw(saved: SavedQuery) -> None:
+        with contextlib.suppress(QueryFailed):
+            await querier.withdraw(saved, site_key)
+
+    await asyncio.gather(*(withdraw(saved) for saved in folder.all()))
 
 
 def _resumable(

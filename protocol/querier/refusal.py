@@ -73,8 +73,10 @@ def _sentence(statuses: Mapping[int, QueryStatus], failures: Mapping[int, Failur
     for party, failure in failures.items():
         said.setdefault(failure.reason, []).append(party)
     reasons = "; ".join(f"{' and '.join(names[party] for party in parties)}: {text}" for text, parties in said.items())
-    disputed = any(statuses[party].state is QueryState.DISPUTED for party in failures)
-    what = "is disputed" if disputed else "failed"
+    states = {statuses[party].state for party in failures}
+    if QueryState.WITHDRAWN in states:
+        return "The query was withdrawn. Nothing was spent."
+    what = "is disputed" if QueryState.DISPUTED in states else "failed"
     return f"The query {what} while {_doing(next(iter(failures.values())).stage)}. {reasons}"
 
 
@@ -105,7 +107,7 @@ def _doing(stage: QueryState) -> str:
             return "the helpers computed"
         case QueryState.VOTING:
             return "the helpers voted"
-        case QueryState.RELEASED | QueryState.FAILED | QueryState.DISPUTED:
+        case QueryState.RELEASED | QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN:
             return "the helpers ended it"
         case _:
             assert_never(stage)

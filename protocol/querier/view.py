@@ -40,6 +40,7 @@ _WEIGHT = {
     QueryState.RELEASED: 100,
     QueryState.FAILED: 100,
     QueryState.DISPUTED: 100,
+    QueryState.WITHDRAWN: 100,
 }
 
 
@@ -84,6 +85,17 @@ def ask_and_show(
     with _bar() as on_status:
         result = asyncio.run(ask_batch(Querier(helper_set), batch, options, key, now, new=new, on_status=on_status))
     return _shown(result, helper_set, quiet=quiet)
+
+
+def withdraw_and_show(reports: Path, helpers: Path, site_key: Path | None) -> None:
+    """Take the newest query of a batch back."""
+    if site_key is None:
+        raise TrefoilError("a withdrawal needs the key that signed the query", "Name it with --site-key.")
+    saved = QueryFolder(reports).newest()
+    if saved is None:
+        raise TrefoilError(f"nothing was asked of {reports}", "Show what was asked with: trefoil query --list")
+    asyncio.run(Querier(HelperSet.load(helpers)).withdraw(saved, load_identity(site_key)))
+    say("withdrawn: the helpers will not answer this query, and its reports are free")
 
 
 def fetch_and_show(reports: Path, helpers: Path, digits: str, *, quiet: bool) -> QueryResult:
