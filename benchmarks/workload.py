@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.seeded import generator
+from device.asked import Asked
 from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
@@ -80,8 +81,7 @@ class Life:
     """A person's device with the clock of the simulation."""
 
     person: Person
-    epsilon: float
-    buckets: int
+    asked: Asked
     limits: DeviceLimits
     now: int = 0
 
@@ -92,27 +92,30 @@ class Life:
         for viewing in self.person.viewings:
             self.now = viewing.time
             device.save_impression(viewing.publisher, ImpressionOptions(histogram_index=viewing.campaign))
-        options = ConversionOptions(
-            TREFOIL_SERVICE, self.buckets, epsilon=self.epsilon, value=1, max_value=1, lookback_days=LOOKBACK_DAYS
-        )
         reports = []
         for time in self.person.conversions:
             self.now = time
-            reports.append(device.measure_conversion(SHOP, options))
+            reports.append(device.measure_conversion(SHOP, self.asked.on(device, time)))
         return device, reports
 
 
+def asked_of_devices(epsilon: float, buckets: int, kappa: int = 0, function: str | None = None) -> Asked:
+    """What the shop asks at every conversion: the standard's call, or with a function the paper's request."""
+    options = ConversionOptions(
+        TREFOIL_SERVICE, buckets, epsilon=epsilon, value=1, max_value=1, lookback_days=LOOKBACK_DAYS, kappa=kappa
+    )
+    return Asked(options, function)
+
+
 def sealed_reports(
-    person: Person, epsilon: float, buckets: int, helper_set: HelperSet, limits: DeviceLimits | None = None
+    person: Person, asked: Asked, helper_set: HelperSet, limits: DeviceLimits | None = None
 ) -> tuple[Device[SealedReport], list[SealedReport]]:
     """What a person's device hands out, and the device with what is left of its budget."""
-    life = Life(person, epsilon, buckets, limits or DeviceLimits())
+    life = Life(person, asked, limits or DeviceLimits())
     return life.on(MemoryStore(debug=False), HelperSetSeal(helper_set))
 
 
-def plain_histograms(
-    person: Person, epsilon: float, buckets: int, limits: DeviceLimits | None = None
-) -> list[list[int]]:
+def plain_histograms(person: Person, asked: Asked, limits: DeviceLimits | None = None) -> list[list[int]]:
     """The clear twin: the same life on a device that seals nothing, so that the truth is known without opening."""
-    _, reports = Life(person, epsilon, buckets, limits or DeviceLimits()).on(MemoryStore(debug=True), PlainSeal())
-    return [list(histogram) for histogram in reports]
+    _, reports = Life(person, asked, limits or DeviceLimits()).on(MemoryStore(debug=True), PlainSeal())
+    return [list(histogram[: asked.options.histogram_size]) for histogram in reports]

@@ -20,6 +20,7 @@
 - `schema`: how that file is made, and known to be a good one
 - `instance`: how it is known not to be an older copy
 - `tick`: reports leave at fixed times
+- `asked`: what a command asks a device to measure
 - `agent`: a device on a real machine
 - `overview`: everything a person may know about their own device
 - `shortfall`: what to tell a person whose report nothing could pay for

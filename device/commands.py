@@ -105,6 +105,7 @@ def convert(
     --kappa 1 --batch shop.batch
     """
     from device import actions
+    from device.asked import Asked, flag_form
     from device.conversion import ConversionOptions
     from device.limits import TREFOIL_SERVICE
     from protocol.console import write_json
@@ -124,7 +125,7 @@ def convert(
         kappa=kappa,
     )
     destination = actions.Destination.chosen(batch, report)
-    asked = actions.Asked(options, function, actions.flag_form(flag))
+    asked = Asked(options, function, flag_form(flag))
     write_json(json_file, actions.convert(db, helpers, site, asked, intermediary, destination))
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.demo import view
 from benchmarks.demo.demo import DemoOptions, _make_batch, raise_epsilon
-from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
+from benchmarks.workload import SHOP, asked_of_devices, people, plain_histograms, sealed_reports
+from device.asked import Asked
 from device.privacy_filter import FilterKind
 from mpc_helpers.local.launcher import prepare
 from protocol.console import out
@@ -25,6 +26,7 @@ NOW = 1_800_000_000
 FIELDS = {
     "truth", "answer", "noise_sd", "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
     "seconds", "replay_refused", "tamper_refused", "reports_without_budget",
+    "verdict",
 }  # fmt: skip
 
 
@@ -32,6 +34,7 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     """60 standard deviations of noise of scale 4: fails by chance less than once in 10^30."""
     path = tmp_path / "demo.json"
     options = ["--reports", "40", "--buckets", "5", "--epsilon", "0.5", "--noise", "pairwise", "--seed", "7"]
+    options += ["--kappa", "1", "--function", "first", "--cutoff", "0.05"]
     done = subprocess.run(
         [sys.executable, "-m", "trefoil", "demo", *options, "--json", str(path)],
         capture_output=True, text=True, cwd=ROOT, timeout=120, check=False,
@@ -42,7 +45,7 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert (stored["reports_submitted"], stored["reports_counted"]) == (41, 40)
     assert stored["replay_refused"] is True
     assert stored["tamper_refused"] is True
-    assert stored["truth"] == truth(7, 40, 5, 0.5, stored)
+    assert stored["truth"] == truth(7, 40, stored, asked_of_devices(0.5, 5, 1, "first"))
     for noisy, true in zip(stored["answer"], stored["truth"], strict=True):
         assert abs(noisy - true) < 60 * stored["noise_sd"]
     assert {"make reports", "total", "replay"} <= set(stored["seconds"])
@@ -71,11 +74,12 @@ def test_the_demo_says_when_no_week_can_pay(tmp_path: Path) -> None:
         assert (made.without_budget == found) == words
 
 
-def truth(seed: int, reports: int, buckets: int, epsilon: float, stored: dict[str, object]) -> list[int]:
+def truth(seed: int, reports: int, stored: dict[str, object], asked: Asked) -> list[int]:
     """The plaintext sum, from the seed alone. What is attributed does not depend on the hour the demo ran at."""
+    buckets = asked.options.histogram_size
     total = np.zeros(buckets, dtype=int)
     for person in people(seed, reports, buckets, NOW):
-        total += np.sum(plain_histograms(person, epsilon, buckets), axis=0)
+        total += np.sum(plain_histograms(person, asked), axis=0)
     assert stored["seconds"]
     return [int(value) for value in total]
 
@@ -96,8 +100,8 @@ def test_a_twin_reports_what_the_device_reports_and_budgets_run_out(tmp_path: Pa
         for person in people(1, 400, 4, real_now())
         if len(person.conversions) == 3 and person.viewings and person.viewings[-1].time > real_now() - 3 * 86400
     )
-    device, reports = sealed_reports(busy, 0.5, 4, trio.helper_set)
-    plain = plain_histograms(busy, 0.5, 4)
+    device, reports = sealed_reports(busy, asked_of_devices(0.5, 4), trio.helper_set)
+    plain = plain_histograms(busy, asked_of_devices(0.5, 4))
     assert len(reports) == len(plain) == 3
     assert all(isinstance(report, SealedReport) for report in reports)
     # ε = ½ each and a budget of 1 per epoch: two conversions are attributed, the third finds nothing left.
@@ -116,7 +120,10 @@ def test_the_altered_report_claims_twice_the_epsilon(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"reports": 0}, {"buckets": 0}, {"buckets": 2000}, {"epsilon": 0.0}, {"epsilon": float("nan")}, {"seed": -1}],
+    [
+        *({"reports": 0}, {"buckets": 0}, {"buckets": 2000}, {"epsilon": 0.0}, {"epsilon": float("nan")}),
+        *({"seed": -1}, {"kappa": -1}, {"cutoff": 0.0}, {"function": "third"}),
+    ],
 )
 def test_options_are_checked_before_anything_starts(wrong: dict[str, float]) -> None:
     with pytest.raises(TrefoilError):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 import trefoil
 from device import actions, agent
+from device.asked import Asked
 from device.conversion import ConversionOptions
 from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE
@@ -316,7 +317,7 @@ def test_reports_of_the_command_line_leave_at_the_tick(
     agent.create(db)
     monkeypatch.setattr("device.tick.Tick.__call__", lambda self: lambda: waited.append(self.period))
     options = ConversionOptions(TREFOIL_SERVICE, 1)
-    asked = actions.Asked(options)
+    asked = Asked(options)
     actions.convert(db, helpers, "shop.example", asked, None, actions.Destination(db.with_name("r"), is_batch=False))
     assert waited == [0.05]
 

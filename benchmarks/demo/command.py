@@ -16,6 +16,11 @@ def demo(
     epsilon: Annotated[float, typer.Option(help="ε that each conversion asks for.")] = 0.5,
     noise: Annotated[str, typer.Option(help="How the helpers make the noise: local or pairwise.")] = "local",
     seed: Annotated[int, typer.Option(help="Decides what people see and buy; never keys or noise.")] = 1,
+    function: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Attribution function, as in `trefoil device convert`.")
+    ] = None,
+    kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
+    cutoff: Annotated[float | None, typer.Option(help="Judge the answer, as in `trefoil query`.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Show all of Trefoil once: people, devices, sealed reports, three helpers, one noisy answer.
@@ -26,7 +31,7 @@ def demo(
     from protocol.console import write_json
     from protocol.querier.view import noise_mode
 
-    options = DemoOptions(reports, buckets, epsilon, noise_mode(noise), seed)
+    options = DemoOptions(reports, buckets, epsilon, noise_mode(noise), seed, kappa, function, cutoff)
     shown = run_demo(options, int(time.time()))  # noqa: TID251 - an edge: commands read the real clock
     write_json(json_file, shown.to_json())
     if not (shown.replay_refused and shown.tamper_refused):

@@ -15,9 +15,11 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.demo import view
-from benchmarks.workload import SHOP, people, plain_histograms, sealed_reports
+from benchmarks.workload import SHOP, asked_of_devices, people, plain_histograms, sealed_reports
+from device.asked import Asked
 from device.device import Device
 from device.limits import DeviceLimits
+from device.named_function import named_function
 from device.shortfall import lacked_budget
 from mpc_helpers.local.launcher import Launched, launched, prepare
 from mpc_helpers.mpc import noise
@@ -30,6 +32,7 @@ from protocol.keys import load_identity
 from protocol.querier.ask import Querier
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.verdict import Verdict, check_cutoff, judge
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.report import Header, SealedReport
@@ -48,6 +51,9 @@ class DemoOptions:
     epsilon: float = 0.5
     noise: NoiseMode = NoiseMode.LOCAL
     seed: int = 1
+    kappa: int = 0
+    function: str | None = None
+    cutoff: float | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.reports <= 1_000_000):
@@ -57,6 +63,15 @@ class DemoOptions:
         if not (self.seed >= 0):
             raise TrefoilError(f"a seed is 0 or more, not {self.seed}")
         entitlement(self.epsilon)
+        if self.cutoff is not None:
+            check_cutoff(self.cutoff)
+        self.asked().options.checked(SHOP, SHOP, DeviceLimits())
+        if self.function is not None:
+            named_function(self.function)
+
+    def asked(self) -> Asked:
+        """What every conversion asks of its device."""
+        return asked_of_devices(self.epsilon, self.buckets, self.kappa, self.function)
 
 
 @dataclass(slots=True)
@@ -81,6 +96,7 @@ class Shown:
     tamper_refused: bool
     bytes_per_report: int
     without_budget: int = 0
+    verdict: Verdict | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
@@ -95,6 +111,7 @@ class Shown:
             "rejections": [{reason.value: count for reason, count in each.items()} for each in answer.rejections],
             "bytes_per_report": self.bytes_per_report,
             "reports_without_budget": self.without_budget,
+            "verdict": None if self.verdict is None else self.verdict.to_json(),
             "seconds": self.seconds,
             "replay_refused": self.replay_refused,
             "tamper_refused": self.tamper_refused,
@@ -127,14 +144,14 @@ def run_demo(options: DemoOptions, now: int) -> Shown:
 
 def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: int) -> Made:
     """Live every person's life on a real device, and once more on its clear twin for the truth."""
-    truth = np.zeros(options.buckets, dtype=np.int64)
+    truth, asked = np.zeros(options.buckets, dtype=np.int64), options.asked()
     busiest: tuple[int, Device[SealedReport]] | None = None
     without_budget = 0
     spoilt: SealedReport | None = None
     with BatchWriter(path) as writer, progress("reports", options.reports) as advance:
         for person in people(options.seed, options.reports, options.buckets, now):
-            device, reports = sealed_reports(person, options.epsilon, options.buckets, helper_set)
-            truth += np.sum(plain_histograms(person, options.epsilon, options.buckets), axis=0, dtype=np.int64)
+            device, reports = sealed_reports(person, asked, helper_set)
+            truth += np.sum(plain_histograms(person, asked), axis=0, dtype=np.int64)
             for report in reports:
                 writer.add(report)
             without_budget += sum(lacked_budget(record) for record in device.reports())
@@ -173,13 +190,15 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     tampered = all(sum(counts.values()) == counts.get(Rejection.UNOPENABLE) == 1 for counts in result.answer.rejections)
     size = len(made.batch[0].encode())
     view.show_histograms(made.truth, central, result, size)
+    verdict = None if options.cutoff is None else judge(result, options.cutoff)
+    view.show_verdict(result, verdict)
     view.title("A report whose ε was raised on the way")
     view.show_tampering(result.answer.rejections, tampered)
     view.title("The same batch a second time")
     with _timed(seconds, "replay"):
         refused, reason = _refused(ask)
     view.show_replay(refused, reason)
-    return Shown(result, made.truth, central, refused, tampered, size, made.without_budget)
+    return Shown(result, made.truth, central, refused, tampered, size, made.without_budget, verdict)
 
 
 def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:

@@ -12,6 +12,7 @@ from protocol import epsilon
 from protocol.answer import RejectionCounts
 from protocol.console import out, say
 from protocol.noise_scale import laplace_variance
+from protocol.querier.verdict import Verdict
 from protocol.querier.view import bar
 from protocol.querier.worth import QueryResult
 
@@ -48,6 +49,15 @@ def show_histograms(truth: Sequence[int], central: Sequence[int], result: QueryR
         say(f"{len(truth) - MAX_ROWS} more campaigns; --json has them all")
     say(f"{answer.counted} of {answer.submitted} reports counted; noise {answer.noise.value}, ε = {_epsilon(result)}")
     say(f"a report has {size:,} bytes; cut into three columns, all of them took {result.uploaded_bytes:,} to upload")
+
+
+def show_verdict(result: QueryResult, verdict: Verdict | None) -> None:
+    """What the side query says about what is missing, and whether the answer is good enough."""
+    if result.bias is not None:
+        moved = f"at most {result.bias.bound:.0f} in total, with probability {1 - result.bias.beta:.0%}"
+        say(f"bias: weeks that could not pay have moved the answer by {moved}")
+    if verdict is not None:
+        say(verdict.sentence())
 
 
 def show_without_budget(null: int, reports: int, asked: float, anything: bool) -> None:
