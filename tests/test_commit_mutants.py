@@ -243,7 +243,7 @@ def _sweep_everything(self: Moves) -> list[bytes]:
     swept = [record for record in self._attempts.unsettled() if record.state in forgotten]
     for record in swept:
         with self._database.transaction() as connection:
-            connection.execute("UPDATE attempts SET sealed_share = NULL WHERE attempt_id = ?", (record.attempt_id,))
+            connection.execute("UPDATE attempts SET voted = 0 WHERE attempt_id = ?", (record.attempt_id,))
             self._move(connection, record.attempt_id, record.state, AttemptState.ABORTED, reason="restarted")
     return [record.attempt_id for record in swept]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpc_helpers.ledger.attempt import AttemptState, HeardVote, QueryName, Reservation
+from mpc_helpers.ledger.attempt import AttemptState, HeardVote, QueryName, Reservation, Step
 from mpc_helpers.ledger.file import LedgerError, LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
@@ -144,9 +144,11 @@ def test_freeing_needs_no_from_both_peers(ledger: ReportLedger) -> None:
 
 ILLEGAL = {
     "UPDATE attempts SET state = 'reserved' WHERE number = 1": "no such move",
-    "UPDATE attempts SET state = 'aborted' WHERE number = 1": "no such move",
-    "UPDATE attempts SET state = 'renounced', number = 7 WHERE number = 1": "only the state",
-    "UPDATE attempts SET state = 'renounced', sealed_share = x'00' WHERE number = 1": "once",
+    "UPDATE attempts SET state = 'aborted', sealed_share = NULL WHERE number = 1": "no such move",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, number = 7 WHERE number = 1": "only the state",
+    "UPDATE attempts SET state = 'renounced' WHERE number = 1": "is erased",
+    "UPDATE attempts SET state = 'renounced', sealed_share = x'00' WHERE number = 1": "is erased",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, voted = 0 WHERE number = 1": "once",
     "DELETE FROM attempts": "never deleted",
     "DELETE FROM reports": "above the watermark",
     "UPDATE reports SET attempt = 1": "held by a live attempt",
@@ -158,15 +160,15 @@ ILLEGAL = {
     "UPDATE ledger SET watermark = -1": "never goes back",
     "UPDATE ledger SET party = 2": "owner never changes",
     "DELETE FROM ledger": "for ever",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, ''"
     " FROM attempts WHERE number = 1": "above the last",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, ''"
     " FROM attempts WHERE number = 1": "UNIQUE",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', x'00', ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', 1, x'00', ''"
     " FROM attempts WHERE number = 1": "begins as reserved",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', 0, NULL, ''"
     " FROM attempts WHERE number = 1": "a debug query or a real one",
-    "UPDATE attempts SET state = 'renounced', debug = 1 WHERE number = 1": "only the state",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, debug = 1 WHERE number = 1": "only the state",
     "UPDATE reports SET debug = 1": "a debug report in a real attempt",
     "INSERT INTO reports VALUES (zeroblob(32), 1, 1)": "a debug report in a real attempt",
     "INSERT INTO reports VALUES (zeroblob(32), 1, NULL)": "a debug report in a real attempt",
@@ -247,6 +249,69 @@ def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(path: Path,
     assert record is not None
     assert (record.state, record.sealed_share) == (AttemptState.VOTED, b"sealed")
     assert "sealed" not in repr(record)
+    again.close()
+
+
+@pytest.mark.parametrize("share", ["x'00'", "NULL"])
+def test_what_is_released_is_the_share_that_was_voted_for(path: Path, ledger: ReportLedger, share: str) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.keep_votes(attempt, YES)
+    ledger.close()
+    statement = f"UPDATE attempts SET state = 'released', sealed_share = {share} WHERE number = 1"  # noqa: S608
+    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="once"):
+        db.execute(statement)
+
+
+SECRET = b"a sealed share that was never released" * 400
+
+
+def on_disk(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted(path.parent.glob(path.name + "*")))
+
+
+def test_a_share_that_will_not_be_released_is_erased_with_the_move(path: Path, ledger: ReportLedger) -> None:
+    """A bad helper that says NO after every vote must not fill the others' disks with answers under fresh noise."""
+    attempt, kept = reserve(ledger, 1, 1, 5), reserve(ledger, 2, 1, 6)
+    ledger.moves.vote(attempt, SECRET)
+    ledger.moves.vote(kept, b"kept" * 300)
+    assert SECRET[:60] in on_disk(path)
+    ledger.moves.renounce(attempt, NO[:1], "")
+    record = ledger.attempts.find(attempt)
+    assert record is not None and (record.voted_once, record.sealed_share) == (True, None)
+    assert SECRET[:60] not in on_disk(path)
+    ledger.moves.free(attempt, NO[1:], "")
+    record = ledger.attempts.find(attempt)
+    assert record is not None and (record.state, record.voted_once) == (AttemptState.ABORTED, True)
+    # The other attempt's is untouched, and still there after a restart.
+    ledger.close()
+    assert SECRET[:60] not in on_disk(path)
+    again = ReportLedger(path, OWNER)
+    found = again.attempts.find(kept)
+    assert found is not None and found.sealed_share == b"kept" * 300
+    again.close()
+
+
+@pytest.mark.parametrize("step", [Step.RENOUNCE_BEFORE_COMMIT, Step.RENOUNCE_AFTER_COMMIT])
+def test_erasing_is_part_of_the_transaction(path: Path, ledger: ReportLedger, step: Step) -> None:
+    """Killed before the commit the share is still there, for the attempt is still voted; after it, neither is."""
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, SECRET)
+
+    def crash(at: Step) -> None:
+        if at is step:
+            raise KeyboardInterrupt
+
+    ledger._database.step = crash
+    with pytest.raises(KeyboardInterrupt):
+        ledger.moves.renounce(attempt, NO[:1], "")
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    record = again.attempts.find(attempt)
+    assert record is not None
+    before = step is Step.RENOUNCE_BEFORE_COMMIT
+    assert record.state is (AttemptState.VOTED if before else AttemptState.RENOUNCED)
+    assert record.sealed_share == (SECRET if before else None)
     again.close()
 
 
@@ -356,7 +421,7 @@ def test_a_doubtful_ledger_is_refused_untouched(path: Path, damage: object, owne
 @pytest.mark.parametrize(
     "edit",
     [
-        "UPDATE attempts SET state = 'aborted' WHERE number = 1",
+        "UPDATE attempts SET state = 'aborted', sealed_share = NULL WHERE number = 1",
         "UPDATE moves SET state = 'aborted' WHERE sequence = 2",
         "DELETE FROM moves WHERE sequence = 2",
     ],

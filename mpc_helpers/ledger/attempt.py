@@ -133,20 +133,18 @@ class HeardVote:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """What the ledger holds of an attempt. `voted_once` tells an abort before the vote from one after it."""
+    """What the ledger holds of an attempt. `voted_once`, whether this helper may have said YES, tells an abort before
+    the vote from one after it. The share is there from the vote on, unless it will never be released.
+    """
 
     attempt_id: bytes
     query: QueryName
     number: int
     state: AttemptState
+    voted_once: bool
     sealed_share: bytes | None = field(repr=False)
     reason: str
     votes: tuple[HeardVote, ...]
-
-    @property
-    def voted_once(self) -> bool:
-        """Whether this helper may have said YES."""
-        return self.sealed_share is not None
 
     def said(self, vote: Vote) -> set[int]:
         """The peers that are known to have cast `vote`."""

@@ -35,6 +35,13 @@ class Database:
         with self._lock:
             self.connection.close()
 
+    def forget_log(self) -> None:
+        """Fold the log into the file and empty it, so that what was erased is not in it either. Best effort: the move
+        before it is on disk, and the log is emptied sooner or later anyway.
+        """
+        with self._lock, suppress(sqlite3.Error):
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """One caller at a time; what SQLite has against it becomes an error that an operator can act on."""

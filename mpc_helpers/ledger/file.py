@@ -91,10 +91,10 @@ def create(path: Path, owner: LedgerOwner, ledger_id: bytes) -> None:
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         db.executescript("BEGIN;" + TABLES)
         db.execute("INSERT INTO ledger VALUES (1, ?, ?, ?, 0)", (ledger_id, owner.party, owner.identity_key))
-        nobody = bytes(32)
+        nobody, reason = bytes(32), "spent before this ledger began"
         db.execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', NULL, 'spent before this ledger began')",
-            (ELSEWHERE, nobody, nobody, nobody, FOR_EVER),
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', 0, NULL, ?)",
+            (ELSEWHERE, nobody, nobody, nobody, FOR_EVER, reason),
         )
         for trigger in TRIGGERS:
             db.execute(trigger)
@@ -134,6 +134,8 @@ def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
             db.execute("PRAGMA journal_mode = WAL")
             # COMMIT.md: losing the last commit to a power cut is the same as restoring an old backup.
             db.execute("PRAGMA synchronous = FULL")
+            # What is erased is overwritten, not only unlinked: sealed shares that were never released, most of all.
+            db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA cache_size = -16384")
             db.execute("BEGIN IMMEDIATE")
             db.execute("COMMIT")

@@ -51,7 +51,7 @@ class Attempts:
         return number
 
     def _select(self, condition: str, *values: bytes) -> list[AttemptRecord]:
-        columns = "attempt, attempt_id, query_key, query_digest, number, state, sealed_share, reason"
+        columns = "attempt, attempt_id, query_key, query_digest, number, state, voted, sealed_share, reason"
         with self._database.reading() as connection:
             # The conditions are constants of this class; values are bound.
             rows = connection.execute(f"SELECT {columns} FROM attempts WHERE {condition} ORDER BY attempt", values)  # noqa: S608
@@ -59,12 +59,13 @@ class Attempts:
 
 
 def _decode(
-    connection: sqlite3.Connection, row: tuple[int, bytes, bytes, bytes, int, str, bytes | None, str]
+    connection: sqlite3.Connection, row: tuple[int, bytes, bytes, bytes, int, str, int, bytes | None, str]
 ) -> AttemptRecord:
-    attempt, attempt_id, key, digest, number, state, share, reason = row
+    attempt, attempt_id, key, digest, number, state, voted, share, reason = row
     votes = connection.execute("SELECT party, vote, message FROM votes WHERE attempt = ?", (attempt,))
     heard = tuple(HeardVote(party, Vote.of_text(vote), message) for party, vote, message in votes)
-    return AttemptRecord(attempt_id, QueryName(key, digest), number, AttemptState(state), share, reason, heard)
+    name, now = QueryName(key, digest), AttemptState(state)
+    return AttemptRecord(attempt_id, name, number, now, bool(voted), share, reason, heard)
 
 
 class Moves:
@@ -100,9 +101,10 @@ class Moves:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RELEASED, votes=votes)
 
     def renounce(self, attempt_id: bytes, votes: Sequence[HeardVote], reason: str) -> None:
-        """voted → renounced, when a peer says NO; the reports stay locked."""
+        """voted → renounced, when a peer says NO; the reports stay locked, and the share is erased."""
         with self._database.transaction(Step.RENOUNCE_BEFORE_COMMIT, Step.RENOUNCE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RENOUNCED, votes=votes, reason=reason)
+        self._database.forget_log()
 
     def free(self, attempt_id: bytes, votes: Sequence[HeardVote], reason: str) -> None:
         """renounced → aborted, with NO from both peers; the reports are free again."""
@@ -133,8 +135,8 @@ class Moves:
     def _insert(self, connection: sqlite3.Connection, reservation: Reservation) -> int:
         name = reservation.query
         cursor = connection.execute(
-            "INSERT INTO attempts (attempt_id, query_key, query_digest, number, debug, newest, state)"
-            " VALUES (?, ?, ?, ?, ?, ?, 'reserved')",
+            "INSERT INTO attempts (attempt_id, query_key, query_digest, number, debug, newest, state, voted)"
+            " VALUES (?, ?, ?, ?, ?, ?, 'reserved', 0)",
             (
                 reservation.attempt_id,
                 name.key,
@@ -180,9 +182,11 @@ class Moves:
         # Votes first: the triggers count them when the state changes.
         _insert_votes(connection, attempt_id, votes)
         changed = connection.execute(
-            "UPDATE attempts SET state = ?, sealed_share = coalesce(?, sealed_share), reason = ?"
-            " WHERE attempt_id = ? AND state = ?",
-            (new.value, share, reason, attempt_id, old.value),
+            "UPDATE attempts SET state = :new, voted = voted OR :new = 'voted', reason = :reason,"
+            # Kept on release alone: whatever else follows a vote, this share will never leave.
+            " sealed_share = CASE WHEN :new = 'released' THEN sealed_share ELSE :share END"
+            " WHERE attempt_id = :attempt_id AND state = :old",
+            {"new": new.value, "share": share, "reason": reason, "attempt_id": attempt_id, "old": old.value},
         ).rowcount
         if changed != 1:
             raise Fenced(f"the attempt is not {old.value} any more, so it cannot become {new.value}")

@@ -29,6 +29,7 @@ CREATE TABLE attempts (
     debug INTEGER CHECK (debug IN (0, 1)),
     newest INTEGER NOT NULL,
     state TEXT NOT NULL CHECK (state IN ('reserved', 'voted', 'released', 'renounced', 'aborted')),
+    voted INTEGER NOT NULL CHECK (voted IN (0, 1)),
     sealed_share BLOB,
     reason TEXT NOT NULL DEFAULT ''
 );
@@ -71,7 +72,7 @@ CREATE TABLE queries (
 TRIGGERS = (
     """
     CREATE TRIGGER attempts_begin_reserved BEFORE INSERT ON attempts
-    WHEN NEW.state <> 'reserved' OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL
+    WHEN NEW.state <> 'reserved' OR NEW.voted OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL
     BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved, for a debug query or a real one'); END
     """,
     """
@@ -94,8 +95,17 @@ TRIGGERS = (
     """,
     """
     CREATE TRIGGER a_vote_stores_its_share BEFORE UPDATE ON attempts
-    WHEN (NEW.state = 'voted') <> (NEW.sealed_share IS NOT OLD.sealed_share)
+    WHEN (NEW.state = 'voted') <> (NEW.voted <> OLD.voted)
+      OR (NEW.state = 'voted' AND NEW.sealed_share IS NULL)
+      OR (NEW.state = 'released' AND NEW.sealed_share IS NOT OLD.sealed_share)
     BEGIN SELECT RAISE(ABORT, 'the sealed share is stored with the vote, once'); END
+    """,
+    # What will never be released must not lie about: one ledger that leaks later, with the querier's key and a bad
+    # helper's own shares, would open every attempt whose share is still there, each with noise of its own.
+    """
+    CREATE TRIGGER a_share_goes_with_its_promise BEFORE UPDATE ON attempts
+    WHEN NEW.state IN ('renounced', 'aborted') AND NEW.sealed_share IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'a share that will not be released is erased'); END
     """,
     """
     CREATE TRIGGER release_needs_both_yes BEFORE UPDATE ON attempts
