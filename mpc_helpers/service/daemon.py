@@ -33,12 +33,15 @@ from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.clocks import PeerClocks
+from mpc_helpers.service.connections import ConnectionLimits, Connections
 from mpc_helpers.service.housekeeping import Housekeeping
 from mpc_helpers.service.intake import Intake
+from mpc_helpers.service.listener import Listener
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.policy import Policy
 from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.rendezvous import Rendezvous
+from mpc_helpers.service.seldom import Seldom
 from mpc_helpers.service.server import OpenPages, PeerDoor, Server
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.worker_sessions import WorkerSessions
@@ -46,6 +49,9 @@ from protocol.report import VERSION
 from protocol.stopping import stop_event
 
 _LOG = logging.getLogger("trefoil.daemon")
+# What a stranger's bad HTTP makes the library say.
+_HTTP_LOG = logging.getLogger("trefoil.http")
+_HTTP_LOG.addFilter(Seldom())
 # The last part of the peers' address (SPEC, section 8).
 AGREEMENT = "agreement"
 WORKERS = "workers"
@@ -119,8 +125,10 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: rendezvous}, longest)
         keeper = Housekeeping(config, membership, ledger, intake, clocks, transport.ask_time, parts.clock)
         pages = OpenPages(public_configuration(config, membership), metrics, keeper.warnings)
-        server = Server(intake, peers, pages, parts.clock)
-        await stack.enter_async_context(_listening(config, server, certificates))
+        connections = Connections(ConnectionLimits.of_this_process())
+        metrics.gauge("trefoil_connections", "connections that are open", lambda: {(): len(connections)})
+        server = Server(intake, peers, pages, parts.clock, connections)
+        await stack.enter_async_context(_listening(config, server, certificates, connections))
         # After listening: a peer that hears from us first asks our door how far our ledger has come.
         await intake.resume()
         keeping = asyncio.create_task(keeper.run())
@@ -203,15 +211,23 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
 
 
 @contextlib.asynccontextmanager
-async def _listening(config: HelperConfig, server: Server, certificates: Certificates) -> AsyncIterator[None]:
+async def _listening(
+    config: HelperConfig, server: Server, certificates: Certificates, connections: Connections
+) -> AsyncIterator[None]:
     runner = web.AppRunner(
-        server.application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, keepalive_timeout=HEADER_SECONDS
+        server.application(),
+        access_log=None,
+        logger=_HTTP_LOG,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=HEADER_SECONDS,
     )
     await runner.setup()
+    if runner.server is None:
+        raise TypeError("a runner that is set up has a server")
+    listener = Listener(runner.server, certificates.server_context, connections, certificates.whose)
     try:
-        site = web.TCPSite(runner, config.host, config.port, ssl_context=certificates.server_context)
         try:
-            await site.start()
+            await listener.open(config.host, config.port)
         except OSError as error:
             what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
             raise ConfigError(
@@ -220,6 +236,7 @@ async def _listening(config: HelperConfig, server: Server, certificates: Certifi
         _LOG.info("%s listens on %s:%d", config.name, config.host, config.port)
         yield
     finally:
+        await listener.close()
         await runner.cleanup()
 
 

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from mpc_helpers.service.connections import Connections
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.refusal import Refusal, Trouble
@@ -66,11 +67,19 @@ class OpenPages:
 class Server:
     """The routes. Everything they decide is decided in `Intake`; everything peers say goes to a realm's agreement."""
 
-    def __init__(self, intake: Intake, peers: PeerDoor, pages: OpenPages, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        peers: PeerDoor,
+        pages: OpenPages,
+        clock: Callable[[], int],
+        connections: Connections,
+    ) -> None:
         self._intake = intake
         self._peers = peers
         self._pages = pages
         self._clock = clock
+        self._connections = connections
         self._requests = pages.metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
 
     def application(self) -> web.Application:
@@ -102,7 +111,8 @@ class Server:
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "unknown"
         try:
-            response = await handler(request)
+            with self._connections.at_work(request.transport):
+                response = await handler(request)
         except web.HTTPException as error:
             response = _error(error.status, error.reason)
         except Refusal as error:
