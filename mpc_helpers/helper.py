@@ -230,6 +230,7 @@ def _batch(query: Query, admitted: Ingested) -> AdmittedBatch:
         admitted.digests,
         admitted.hours,
         admitted.debug,
-        admitted.admitted,
+        admitted.summed,
         admitted.rejections(),
+        admitted if query.shape.checked else None,
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpc_helpers.admission.blocks import largest_block
 from mpc_helpers.agreement import messages
-from mpc_helpers.agreement.messages import Ask, Body, Envelope, Head, Hello, Propose, Refuse, Reserved
+from mpc_helpers.agreement.messages import Ask, Body, Envelope, Head, Hello, Propose, Refuse, Reserved, Show, Shown
 from mpc_helpers.ledger.attempt import QueryName, Word
 from mpc_helpers.ledger.file import LedgerHead
 from protocol.errors import ProtocolError, Rejection
 from protocol.helper_set import realm
 from protocol.vote import SignedVote, Vote
+from protocol.wire import Reader
 from tests.support.commit_world import IDENTITIES, KEYS, REALM
 
 NAME = QueryName(b"q" * 32, b"d" * 32)
@@ -44,6 +46,11 @@ BODIES: list[Body] = [
     Hello(b"c" * 16, None),
     Hello(b"c" * 16, HEAD),
     Head(b"c" * 16, b"h" * 32),
+    proposal([True], check_root=b"k" * 32),
+    Show(NAME, b"k" * 32),
+    Show(NAME, b"k" * 32, (0, 7, 2**32 - 1)),
+    Shown(Show(NAME, b"k" * 32), (b"h" * 64,)),
+    Shown(Show(NAME, b"k" * 32, (3, 4)), (b"first", b"")),
 ]
 
 
@@ -75,11 +82,36 @@ def test_nothing_that_can_be_meant_is_longer_than_the_longest_message(reports: i
         proposal([True] * reports),
         Reserved(NAME, 2**63 - 1, ATTEMPT),
         Refuse(b"q" * 32, "\U0001f340" * messages.MAX_REASON),
+        Shown(Show(NAME, b"k" * 32), (bytes(32 * ((reports + 63) // 64)),)),
+        Shown(Show(NAME, b"k" * 32, tuple(range(16))), (bytes(largest_block(132)),) * 16),
         *BODIES[3:],
     ]
     assert all(len(seal(body)) <= limit for body in longest)
-    assert limit <= reports // 8 + 1 + messages.MAX_REST
+    assert limit <= max(reports // 2 + 32, 16 * 67_596) + messages.MAX_REST
     assert messages.longest_message(2**32 - 1) == messages.MAX_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("root", "blocks"),
+    [(b"k" * 31, ()), (b"k" * 32, tuple(range(17))), (b"k" * 32, (2, 1)), (b"k" * 32, (1, 1)), (b"k" * 32, (2**32,))],
+)
+def test_a_show_names_few_blocks_in_order(root: bytes, blocks: tuple[int, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        Show(NAME, root, blocks)
+    if len(root) == 32 and all(block < 2**32 for block in blocks):
+        forged = NAME.key + NAME.digest + root + bytes([len(blocks)])
+        forged += b"".join(block.to_bytes(4, "big") for block in blocks)
+        with pytest.raises(ProtocolError):
+            Show.read(Reader(forged))
+
+
+def test_a_shown_has_what_was_asked_for() -> None:
+    for blocks, content in (((), ()), ((), (b"", b"")), ((1,), ()), ((1,), (b"", b""))):
+        with pytest.raises(ProtocolError, match="SHOWN"):
+            Shown(Show(NAME, b"k" * 32, blocks), content)
+    endless = Show(NAME, b"k" * 32, (1,)).encode() + (2**31).to_bytes(4, "big")
+    with pytest.raises(ProtocolError, match="over the limit"):
+        Shown.read(Reader(endless))
 
 
 def test_a_message_is_of_one_sender_one_realm_and_one_purpose() -> None:

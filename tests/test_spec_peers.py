@@ -17,7 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from mpc_helpers.agreement import messages
-from mpc_helpers.agreement.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved
+from mpc_helpers.agreement.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved, Show, Shown
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation
 from mpc_helpers.ledger import file as ledger_file
 from mpc_helpers.ledger.attempt import QueryName, Reservation, Word
@@ -78,7 +78,7 @@ def vote(helper: int, code: int) -> bytes:
 def proposal(bits: list[int], salt: bytes, rejections: list[int]) -> bytes:
     packed = np.packbits(bits).tobytes()
     fixed = NAME.key + NAME.digest + b"p" * 32 + b"r" * 32 + struct.pack(">Q", 3) + salt + struct.pack(">I", len(bits))
-    return fixed + blob32(packed) + bytes([20]) + struct.pack(">20I", *rejections)
+    return fixed + blob32(packed) + bytes(32) + bytes([20]) + struct.pack(">20I", *rejections)
 
 
 BITS = [[1, 1, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 10, [1, 0, 1, 1, 1, 1, 1, 1, 1, 1]]
@@ -100,6 +100,8 @@ def test_every_kind_of_message() -> None:
     signed = [SignedVote.sign(1, ATTEMPT, Vote.RENOUNCED, IDENTITIES[1])]
     signed.append(SignedVote.sign(0, ATTEMPT, Vote.ABORTED, IDENTITIES[0]))
     reserved = NAME.key + NAME.digest + struct.pack(">Q", 3) + ATTEMPT
+    show = NAME.key + NAME.digest + b"k" * 32 + bytes([2]) + struct.pack(">II", 2, 5)
+    shown = Shown(Show(NAME, b"k" * 32, (2, 5)), (b"one", b"other"))
     spoken: list[tuple[bytes, messages.Body]] = [
         (message(1, "PROPOSE", 1, PROPOSALS[1]), proposals()[1]),
         (message(2, "RESERVED", 1, reserved), Reserved(NAME, 3, ATTEMPT)),
@@ -109,6 +111,8 @@ def test_every_kind_of_message() -> None:
         (message(6, "HELLO", 1, b"c" * 16 + bytes([56]) + HEAD_BYTES), Hello(b"c" * 16, HEAD)),
         (message(6, "HELLO", 1, b"c" * 16 + bytes([0])), Hello(b"c" * 16, None)),
         (message(7, "HEAD", 1, b"c" * 16 + bytes([32]) + b"h" * 32), Head(b"c" * 16, b"h" * 32)),
+        (message(8, "SHOW", 1, show), Show(NAME, b"k" * 32, (2, 5))),
+        (message(9, "SHOWN", 1, show + blob32(b"one") + blob32(b"other")), shown),
     ]
     assert {body.kind for _, body in spoken} == set(messages.MessageKind)
     for data, body in spoken:

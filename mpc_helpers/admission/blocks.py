@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -92,3 +93,43 @@ def fit(first: Vector, second: Vector, third: Vector) -> Mask:
 def largest_block(residues: int) -> int:
     """Bytes of a block in which every report opened."""
     return BITMAP_SIZE + BLOCK * ELEMENT_SIZE * residues
+
+
+class ShownBlocks:
+    """The blocks that were computed again, in a sparse file beside the column: what is asked for twice is done once.
+
+    They hold check shares of zeros, and of reports that are not counted. What is read back is believed only under its
+    hash.
+    """
+
+    def __init__(self, column: Path, residues: int) -> None:
+        self._path = shown_beside(column)
+        self._size = largest_block(residues)
+        self._residues = residues
+
+    def holds(self, number: int, hashed: bytes) -> bool:
+        """Whether the block with this hash is there."""
+        return block_hash(number, self.read(number)) == hashed
+
+    def read(self, number: int) -> bytes:
+        """What stands where the block would be."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(number * self._size)
+                data = file.read(self._size)
+        except FileNotFoundError:
+            return b""
+        bits = np.unpackbits(np.frombuffer(data[:BITMAP_SIZE], dtype=np.uint8))
+        return data[: BITMAP_SIZE + ELEMENT_SIZE * self._residues * int(np.count_nonzero(bits))]
+
+    def keep(self, number: int, preimage: bytes) -> None:
+        """Write a block to its place."""
+        self._path.touch(mode=0o600)
+        with self._path.open("r+b") as file:
+            file.seek(number * self._size)
+            file.write(preimage)
+
+
+def shown_beside(column: Path) -> Path:
+    """Where a column's shown blocks are."""
+    return column.with_name(f"{column.name}.shown")

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.admission.blocks import shown_beside
 from protocol.batch import (
     DIGEST_SPAN,
     PREAMBLE_SIZE,
@@ -153,7 +154,7 @@ def repeated(digests: DigestRows) -> Mask:
 
 def remove_column(column: Path) -> None:
     """When its query needs it no more."""
-    for path in (column, digests_beside(column)):
+    for path in (column, digests_beside(column), shown_beside(column)):
         path.unlink(missing_ok=True)
 
 

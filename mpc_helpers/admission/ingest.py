@@ -6,14 +6,23 @@ taken out of the sums, which costs only them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.admission.blocks import BLOCK, HASH_SIZE, NO_ROOT, block_count, block_hash, check_root, preimages
+from mpc_helpers.admission.blocks import (
+    BLOCK,
+    HASH_SIZE,
+    NO_ROOT,
+    ShownBlocks,
+    block_count,
+    block_hash,
+    check_root,
+    preimages,
+)
 from mpc_helpers.admission.chunk import ChunkJob, ChunkResult, Spent, Stopwatch, ingest_chunk, sum_opened
 from mpc_helpers.admission.column import Mask, repeated
 from mpc_helpers.admission.headers import Hours
@@ -95,19 +104,37 @@ class Ingested:
             return share
         return np.concatenate([numerators.decode(share[: shape.buckets]), share[shape.buckets :]])
 
-    def show(self, number: int) -> bytes | None:
-        """A block of check shares, computed again; None unless it comes out the same.
+    @property
+    def residues(self) -> int:
+        """How many check shares a report has."""
+        return self.rules.query.shape.residues
+
+    def show(self, numbers: Sequence[int]) -> list[bytes] | None:
+        """Some blocks of check shares, computed again the first time; None unless all come out as before.
 
         A report whose points came out otherwise the second time would be shown at a second point, which tells its
         content to whoever sees both.
         """
-        rows = slice(number * BLOCK, (number + 1) * BLOCK)
-        places = np.flatnonzero(self.summed[rows])
-        _, shares = self._open_again(number * BLOCK + places)
-        if shares is None or len(shares) != len(places):
-            return None
-        (preimage,) = preimages(self.summed[rows], shares)
-        return preimage if block_hash(number, preimage) == self.blocks[number] else None
+        shown = ShownBlocks(self.column.path, self.residues)
+        missing = [number for number in numbers if not shown.holds(number, self.blocks[number])]
+        for number, preimage in zip(missing, self._compute_blocks(missing), strict=True):
+            if block_hash(number, preimage) != self.blocks[number]:
+                return None
+            shown.keep(number, preimage)
+        return [shown.read(number) for number in numbers]
+
+    def _compute_blocks(self, numbers: Sequence[int]) -> list[bytes]:
+        if not numbers:
+            return []
+        spans = [np.arange(number * BLOCK, min((number + 1) * BLOCK, len(self.summed))) for number in numbers]
+        rows = np.concatenate(spans)
+        opened = self.summed[rows]
+        _, shares = self._open_again(rows[opened])
+        if shares is None or len(shares) != np.count_nonzero(opened):
+            return [b""] * len(numbers)
+        ends = np.concatenate([[0], np.cumsum([int(np.count_nonzero(self.summed[span])) for span in spans])])
+        parts = [(self.summed[span], shares[ends[at] : ends[at + 1]]) for at, span in enumerate(spans)]
+        return [preimages(*part)[0] for part in parts]
 
     def _open_again(self, rows: npt.NDArray[np.int64]) -> tuple[tuple[Vector, Vector], Vector | None]:
         chunk = self.column.pick(rows)

@@ -12,6 +12,7 @@
 - `asking`: asking for ever about what was voted for
 - `voting`: from the vote to the release, or to reports that are free again
 - `reception`: what peers say, taken in and answered
+- `checker`: whether the numbers of the reports are valid, as three helpers find out together
 - `negotiator`: from a batch that each admitted to one attempt that all three reserved
 - `agreement`: all of it, as the helper's page calls it
 """

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from mpc_helpers.agreement.hooks import Hooks, LedgerThread, Pace
+from mpc_helpers.agreement.hooks import Hooks, OneThread, Pace
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms, Negotiation
 from mpc_helpers.agreement.negotiations import Negotiations
 from mpc_helpers.agreement.negotiator import Announcer, Negotiator
@@ -52,14 +52,17 @@ class Agreement:
         pace, hooks = pace or Pace(), hooks or Hooks()
         self._ledger = ledger
         self.parties = parties
-        self._thread = LedgerThread()
-        self._offload = hooks.offload or self._thread
+        self._threads = (OneThread("report-ledger"), OneThread("check-shares"))
+        self._offload = hooks.offload or self._threads[0]
+        compute = hooks.offload or self._threads[1]
         negotiations = Negotiations()
         self.alarms = Alarms(negotiations.wake)
         self.peers = Peers(ledger, parties, send, self.alarms, entropy=hooks.entropy, patience=pace.patience)
-        around = Surroundings(ledger, parties, self.peers, self.alarms, negotiations, self._offload, pace, hooks)
+        around = Surroundings(
+            ledger, parties, self.peers, self.alarms, negotiations, self._offload, compute, pace, hooks
+        )
         self._voting = Voting(around)
-        self._reception = Reception(self.peers, negotiations, self._voting)
+        self._reception = Reception(self.peers, negotiations, self._voting, compute)
         self._negotiator = Negotiator(around, self._voting, Announcer(around, self._reception.hear))
 
     async def recover(self) -> None:
@@ -132,4 +135,5 @@ class Agreement:
         """Stop talking. The ledger stays open."""
         await self._voting.asking.close()
         await self.peers.close()
-        self._thread.close()
+        for thread in self._threads:
+            thread.close()

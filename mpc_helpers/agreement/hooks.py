@@ -21,13 +21,15 @@ class Offload(Protocol):
         """The call's result."""
 
 
-class LedgerThread:
-    """The `Offload` of an installed helper. One thread: moves reach the ledger in the order in which they were asked
-    for, and a slow disk stops neither the event loop nor the threads that admit reports.
+class OneThread:
+    """The `Offload` of an installed helper, once for its ledger and once for check shares that it computes again.
+
+    One thread each: moves reach the ledger in the order in which they were asked for, and neither a slow disk nor a
+    peer that asks for much stops the event loop or the threads that admit reports.
     """
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "report-ledger")
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)
 
     def __call__(self, call: Callable[[], T]) -> Awaitable[T]:
         """The call's result."""

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.admission.blocks import NO_ROOT, block_count, largest_block
 from mpc_helpers.ledger.attempt import QueryName, Word
 from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerHead
 from protocol.errors import ProtocolError, Rejection
@@ -28,7 +29,12 @@ MAX_REASON = 500
 MAX_BITMAP = 2**29
 # Everything in a message but the bitmap, with room to spare: the longest REFUSE has about 2,200 bytes.
 MAX_REST = 4096
-MAX_MESSAGE = MAX_BITMAP + MAX_REST
+# How many blocks of check shares one SHOW may ask for.
+MAX_SHOWN = 16
+# A side query, 42 planes and three points are as many residues as a report can have.
+_LARGEST_BLOCK = largest_block(3 * (1 + 1 + 42))
+MAX_LIST = HASH_SIZE * block_count(2**32 - 1)
+MAX_MESSAGE = MAX_LIST + MAX_REST
 
 Mask = npt.NDArray[np.bool_]
 
@@ -46,11 +52,16 @@ class MessageKind(Enum):
     REFUSE = 5
     HELLO = 6
     HEAD = 7
+    SHOW = 8
+    SHOWN = 9
 
 
 def longest_message(reports: int) -> int:
-    """Bytes of the longest message that can be meant where batches have at most `reports` reports: a PROPOSE."""
-    return min((reports + 7) // 8 + MAX_REST, MAX_MESSAGE)
+    """Bytes of the longest message that can be meant where batches have at most `reports` reports.
+
+    A bitmap in a PROPOSE, and in a SHOWN all hashes of blocks or some blocks.
+    """
+    return max((reports + 7) // 8, HASH_SIZE * block_count(reports), MAX_SHOWN * (4 + _LARGEST_BLOCK)) + MAX_REST
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,7 @@ class Propose:
     """PROPOSE(query, number, salt, bitmap): what this helper would count, and why not the rest.
 
     `bitmap` has one bit per report of the batch in its order, most significant first: admitted here and not spent here.
+    `check_root` stands for this helper's check shares of every report that it opened; zeros where nothing is checked.
     """
 
     kind: ClassVar[MessageKind] = MessageKind.PROPOSE
@@ -70,10 +82,12 @@ class Propose:
     count: int
     bitmap: bytes = field(repr=False)
     rejections: tuple[int, ...]
+    check_root: bytes = NO_ROOT
 
     def __post_init__(self) -> None:
-        if any(len(value) != HASH_SIZE for value in (self.parameters, self.batch_root, self.salt)):
-            raise ProtocolError("parameters, batch root and salt have 32 bytes")
+        digests = (self.parameters, self.batch_root, self.salt, self.check_root)
+        if any(len(value) != HASH_SIZE for value in digests):
+            raise ProtocolError("parameters, roots and salt have 32 bytes")
         if not (0 < self.number < 2**63) or not (0 <= self.count < 2**32):
             raise ProtocolError("an attempt's number is 1 to 2^63 - 1 and a batch has less than 2^32 reports")
         if len(self.bitmap) != (self.count + 7) // 8 or (self.count % 8 and self.bitmap[-1] & (0xFF >> self.count % 8)):
@@ -97,7 +111,8 @@ class Propose:
         """The canonical bytes; the three helpers' go into the attempt id."""
         writer = Writer().fixed(self.query.key, HASH_SIZE).fixed(self.query.digest, HASH_SIZE)
         writer.fixed(self.parameters, HASH_SIZE).fixed(self.batch_root, HASH_SIZE).uint(self.number, 8)
-        writer.fixed(self.salt, SALT_SIZE).uint(self.count, 4).blob(self.bitmap).uint(len(self.rejections), 1)
+        writer.fixed(self.salt, SALT_SIZE).uint(self.count, 4).blob(self.bitmap)
+        writer.fixed(self.check_root, HASH_SIZE).uint(len(self.rejections), 1)
         for count in self.rejections:
             writer.uint(count, 4)
         return writer.done()
@@ -108,9 +123,9 @@ class Propose:
         query = _read_name(reader)
         parameters, root = reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE)
         number, salt, count = reader.uint(8), reader.fixed(SALT_SIZE), reader.uint(4)
-        bitmap = reader.blob(limit=MAX_BITMAP)
+        bitmap, check_root = reader.blob(limit=MAX_BITMAP), reader.fixed(HASH_SIZE)
         rejections = tuple(reader.uint(4) for _ in range(reader.uint(1)))
-        return cls(query, parameters, root, number, salt, count, bitmap, rejections)
+        return cls(query, parameters, root, number, salt, count, bitmap, rejections, check_root)
 
 
 def pack_mask(mask: Mask) -> bytes:
@@ -262,9 +277,69 @@ class Head:
         return cls(reader.fixed(CHALLENGE_SIZE), reader.blob(1))
 
 
-Body = Propose | Reserved | StateMessage | Ask | Refuse | Hello | Head
+@dataclass(frozen=True, slots=True)
+class Show:
+    """SHOW(query, check root, blocks): show the hashes of all blocks under that root, or some of the blocks."""
+
+    kind: ClassVar[MessageKind] = MessageKind.SHOW
+
+    query: QueryName
+    check_root: bytes
+    blocks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.check_root) != HASH_SIZE or len(self.blocks) > MAX_SHOWN:
+            raise ProtocolError(f"a SHOW names a root of 32 bytes and at most {MAX_SHOWN} blocks")
+        if any(not (0 <= block < 2**32) for block in self.blocks) or list(self.blocks) != sorted(set(self.blocks)):
+            raise ProtocolError("the blocks of a SHOW ascend")
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        writer = Writer().fixed(self.query.key, HASH_SIZE).fixed(self.query.digest, HASH_SIZE)
+        writer.fixed(self.check_root, HASH_SIZE).uint(len(self.blocks), 1)
+        for block in self.blocks:
+            writer.uint(block, 4)
+        return writer.done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        query, root = _read_name(reader), reader.fixed(HASH_SIZE)
+        return cls(query, root, tuple(reader.uint(4) for _ in range(reader.uint(1))))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """SHOWN: what a SHOW asked for, and the question again. The hashes joined, or one preimage for each block."""
+
+    kind: ClassVar[MessageKind] = MessageKind.SHOWN
+
+    question: Show
+    content: tuple[bytes, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.content) != max(1, len(self.question.blocks)):
+            raise ProtocolError("a SHOWN has the hashes, or as many blocks as were asked for")
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        writer = Writer()
+        for part in self.content:
+            writer.blob(part)
+        return self.question.encode() + writer.done()
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self:
+        """The message `reader` is at."""
+        question = Show.read(reader)
+        if not question.blocks:
+            return cls(question, (reader.blob(limit=MAX_LIST),))
+        return cls(question, tuple(reader.blob(limit=_LARGEST_BLOCK) for _ in question.blocks))
+
+
+Body = Propose | Reserved | StateMessage | Ask | Refuse | Hello | Head | Show | Shown
 _BODIES: dict[MessageKind, type[Body]] = {
-    body.kind: body for body in (Propose, Reserved, StateMessage, Ask, Refuse, Hello, Head)
+    body.kind: body for body in (Propose, Reserved, StateMessage, Ask, Refuse, Hello, Head, Show, Shown)
 }
 
 

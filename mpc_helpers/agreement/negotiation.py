@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.admission.blocks import NO_ROOT
+from mpc_helpers.admission.verdicts import Verdicts
 from mpc_helpers.agreement.errors import AgreementError, TooFewReports
 from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
 from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, attempt_id_of
@@ -42,12 +45,39 @@ class Selected:
         return self._rows[first : int(places[-1]) + 1][places - first]
 
 
+class Evidence(Protocol):
+    """What one helper computed of a batch of checked reports, and what the three found out about it together."""
+
+    @property
+    def summed(self) -> Mask:
+        """Which reports opened here, and so have check shares."""
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """Written by the check between helpers alone."""
+
+    @property
+    def blocks(self) -> Sequence[bytes]:
+        """A hash for each block of check shares."""
+
+    @property
+    def check_root(self) -> bytes:
+        """What stands for all of them."""
+
+    @property
+    def residues(self) -> int:
+        """How many check shares a report has."""
+
+    def show(self, numbers: Sequence[int]) -> list[bytes] | None:
+        """Some blocks; None if one of them does not come out as before."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdmittedBatch:
     """A batch after Admit: digests in order, which of them this helper admitted (never a repeat), when each was made.
 
     `debug` is what each report's own header says. `rejections` counts, by reason, the reports this helper did not
-    admit; what is already spent is added later.
+    admit; what is already spent, or turns out to be invalid, is added later. Checked reports come with `evidence`.
     """
 
     root: bytes
@@ -56,10 +86,21 @@ class AdmittedBatch:
     debug: Mask = field(repr=False)
     admitted: Mask = field(repr=False)
     rejections: Mapping[Rejection, int]
+    evidence: Evidence | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not (len(self.digests) == len(self.hours) == len(self.debug) == len(self.admitted)):
             raise ProtocolError("a batch has one digest, one hour, one debug flag and one verdict for each report")
+
+    @property
+    def check_root(self) -> bytes:
+        """What a proposal says about the numbers of all reports."""
+        return self.evidence.check_root if self.evidence else NO_ROOT
+
+    @property
+    def invalid(self) -> Mask:
+        """Which reports were found invalid so far."""
+        return self.evidence.verdicts.invalid if self.evidence else np.zeros(len(self.admitted), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +145,16 @@ class Negotiation:
     last_used: int = 0
     highest_heard: int = 0
     own: Propose | None = None
-    # How many admitted reports were spent already when this helper last looked.
+    # How many admitted reports were spent already when this helper last looked, and how many of the others invalid.
     seen: int = 0
+    invalid: int = 0
+    # A number that was proposed and not reserved is not proposed again, or old and new proposals of it would mix.
+    least_number: int = 1
     proposals: dict[int, Propose] = field(default_factory=dict)
     reserved: dict[int, Reserved] = field(default_factory=dict)
     attempt_id: bytes | None = None
     accepted: Mask | None = None
-    # Set when the three proposals are turned into a reservation: one that comes later must not change them.
+    # Set when all three proposals are in: what is checked is what is reserved, whatever a peer says later.
     frozen: bool = False
     # Set when all three have reserved. Until then another `agree` for the same query would be a second voice.
     agreed: bool = False
@@ -119,6 +163,8 @@ class Negotiation:
     failure: AgreementError | None = None
     waiting: str = "the other helpers"
     reasons: dict[int, str] = field(default_factory=dict)
+    # The peers that were asked for check shares and have not shown them yet.
+    showing: set[int] = field(default_factory=set)
 
     @property
     def query(self) -> QueryName:
@@ -134,7 +180,8 @@ class Negotiation:
         """This helper's proposal under a new number; what was heard under other numbers no longer counts."""
         rejections = pack_rejections(self.left_out())
         terms, root, bitmap = self.terms, self.batch.root, pack_mask(free)
-        self.own = Propose(self.query, terms.parameters, root, number, salt, len(free), bitmap, rejections)
+        check_root = self.batch.check_root
+        self.own = Propose(self.query, terms.parameters, root, number, salt, len(free), bitmap, rejections, check_root)
         kept = {party: known for party, known in self.proposals.items() if known.number == number}
         self.proposals = kept | {self.party: self.own}
         self.attempt_id, self.accepted, self.frozen, self.ended = None, None, False, asyncio.Event()
@@ -182,10 +229,19 @@ class Negotiation:
         """Whether a peer reserved something else under this attempt's number: someone says two different things."""
         return self.attempt_id is not None and reserved.number == self.number and reserved.attempt_id != self.attempt_id
 
+    def accepted_by_all(self) -> Mask:
+        """A report counts only if all three admitted it and no helper has seen it."""
+        first, second, third = (self.proposals[party].mask for party in range(PARTIES))
+        accepted: Mask = first & second & third
+        return accepted
+
     def reservation(self) -> Reservation:
-        """A report counts only if all three admitted it and no helper has seen it. Same on all three, or no attempt."""
+        """What all three accept. Same on all three, or no attempt."""
         proposals = [self.proposals[party] for party in range(PARTIES)]
-        accepted = proposals[0].mask & proposals[1].mask & proposals[2].mask
+        accepted = self.accepted_by_all()
+        # A second lock on the door: the check has been here before.
+        if self.batch.evidence is not None and (accepted & ~self.batch.evidence.verdicts.confirmed).any():
+            raise ProtocolError("a report was accepted whose numbers were never checked")
         everything, debug = self.batch.digests, self.batch.debug
         whole = bool(accepted.all())
         digests = everything if whole else Selected(everything, accepted)
@@ -219,9 +275,10 @@ class Negotiation:
         self.changed.clear()
 
     def left_out(self) -> dict[Rejection, int]:
-        """What this helper has against the batch: what it did not admit, and what it has seen."""
+        """What this helper has against the batch: what it did not admit, what it has seen, and what is invalid."""
         counts = dict(self.batch.rejections)
         counts[Rejection.SEEN] = counts.get(Rejection.SEEN, 0) + self.seen
+        counts[Rejection.INVALID] = counts.get(Rejection.INVALID, 0) + self.invalid
         return counts
 
     def _same_question(self, sender: int, proposal: Propose) -> bool:
@@ -232,6 +289,8 @@ class Negotiation:
             difference = "was given other reports"
         elif proposal.parameters != self.terms.parameters:
             difference = "would compute with other parameters"
+        elif (proposal.check_root == NO_ROOT) != (batch.evidence is None):
+            difference = "checks other numbers"
         else:
             return True
         message = f"helper {sender + 1} {difference}"
@@ -241,7 +300,7 @@ class Negotiation:
 
 def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
     """The error for so few accepted reports: a helper that leaves everything out is seen to do so."""
-    first, second, third = (negotiation.proposals[party].rejection_counts for party in range(3))
+    first, second, third = (negotiation.proposals[party].rejection_counts for party in range(PARTIES))
     needed = negotiation.terms.minimum
     return TooFewReports(
         Shortfall(len(negotiation.batch.digests), accepted, needed, (first, second, third)),
@@ -253,7 +312,8 @@ def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
 def too_late(negotiation: Negotiation) -> AgreementError:
     """Why the deadline passed, naming the helper in the way if it is one."""
     lacking = negotiation.lacking_reserved if negotiation.attempt_id else negotiation.lacking_proposal
-    missing = [party for party in range(PARTIES) if party != negotiation.party and negotiation.own and lacking(party)]
+    silent = [party for party in range(PARTIES) if party != negotiation.party and negotiation.own and lacking(party)]
+    missing = silent or sorted(negotiation.showing)
     answers = "; ".join(f"helper {party + 1}: {negotiation.reasons.get(party, 'no answer')}" for party in missing)
     message = f"the helpers did not agree in time, waiting for {negotiation.waiting}"
     return AgreementError(

@@ -1,4 +1,4 @@
-"""Agree and Spend, step by step: propose, collect three proposals of one number, reserve, and wait for both peers.
+"""Agree and Spend, step by step: propose, collect three proposals of one number, check, reserve, wait for both peers.
 
 The rules are COMMIT.md's, to the letter. Messages may be lost, delayed, repeated and reordered, so each one is sent
 again until its answer is in. What peers say in between is taken in by `Reception`.
@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
+from mpc_helpers.agreement.checker import Checker
 from mpc_helpers.agreement.errors import AlreadyReleased
 from mpc_helpers.agreement.messages import SALT_SIZE, Mask, Propose, Reserved
 from mpc_helpers.agreement.negotiation import Attempt, Negotiation, too_few, too_late
@@ -63,6 +64,7 @@ class Negotiator:
         self._hooks = around.hooks
         self._voting = voting
         self._announcer = announcer
+        self._checker = Checker(around)
 
     async def agree(self, negotiation: Negotiation) -> None:
         """Until all three proposals of one number are in. Nothing is reserved yet, here or elsewhere."""
@@ -106,7 +108,7 @@ class Negotiator:
             await self._wait_for_older(negotiation)
             free = await self._wait_while_busy(negotiation)
             await self._propose(negotiation, free)
-            if await self._collect(negotiation):
+            if await self._collect(negotiation) and await self._check(negotiation):
                 return
             rest = await self._rest(negotiation, rest)
 
@@ -136,11 +138,12 @@ class Negotiator:
         while True:
             self._alarms.heed()
             standings = await self._offload(lambda: self._ledger.reports.lookup(batch.digests, key))
-            busy = np.count_nonzero(batch.admitted & (standings == Standing.BUSY))
+            seen = batch.admitted & (standings == Standing.SEEN)
+            invalid = batch.admitted & batch.invalid & ~seen
+            free: Mask = batch.admitted & ~seen & ~invalid
+            busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
-                seen = batch.admitted & (standings == Standing.SEEN)
-                negotiation.seen = int(np.count_nonzero(seen))
-                free: Mask = batch.admitted & ~seen
+                negotiation.seen, negotiation.invalid = int(np.count_nonzero(seen)), int(np.count_nonzero(invalid))
                 return free
             negotiation.waiting = f"{busy} reports that another query holds"
             await negotiation.pause(self._pace.longest_agree)
@@ -149,7 +152,7 @@ class Negotiator:
         """A number above every one used here, and the highest heard if that is higher; a salt never used before."""
         key = negotiation.query.key
         negotiation.last_used = await self._offload(lambda: self._ledger.attempts.last_number(key))
-        number = max(negotiation.last_used + 1, negotiation.highest_heard)
+        number = max(negotiation.last_used + 1, negotiation.highest_heard, negotiation.least_number)
         # The salt makes the attempt id one that this helper has never seen, so no old vote or session fits it.
         proposal = negotiation.propose(number, free, self._hooks.entropy(SALT_SIZE))
         await self._announcer.tell_both(proposal, Step.PROPOSE_SENT_TO_ONE)
@@ -169,17 +172,25 @@ class Negotiator:
             self._announcer.repeat(negotiation.own, negotiation.lacking_proposal)
         return False
 
+    async def _check(self, negotiation: Negotiation) -> bool:
+        """Whether the numbers of every accepted report are valid. False: propose again, without what is not."""
+        # Before the first await: a proposal that arrives during the check must not change what is reserved.
+        negotiation.frozen = True
+        accepted = await self._offload(negotiation.accepted_by_all)
+        if (count := int(np.count_nonzero(accepted))) < negotiation.terms.minimum:
+            raise too_few(negotiation, count)
+        if await self._checker.check(negotiation, accepted):
+            return True
+        negotiation.least_number = negotiation.number + 1
+        return False
+
     async def _reserved_by_all(self, negotiation: Negotiation) -> bool:
         reserved = await self._reserve_here(negotiation)
         return reserved is not None and await self._barrier(negotiation, reserved)
 
     async def _reserve_here(self, negotiation: Negotiation) -> Reserved | None:
         """Reserve the accepted reports here. The set never shrinks after agreement: a conflict ends the attempt."""
-        # Before the first await: a proposal that arrives while the ledger works must not change what is reserved.
-        negotiation.frozen = True
         reservation = await self._offload(negotiation.reservation)
-        if (accepted := len(reservation.digests)) < negotiation.terms.minimum:
-            raise too_few(negotiation, accepted)
         try:
             taken = await self._offload(lambda: self._ledger.moves.reserve(reservation))
         except Conflict as conflict:

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from mpc_helpers.agreement.messages import Ask, Body, Head, Hello, Propose, Refuse, Reserved, StateMessage
+from mpc_helpers.agreement.hooks import Offload
+from mpc_helpers.agreement.messages import (
+    Ask,
+    Body,
+    Head,
+    Hello,
+    Propose,
+    Refuse,
+    Reserved,
+    Show,
+    Shown,
+    StateMessage,
+)
 from mpc_helpers.agreement.negotiations import Negotiations
 from mpc_helpers.agreement.peers import Peers
 from mpc_helpers.agreement.voting import Voting
@@ -14,10 +26,11 @@ from mpc_helpers.ledger.attempt import Word
 class Reception:
     """Run by one helper for everything its peers send, asked for or not."""
 
-    def __init__(self, peers: Peers, negotiations: Negotiations, voting: Voting) -> None:
+    def __init__(self, peers: Peers, negotiations: Negotiations, voting: Voting, compute: Offload) -> None:
         self._peers = peers
         self._negotiations = negotiations
         self._voting = voting
+        self._compute = compute
 
     async def receive(self, sender: int, message: bytes) -> bytes | None:
         """What helper `sender` (known from TLS) sent. Gives the reply, if there is one."""
@@ -41,7 +54,7 @@ class Reception:
             case Refuse():
                 if negotiation := self._negotiations.find(body.query_key):
                     negotiation.reasons[sender] = body.reason
-            case Ask() | Hello() | Head():
+            case Ask() | Hello() | Head() | Show() | Shown():
                 pass
             case _:
                 assert_never(body)
@@ -56,10 +69,29 @@ class Reception:
                 return await self._answer_reserved(body)
             case StateMessage() | Ask():
                 return await self._voting.state(body.attempt_id)
-            case Refuse() | Head():
+            case Show():
+                return await self._answer_show(body)
+            case Refuse() | Head() | Shown():
                 return None
             case _:
                 assert_never(body)
+
+    async def _answer_show(self, question: Show) -> Body:
+        """Whatever this helper's own state: of an honest report a block shows what the peer who asks has itself."""
+        negotiation = self._negotiations.find(question.query.key)
+        evidence = negotiation.batch.evidence if negotiation is not None else None
+        if negotiation is None or evidence is None or negotiation.query != question.query:
+            return Refuse(question.query.key, self._negotiations.refusal(question.query.key))
+        if evidence.check_root != question.check_root:
+            return Refuse(question.query.key, "has checked again, and says so in another proposal")
+        if not question.blocks:
+            return Shown(question, (b"".join(evidence.blocks),))
+        if question.blocks[-1] >= len(evidence.blocks):
+            return Refuse(question.query.key, "has no such block")
+        shown = await self._compute(lambda: evidence.show(question.blocks))
+        if shown is None:
+            return Refuse(question.query.key, "its check shares came out otherwise than before")
+        return Shown(question, tuple(shown))
 
     async def _hear_proposal(self, sender: int, proposal: Propose) -> None:
         negotiation = self._negotiations.find(proposal.query.key)

@@ -20,6 +20,8 @@ class Surroundings:
     peers: Peers
     alarms: Alarms
     negotiations: Negotiations
+    # For the ledger's calls, and for computing check shares again.
     offload: Offload
+    compute: Offload
     pace: Pace
     hooks: Hooks

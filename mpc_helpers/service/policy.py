@@ -91,8 +91,6 @@ class Policy:
                 raise Refusal(Trouble.UNWILLING, str(error), hint) from None
 
     def _check_cost(self, query: Query) -> None:
-        if query.shape.checked:
-            raise Refusal(Trouble.UNWILLING, "this helper cannot check reports yet")
         try:
             SumTerms.of(query).check_cost()
         except TrefoilError as error:

@@ -9,6 +9,7 @@
 - `commit_world`: three ledgers over a network that loses, delays and repeats
 - `commit_runs`: worlds to play
 - `three_agreements`: three helpers that agree and spend in virtual time
+- `made_evidence`: check shares made up, and a helper that lies about its own
 - `joint_trio`: three parties that draw joint noise, honest or not, with its clear twin
 - `three_helpers`: three helpers in one process over real HTTPS
 - `processes`: processes that are dead when their test has ended

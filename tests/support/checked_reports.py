@@ -112,8 +112,9 @@ class Checked:
 def all_shares(ingested: Ingested) -> Vector:
     """The check shares of every report, all of which opened, out of the blocks a helper would show."""
     shape = ingested.rules.query.shape
-    blocks = [ingested.show(number) for number in range(len(ingested.blocks))]
-    data = b"".join(block[8:] for block in blocks if block is not None)
+    blocks = ingested.show(range(len(ingested.blocks)))
+    assert blocks is not None
+    data = b"".join(block[8:] for block in blocks)
     return np.frombuffer(data, dtype="<u8").astype(np.uint64).reshape(-1, shape.residues)
 
 

@@ -35,6 +35,8 @@ class ThreeAgreements:
         self.deaf: set[int] = set()
         self.delay = 0.01
         self.calls: list[tuple[int, int]] = []
+        # What becomes of a message or reply on its way, given who sent it and to whom.
+        self.carried: Callable[[int, int, bytes], bytes] = lambda _source, _target, data: data
         self.ledgers: list[ReportLedger] = []
         for party in range(3):
             ReportLedger.create(folder / f"{party}.db", LedgerOwner(party, KEYS[party]))
@@ -55,7 +57,8 @@ class ThreeAgreements:
             await asyncio.sleep(self.delay)
             if {source, target} & self.down or target in self.deaf:
                 raise OSError("connection refused")
-            return await self.agreements[target].receive(source, data)
+            reply = await self.agreements[target].receive(source, self.carried(source, target, data))
+            return self.carried(target, source, reply) if reply else reply
 
         return send
 
