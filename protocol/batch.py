@@ -56,7 +56,7 @@ class DigestRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ColumnLayout:
     """The sizes every record of a file shares."""
 
     magic: bytes
@@ -91,7 +91,7 @@ class Layout:
         return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads, self.payload)
 
     @classmethod
-    def decode(cls, data: bytes, magic: bytes, payloads: int) -> Layout:
+    def decode(cls, data: bytes, magic: bytes, payloads: int) -> ColumnLayout:
         """The preamble in `data`, if it is of the wanted kind."""
         if len(data) < PREAMBLE_SIZE:
             raise ProtocolError("the file ends inside its preamble")
@@ -102,7 +102,7 @@ class Layout:
 
     def expect(self, data: bytes) -> None:
         """Refuse a file that begins with anything but this preamble."""
-        if Layout.decode(data, self.magic, self.payloads) != self:
+        if ColumnLayout.decode(data, self.magic, self.payloads) != self:
             raise ProtocolError(
                 "the file's reports have another shape than the query's", "Cut it from the batch of this query."
             )
@@ -129,7 +129,7 @@ class BatchWriter:
 
     def add(self, report: SealedReport) -> None:
         """Append one report; one of another shape than the first is refused and nothing is written."""
-        layout = Layout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES, len(report.payloads[0]))
+        layout = ColumnLayout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES, len(report.payloads[0]))
         if any(len(payload) != layout.payload for payload in report.payloads):
             raise ProtocolError("a report's payloads have one size; another would move all that follow it")
         if self._layout is None:
@@ -143,7 +143,7 @@ class BatchWriter:
         record = report.header + report.body + b"".join(report.payloads)
         self._file.write(record + zlib.crc32(record).to_bytes(_CHECKSUM_SIZE, "big"))
 
-    def _existing_layout(self) -> Layout | None:
+    def _existing_layout(self) -> ColumnLayout | None:
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
         preamble = self._file.read(PREAMBLE_SIZE)
@@ -151,7 +151,7 @@ class BatchWriter:
         if size < PREAMBLE_SIZE and preamble[: len(_BATCH_MAGIC)] == _BATCH_MAGIC[:size]:
             self._file.truncate(0)
             return None
-        layout = Layout.decode(preamble, _BATCH_MAGIC, PARTIES)
+        layout = ColumnLayout.decode(preamble, _BATCH_MAGIC, PARTIES)
         self._file.truncate(size - (size - PREAMBLE_SIZE) % layout.record)
         self._file.seek(0, os.SEEK_END)
         return layout
@@ -174,7 +174,7 @@ class _RecordFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                self.layout = Layout.decode(file.read(PREAMBLE_SIZE), magic, payloads)
+                self.layout = ColumnLayout.decode(file.read(PREAMBLE_SIZE), magic, payloads)
                 size = file.seek(0, os.SEEK_END) - PREAMBLE_SIZE
         except OSError as error:
             raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
@@ -282,7 +282,7 @@ class BatchReader(_RecordFile):
         """Bytes of that column."""
         return self._column_layout(party).file_size(self.count)
 
-    def _column_layout(self, party: int) -> Layout:
+    def _column_layout(self, party: int) -> ColumnLayout:
         return column_layout(party, self.layout.header, self.layout.body, self.layout.payload)
 
 
@@ -305,7 +305,7 @@ class ColumnReader(_RecordFile):
 class ColumnChunk:
     """Some records of a column in memory, taken apart without copying the bodies."""
 
-    layout: Layout
+    layout: ColumnLayout
     data: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -343,16 +343,16 @@ class ColumnChunk:
         return np.frombuffer(self.data, dtype=np.uint8).reshape(len(self), self.layout.record)
 
 
-def read_chunk(path: Path, layout: Layout, start: int, count: int) -> ColumnChunk:
+def read_chunk(path: Path, layout: ColumnLayout, start: int, count: int) -> ColumnChunk:
     """A span of a column, read rather than mapped: what has been used does not stay in memory."""
     with path.open("rb", buffering=0) as file:
         file.seek(PREAMBLE_SIZE + start * layout.record)
         return ColumnChunk(layout, file.read(count * layout.record))
 
 
-def column_layout(party: int, header: int, body: int, payload: int) -> Layout:
+def column_layout(party: int, header: int, body: int, payload: int) -> ColumnLayout:
     """Helper 1 never uses the body, so its column leaves the bodies out."""
-    return Layout(_COLUMN_MAGIC, header, body if BODY_SEED in SEEDS_OF[party] else 0, 1, payload)
+    return ColumnLayout(_COLUMN_MAGIC, header, body if BODY_SEED in SEEDS_OF[party] else 0, 1, payload)
 
 
 def sorted_order(digests: Digests) -> Order:

@@ -28,9 +28,9 @@ from tests.support.small_worlds import (
     Event,
     Events,
     PlainDevice,
-    Query,
     SmallWorld,
     Spending,
+    WorldQuery,
     query,
     subsets,
     w3c,
@@ -73,7 +73,7 @@ MENU = [
 
 
 def worst_of(
-    menu: Sequence[Query],
+    menu: Sequence[WorldQuery],
     limits: DeviceLimits = LIMITS,
     make: Callable[..., PlainDevice] = Device,
     watched: Sequence[FilterKind] = (FilterKind.SITE,),
@@ -184,7 +184,7 @@ def test_one_answer_differs_by_exactly_its_rate_times_its_change() -> None:
 
 
 Answers = tuple[tuple[int, ...], ...]
-Strategy = Callable[[Answers], Query]
+Strategy = Callable[[Answers], WorldQuery]
 
 
 def transcripts(
@@ -210,13 +210,13 @@ def transcripts(
             pending.append(((*seen, answer), p * factor, other_p * other_factor, (mine_next, theirs_next)))
 
 
-def strategies(menu: Sequence[Query]) -> Iterator[Strategy]:
+def strategies(menu: Sequence[WorldQuery]) -> Iterator[Strategy]:
     """Every way to choose three queries, each next one by whether the answer before was above one in bucket 0."""
     for choices in itertools.product(menu, repeat=7):
         yield partial(_choose, choices)
 
 
-def _choose(choices: Sequence[Query], seen: Answers) -> Query:
+def _choose(choices: Sequence[WorldQuery], seen: Answers) -> WorldQuery:
     """A binary tree in an array: the root, then a branch for each answer seen."""
     place = 0
     for answer in seen:

@@ -212,6 +212,27 @@ def test_a_planted_cycle_is_found() -> None:
     assert ring("import device.d") == []
 
 
+def class_names(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Where each class is defined, nested ones included."""
+    found: dict[str, list[str]] = {}
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path)
+    return found
+
+
+def test_no_class_name_means_two_things() -> None:
+    paths = [path for folder in MAY_IMPORT for path in (ROOT / folder).rglob("*.py")]
+    found = class_names({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths})
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+def test_a_planted_second_class_is_found() -> None:
+    planted = {"a.py": "class State: pass", "b.py": "def f():\n    class State: pass"}
+    assert class_names(planted) == {"State": ["a.py", "b.py"]}
+
+
 # Every package's `__init__` is a contents page: a line for each module, in reading order.
 ENTRY = re.compile(r"^- `(\w+)`: \S", re.MULTILINE)
 PACKAGES = sorted(

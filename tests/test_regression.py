@@ -13,7 +13,7 @@ from protocol.errors import TrefoilError
 from protocol.regression.design import Design, Matrix, Noise, Rows
 from protocol.regression.features import FeatureEncoding, FeatureError, Field, FieldKind, learn_encoding
 from protocol.regression.fit import Sums, fit
-from protocol.regression.model import Model, Verdict
+from protocol.regression.model import FitVerdict, Model
 from protocol.regression.plan import Outlook, plan
 from protocol.regression.scores import area_under_curve, calibration, log_loss, roc_curve
 
@@ -50,7 +50,7 @@ def test_without_noise_it_is_logistic_regression() -> None:
     rows, chance = one_hot_world(1, 40_000)
     labels = np.random.default_rng(2).random(len(chance)) < chance
     model = fit(Design(rows), label_sums(rows, labels), QUIET)
-    assert model.verdict is Verdict.FITTED
+    assert model.verdict is FitVerdict.FITTED
     # Shrinking by 1/ω² of at least 1 moves a well-determined fit by little.
     assert np.abs(model.predict(rows.astype(float)) - plain_logistic(rows, labels)).max() < 0.01
 
@@ -96,7 +96,7 @@ def test_label_free_answers_are_declined() -> None:
     for _ in range(200):
         labels = generator.random(len(rows)) < 0.1
         answer = label_sums(rows, labels) + noise.draw(generator, (8,))
-        passed += fit(design, answer, noise).verdict is Verdict.FITTED
+        passed += fit(design, answer, noise).verdict is FitVerdict.FITTED
     assert passed < 12
 
 
@@ -104,7 +104,7 @@ def test_a_rate_lost_in_the_noise_is_said() -> None:
     rows, chance = one_hot_world(8, 1000)
     labels = np.random.default_rng(9).random(len(chance)) < chance
     model = fit(Design(rows), label_sums(rows, labels), Noise(10_000.0**2))
-    assert model.verdict is Verdict.RATE_UNKNOWN
+    assert model.verdict is FitVerdict.RATE_UNKNOWN
 
 
 @pytest.mark.parametrize(("variance", "shape"), [(2 * 30.0**2 * 1.5, 1.5), (2 * 10.0**2 * 3, 3.0)])
@@ -117,7 +117,7 @@ def test_intervals_cover(variance: float, shape: float) -> None:
         labels = generator.random(len(chance)) < chance
         noise = Noise(variance, shape)
         model = fit(Design(rows), label_sums(rows, labels) + noise.draw(generator, (8,)), noise)
-        if model.verdict is Verdict.FITTED:
+        if model.verdict is FitVerdict.FITTED:
             low, high = model.interval(rows[:300].astype(float))
             covered.append(np.mean((low <= chance[:300]) & (chance[:300] <= high)))
     assert len(covered) > 20
@@ -159,7 +159,7 @@ def test_a_model_is_kept_and_read_back(tmp_path: Path) -> None:
     model.save(tmp_path / "model.json")
     again = Model.load(tmp_path / "model.json")
     some = rows[:20].astype(float)
-    assert again.verdict is Verdict.FITTED and again.unit == "features x"
+    assert again.verdict is FitVerdict.FITTED and again.unit == "features x"
     assert np.array_equal(again.predict(some), model.predict(some))
     assert np.array_equal(again.interval(some), model.interval(some))
     (tmp_path / "model.json").write_text("{}")

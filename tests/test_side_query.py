@@ -28,8 +28,8 @@ from tests.support.small_worlds import (
     Event,
     Events,
     PlainDevice,
-    Query,
     SmallWorld,
+    WorldQuery,
     paid_by,
     query,
     repeated_loss,
@@ -62,7 +62,7 @@ def ask(epochs: Sequence[int], form: SideQueryForm, *, epsilon: float = 0.25, va
     )
 
 
-def menu(form: SideQueryForm) -> list[Query]:
+def menu(form: SideQueryForm) -> list[WorldQuery]:
     """With the flag over one epoch and two, small and large, and without it."""
     plain = replace(ask((0, 1), form), side_query=None)
     return [
@@ -83,11 +83,11 @@ def pairs(
     return [(SmallWorld(having, limits, make), SmallWorld(lacking, limits, make)) for having, lacking in neighbours]
 
 
-def worst_of(asked: Sequence[Query], make: Callable[..., PlainDevice] = Device) -> Fraction:
+def worst_of(asked: Sequence[WorldQuery], make: Callable[..., PlainDevice] = Device) -> Fraction:
     return max(worst_loss(world, neighbour, asked) for world, neighbour in pairs(make))
 
 
-def worst_repeated(asked: Query, make: Callable[..., PlainDevice] = Device) -> Fraction:
+def worst_repeated(asked: WorldQuery, make: Callable[..., PlainDevice] = Device) -> Fraction:
     return max(repeated_loss(world, neighbour, [asked] * HUNDREDS) for world, neighbour in pairs(make))
 
 

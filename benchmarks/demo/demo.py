@@ -86,7 +86,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Shown:
+class DemoOutcome:
     """What the demo found out."""
 
     result: QueryResult
@@ -118,7 +118,7 @@ class Shown:
         }
 
 
-def run_demo(options: DemoOptions, now: int) -> Shown:
+def run_demo(options: DemoOptions, now: int) -> DemoOutcome:
     """The whole story, told as it happens."""
     seconds: dict[str, float] = {}
     start = time.perf_counter()
@@ -173,7 +173,7 @@ def raise_epsilon(report: SealedReport) -> SealedReport:
     return SealedReport(raised.encode(), report.body, report.payloads)
 
 
-def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[str, float], now: int) -> Shown:
+def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[str, float], now: int) -> DemoOutcome:
     """One query, then the same batch a second time."""
     helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
     wishes = QueryOptions(entitlement(options.epsilon), options.noise, tolerated_bad_permille=500, seconds=600)
@@ -198,7 +198,7 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     with _timed(seconds, "replay"):
         refused, reason = _refused(ask)
     view.show_replay(refused, reason)
-    return Shown(result, made.truth, central, refused, tampered, size, made.without_budget, verdict)
+    return DemoOutcome(result, made.truth, central, refused, tampered, size, made.without_budget, verdict)
 
 
 def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:

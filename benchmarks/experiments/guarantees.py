@@ -19,9 +19,9 @@ from benchmarks.experiments.small_worlds import (
     START,
     WEEK,
     Event,
-    Query,
     SmallWorld,
     TwoDevices,
+    WorldQuery,
     query,
     w3c,
     worst_loss,
@@ -141,7 +141,7 @@ def _coalition() -> tuple[tuple[Event, ...], tuple[Event, ...]]:
     return (known, private), (known,)
 
 
-def _about_each(shops: Sequence[str]) -> list[Query]:
+def _about_each(shops: Sequence[str]) -> list[WorldQuery]:
     """Every shop may ask about either ad."""
     return [query(_paper((1,), sensitivity=1, match_values=[match]), site=shop) for shop in shops for match in (1, 2)]
 

@@ -97,7 +97,7 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Query:
+class WorldQuery:
     """One released answer over reports of one device; everyone else's reports are the same in both databases."""
 
     calls: tuple[Call, ...]
@@ -108,9 +108,9 @@ class Query:
         object.__setattr__(self, "rate", min(noise_rate(call.options) for call in self.calls))
 
 
-def query(*options: Options, site: str = QUERIER, conversion: str = "") -> Query:
+def query(*options: Options, site: str = QUERIER, conversion: str = "") -> WorldQuery:
     """An answer over one report for each of `options`."""
-    return Query(tuple(Call(option, site, conversion) for option in options))
+    return WorldQuery(tuple(Call(option, site, conversion) for option in options))
 
 
 def noise_rate(options: Options) -> Fraction:
@@ -127,7 +127,7 @@ class Player(Protocol[State]):
         """The state before the first question."""
         ...
 
-    def step(self, state: State, asked: Query) -> tuple[tuple[int, ...], State]: ...
+    def step(self, state: State, asked: WorldQuery) -> tuple[tuple[int, ...], State]: ...
 
 
 class SmallWorld:
@@ -145,14 +145,14 @@ class SmallWorld:
         self.device = make(self.store, PlainSeal(), clock=self.clock, limits=limits, coins=fixed_coins())
         populate(self.device, self.store, self.clock, events)
         self.fresh: Spending = ()
-        self._steps: dict[tuple[Spending, Query], tuple[tuple[int, ...], Spending]] = {}
+        self._steps: dict[tuple[Spending, WorldQuery], tuple[tuple[int, ...], Spending]] = {}
 
-    def ask(self, asked: Query) -> tuple[int, ...]:
+    def ask(self, asked: WorldQuery) -> tuple[int, ...]:
         """The device's part of the sum that `asked` releases."""
         reports = [self.device.measure_conversion(call.site, call.options) for call in asked.calls]
         return tuple(sum(numbers) for numbers in zip(*reports, strict=True))
 
-    def step(self, spending: Spending, asked: Query) -> tuple[tuple[int, ...], Spending]:
+    def step(self, spending: Spending, asked: WorldQuery) -> tuple[tuple[int, ...], Spending]:
         """What the device says to `asked` when its filters stand at `spending`, and where they stand afterwards."""
         if (spending, asked) not in self._steps:
             self.store.rewind(spending)
@@ -171,7 +171,9 @@ class TwoDevices:
         self._moved = moved
         self.fresh: tuple[Spending, Spending] = ((), ())
 
-    def step(self, state: tuple[Spending, Spending], asked: Query) -> tuple[tuple[int, ...], tuple[Spending, Spending]]:
+    def step(
+        self, state: tuple[Spending, Spending], asked: WorldQuery
+    ) -> tuple[tuple[int, ...], tuple[Spending, Spending]]:
         """Each question is about one conversion, and so about one of the devices."""
         (call,) = asked.calls
         if call.conversion in self._moved:
@@ -202,7 +204,7 @@ def l1(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(abs(one - other) for one, other in zip(first, second, strict=True))
 
 
-def worst_loss(world: Player[State], neighbour: Player[State], menu: Sequence[Query]) -> Fraction:
+def worst_loss(world: Player[State], neighbour: Player[State], menu: Sequence[WorldQuery]) -> Fraction:
     """The largest log-likelihood ratio, in micro-epsilons, that any adaptive querier can see: sup ln P(o)/P'(o).
 
     By induction over what is left to ask. A transcript's ratio is the product of its answers' ratios; an answer to q

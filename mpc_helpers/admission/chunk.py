@@ -19,7 +19,7 @@ from mpc_helpers.admission.headers import Hours, examine_headers, header_debug, 
 from mpc_helpers.admission.opening import OpenedReports, open_reports
 from mpc_helpers.admission.residues import ResidueCheck, check_words
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reasons
-from protocol.batch import ColumnChunk, Layout, read_chunk
+from protocol.batch import ColumnChunk, ColumnLayout, read_chunk
 from protocol.errors import Rejection
 from protocol.field import RowSum, Vector, expansions, subtract, sum_rows
 from protocol.shares import BODY_SEED, SEEDS_OF
@@ -35,7 +35,7 @@ class ChunkJob:
     """A span of a helper's column: by path where the worker shares the disk, by value where it does not."""
 
     rules: AdmissionRules
-    layout: Layout
+    layout: ColumnLayout
     start: int
     # One for every report: whether it is the one before it once more.
     repeats: Mask = field(repr=False)

@@ -21,10 +21,10 @@ from protocol.batch import (
     PREAMBLE_SIZE,
     BatchRoot,
     ColumnHash,
+    ColumnLayout,
     ColumnReader,
     DigestRows,
     Digests,
-    Layout,
     batch_root,
 )
 from protocol.errors import ProtocolError, TrefoilError
@@ -55,7 +55,7 @@ class StoredDigests:
 class ColumnDraft:
     """A column as it arrives, in pieces of any size; run in threads. Nothing is left of one that is not kept."""
 
-    def __init__(self, column: Path, layout: Layout, count: int) -> None:
+    def __init__(self, column: Path, layout: ColumnLayout, count: int) -> None:
         self._column = column
         self._layout = layout
         self._size = layout.file_size(count)

@@ -30,7 +30,7 @@ from mpc_helpers.admission.opening import open_reports
 from mpc_helpers.admission.rules import ADMITTED, REASON_OF, AdmissionRules, Reasons
 from mpc_helpers.admission.verdicts import Verdicts
 from protocol import numerators
-from protocol.batch import ColumnReader, DigestRows, Layout
+from protocol.batch import ColumnLayout, ColumnReader, DigestRows
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import ELEMENT_SIZE, Vector, add, subtract
 from protocol.shape import Shape
@@ -173,7 +173,7 @@ def ingest(
     return Ingested(rules, column, digests, hours, debug, reasons, spent, blocks, sums)
 
 
-def chunk_length(layout: Layout, shape: Shape) -> int:
+def chunk_length(layout: ColumnLayout, shape: Shape) -> int:
     """How many records make a chunk. Of checked reports it is whole blocks, and numbers count, not bytes of records:
     helper 1, whose records are short, expands as many as the others.
     """

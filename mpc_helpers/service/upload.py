@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpc_helpers.admission.column import ColumnDraft
 from mpc_helpers.service.refusal import Refusal, Trouble
-from protocol.batch import Layout, column_layout
+from protocol.batch import ColumnLayout, column_layout
 from protocol.field import ELEMENT_SIZE
 from protocol.query import Query
 from protocol.report import header_size, payload_size
@@ -44,7 +44,7 @@ async def store_column(query: Query, party: int, path: Path, pieces: AsyncIterat
     )
 
 
-def _layout(query: Query, party: int) -> Layout:
+def _layout(query: Query, party: int) -> ColumnLayout:
     header, body = header_size(query.unit, query.site, query.caller, query.shape), query.shape.explicit
     return column_layout(party, header, ELEMENT_SIZE * body, payload_size(query.suite))
 

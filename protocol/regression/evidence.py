@@ -35,7 +35,7 @@ class Spread:
     widest: int
 
 
-class Evidence:
+class FitEvidence:
     """ln P(t | ω²) − ln P(t | 0) over the grid, for many t at once."""
 
     def __init__(self, design: Design, noise: Noise, rate: float) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from protocol.errors import TrefoilError
 from protocol.regression.design import Design, Matrix, Noise
-from protocol.regression.evidence import DRAWS, NORMAL_95, Evidence
+from protocol.regression.evidence import DRAWS, NORMAL_95, FitEvidence
 from protocol.regression.evidence import covariance as evidence_covariance
-from protocol.regression.model import Model, Verdict
+from protocol.regression.model import FitVerdict, Model
 
 # The count must be this many of its deviations from 0, and an effect this improbable by chance, to be spoken of.
 RATE_DEVIATIONS = 4.0
@@ -47,27 +47,27 @@ class Sums:
 
 
 def fit(design: Design, answer: Matrix, noise: Noise, unit: str = "") -> Model:
-    """The model that the answer supports. Declines in words: see `Verdict`."""
+    """The model that the answer supports. Declines in words: see `FitVerdict`."""
     sums = Sums.of(design, answer, noise)
-    verdict = Verdict.FITTED
+    verdict = FitVerdict.FITTED
     if min(sums.count, design.total - sums.count) <= max(RATE_DEVIATIONS * sums.count_deviation, 1):
-        verdict = Verdict.RATE_UNKNOWN
+        verdict = FitVerdict.RATE_UNKNOWN
     count = min(max(sums.count, 1.0), design.total - 1.0)
-    evidence = Evidence(design, noise, count / design.total)
+    evidence = FitEvidence(design, noise, count / design.total)
     # Seeded: two people who fit the same answer get the same model. Nothing secret is drawn.
     generator = np.random.default_rng(_SEED)
     spread = evidence.spread(sums.standard)
     # A fit is declined unless at most one in a hundred label-free answers looks as good.
     threshold = float(evidence.gains_by_chance(generator)[-_SIGNIFICANT_DRAWS])
-    if verdict is Verdict.FITTED and spread.gain <= threshold:
-        verdict = Verdict.NO_EFFECT
-    if verdict is not Verdict.FITTED:
+    if verdict is FitVerdict.FITTED and spread.gain <= threshold:
+        verdict = FitVerdict.NO_EFFECT
+    if verdict is not FitVerdict.FITTED:
         return _constant(design, sums, verdict, unit, count)
     target = np.concatenate([[count], sums.standard])
     theta, curvature = _minimise(design, target, evidence.shrinkage(spread.smallest))
     factor = evidence.interval_factor(sums.standard, threshold, generator)
     covariance = _covariance(design, noise, curvature, spread.widest)
-    return _model(design, sums, Verdict.FITTED, unit, theta, covariance, factor)
+    return _model(design, sums, FitVerdict.FITTED, unit, theta, covariance, factor)
 
 
 def _minimise(design: Design, target: Matrix, shrinkage: Matrix) -> tuple[Matrix, Matrix]:
@@ -113,14 +113,14 @@ def _ridge(curvature: Matrix) -> Matrix:
     return ridge
 
 
-def _constant(design: Design, sums: Sums, verdict: Verdict, unit: str, count: float) -> Model:
+def _constant(design: Design, sums: Sums, verdict: FitVerdict, unit: str, count: float) -> Model:
     theta = np.zeros(design.width + 1)
     theta[0] = math.log(count / (design.total - count))
     return _model(design, sums, verdict, unit, theta, np.zeros((design.width + 1, design.width + 1)), NORMAL_95)
 
 
 def _model(
-    design: Design, sums: Sums, verdict: Verdict, unit: str, theta: Matrix, covariance: Matrix, factor: float
+    design: Design, sums: Sums, verdict: FitVerdict, unit: str, theta: Matrix, covariance: Matrix, factor: float
 ) -> Model:
     return Model(
         verdict=verdict,

@@ -19,7 +19,7 @@ FORMAT = 1
 _LARGEST = 35.0
 
 
-class Verdict(Enum):
+class FitVerdict(Enum):
     """What came of a fit."""
 
     FITTED = "fitted"
@@ -31,7 +31,7 @@ class Verdict(Enum):
 class Model:
     """A logistic regression in standardised features. Where no effect was seen, it predicts the rate for every row."""
 
-    verdict: Verdict
+    verdict: FitVerdict
     unit: str
     intercept: float
     coefficients: Matrix
@@ -68,7 +68,7 @@ class Model:
                 raise ValueError
             values: dict[str, Any] = {name: np.array(stored[name], dtype=np.float64) for name in _ARRAYS}
             values |= {name: float(stored[name]) for name in _NUMBERS}
-            return cls(verdict=Verdict[stored["verdict"]], unit=stored["unit"], rows=stored["rows"], **values)
+            return cls(verdict=FitVerdict[stored["verdict"]], unit=stored["unit"], rows=stored["rows"], **values)
         except OSError as error:
             raise TrefoilError(f"cannot read the model {path}: {error.strerror}", hint) from None
         except (ValueError, KeyError, TypeError):

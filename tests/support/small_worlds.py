@@ -21,10 +21,10 @@ from benchmarks.experiments.small_worlds import (
     Events,
     Options,
     PlainDevice,
-    Query,
     RewindableStore,
     SmallWorld,
     Spending,
+    WorldQuery,
     fixed_coins,
     l1,
     noise_rate,
@@ -48,10 +48,10 @@ __all__ = [
     "Events",
     "Options",
     "PlainDevice",
-    "Query",
     "RewindableStore",
     "SmallWorld",
     "Spending",
+    "WorldQuery",
     "fixed_coins",
     "l1",
     "noise_rate",
@@ -78,7 +78,7 @@ def without_epoch(events: Iterable[Event], epoch: int) -> Events:
     return tuple(event for event in events if event.epoch != epoch)
 
 
-def repeated_loss(world: SmallWorld, neighbour: SmallWorld, queries: Iterable[Query]) -> Fraction:
+def repeated_loss(world: SmallWorld, neighbour: SmallWorld, queries: Iterable[WorldQuery]) -> Fraction:
     """The same for one fixed list of queries, asked one after the other."""
     return sum((asked.rate * l1(world.ask(asked), neighbour.ask(asked)) for asked in queries), Fraction(0))
 
