@@ -2,7 +2,7 @@
 
 Two neighbouring worlds differ in what one report says; every bucket has noise of its own, so one query gives as many
 samples as it has buckets. The bounds are those of `test_noise_audit` (10^−8 for each audit of ε, about 2·10^−8 for each
-fit); with three audits and four fits of fresh randomness this file fails by chance with probability below 10^−6.
+fit); with five audits and seven fits of fresh randomness this file fails by chance with probability below 10^−6.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mpc_helpers.mpc.noisy_sum import ExactNoise
+from protocol.joint_scale import JointScale
 from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
 from tests.support import three_helpers
@@ -53,6 +54,26 @@ async def test_pairwise_noise_keeps_epsilon_from_the_querier(tmp_path: Path) -> 
     assert misfits(near, 3.0, RATE) == []
     assert misfits(far - SENSITIVITY, 3.0, RATE) == []
     assert epsilon_at_least(near, far) <= 1
+
+
+async def test_joint_noise_keeps_epsilon_from_the_querier_and_a_bad_helper(tmp_path: Path) -> None:
+    """A helper knows nothing of the noise, so the querier's own audit is as good as both together; and it is tight."""
+    (near, _), (far, _) = await worlds(tmp_path, NoiseMode.JOINT)
+    # DLap itself but for coins that are rounded: far below what so many samples can tell.
+    assert misfits(near, 1.0, RATE) == []
+    assert misfits(far - SENSITIVITY, 1.0, RATE) == []
+    assert 0.7 < epsilon_at_least(near, far) <= 1
+
+
+async def test_joint_noise_of_half_the_scale_is_seen_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted where all three helpers would have it: in the scale that they agree on."""
+    right = JointScale.of
+    monkeypatch.setattr(JointScale, "of", staticmethod(lambda rate, change: right(2 * rate, change)))
+    (near, _), (far, _) = await worlds(tmp_path, NoiseMode.JOINT)
+    assert epsilon_at_least(near, far) > 1.2
+    assert misfits(near, 1.0, RATE)
 
 
 class HalfTheScale(ExactNoise):
