@@ -24,7 +24,8 @@ from tests.support.three_helpers import real_now, terms
 ROOT = Path(__file__).resolve().parent.parent
 NOW = 1_800_000_000
 FIELDS = {
-    "truth", "answer", "noise_sd", "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
+    "truth", "answer", "noise", "noise_sd", "noise_sd_by_mode", "delta",
+    "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
     "seconds", "replay_refused", "tamper_refused", "reports_without_budget",
     "verdict",
 }  # fmt: skip
@@ -48,6 +49,10 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert stored["truth"] == truth(7, 40, stored, asked_of_devices(0.5, 5, 1, "first"))
     for noisy, true in zip(stored["answer"], stored["truth"], strict=True):
         assert abs(noisy - true) < 60 * stored["noise_sd"]
+    # All three modes side by side: joint has 0.816 times the deviation of local, and is the only one with a δ.
+    by_mode = stored["noise_sd_by_mode"]
+    assert by_mode["pairwise"] == stored["noise_sd"] and (stored["noise"], stored["delta"]) == ("pairwise", 0)
+    assert by_mode["joint"] / by_mode["local"] == pytest.approx(0.8165, abs=0.003)
     assert {"make reports", "total", "replay"} <= set(stored["seconds"])
     for words in (
         "three helpers",

@@ -14,7 +14,7 @@ def demo(
     reports: Annotated[int, typer.Option(help="How many conversions.")] = 2000,
     buckets: Annotated[int, typer.Option(help="How many campaigns.")] = 16,
     epsilon: Annotated[float, typer.Option(help="ε that each conversion asks for.")] = 0.5,
-    noise: Annotated[str, typer.Option(help="How the helpers make the noise: local or pairwise.")] = "local",
+    noise: Annotated[str, typer.Option(help="How the helpers make the noise: local, pairwise or joint.")] = "local",
     seed: Annotated[int, typer.Option(help="Decides what people see and buy; never keys or noise.")] = 1,
     function: Annotated[
         str | None, typer.Option(metavar="NAME", help="Attribution function, as in `trefoil device convert`.")

@@ -105,7 +105,10 @@ class DemoOutcome:
         return {
             "truth": self.truth,
             "answer": answer.histogram,
+            "noise": answer.noise.value,
             "noise_sd": self.result.noise_sd,
+            "noise_sd_by_mode": view.deviations(self.result),
+            "delta": float(self.result.delta),
             "reports_submitted": answer.submitted,
             "reports_counted": answer.counted,
             "rejections": [{reason.value: count for reason, count in each.items()} for each in answer.rejections],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from rich.table import Table
 
@@ -11,10 +12,12 @@ from device.privacy_filter import FilterKind, FilterState
 from protocol import epsilon
 from protocol.answer import RejectionCounts
 from protocol.console import out, say
-from protocol.noise_scale import laplace_variance
+from protocol.errors import TrefoilError
+from protocol.noise_scale import NoiseScale, laplace_variance
 from protocol.querier.verdict import Verdict
-from protocol.querier.view import bar
+from protocol.querier.view import bar, show_delta
 from protocol.querier.worth import QueryResult
+from protocol.query import NoiseMode
 
 MAX_ROWS = 32
 _KINDS = {
@@ -47,7 +50,10 @@ def show_histograms(truth: Sequence[int], central: Sequence[int], result: QueryR
     out.print(table)
     if len(truth) > MAX_ROWS:
         say(f"{len(truth) - MAX_ROWS} more campaigns; --json has them all")
-    say(f"{answer.counted} of {answer.submitted} reports counted; noise {answer.noise.value}, ε = {_epsilon(result)}")
+    terms = f"{answer.noise.value}, {show_delta(result.delta)}ε = {_epsilon(result)}"
+    say(f"{answer.counted} of {answer.submitted} reports counted; noise {terms}")
+    modes = ", ".join(f"{mode} {deviation:.1f}" for mode, deviation in deviations(result).items() if deviation)
+    say(f"sd of the noise by mode, at the same ε: {modes}")
     say(f"a report has {size:,} bytes; cut into three columns, all of them took {result.uploaded_bytes:,} to upload")
 
 
@@ -58,6 +64,17 @@ def show_verdict(result: QueryResult, verdict: Verdict | None) -> None:
         say(f"bias: weeks that could not pay have moved the answer by {moved}")
     if verdict is not None:
         say(verdict.sentence())
+
+
+def deviations(result: QueryResult) -> dict[str, float | None]:
+    """The standard deviation that each noise mode would have had; None where the mode takes no such ε."""
+    query, found = result.query, dict[str, float | None]()
+    for mode in NoiseMode:
+        found[mode.value] = None
+        with suppress(TrefoilError):
+            scale = NoiseScale(mode, query.gamma, query.sensitivity + query.kappa)
+            found[mode.value] = scale.standard_deviation
+    return found
 
 
 def show_without_budget(null: int, reports: int, asked: float, anything: bool) -> None:
