@@ -208,7 +208,6 @@ class Draw:
         return -self.number(1, 2 * WEEK) if kind < 19 else self.number(1, 8 * WEEK)
 
     def save(self) -> Save:
-        # Saving and measuring use actions of their own names: some devices count them apart, some together.
         options = ImpressionOptions(
             histogram_index=self.number(0, 3),
             match_value=self.number(0, 2),
@@ -217,14 +216,14 @@ class Draw:
             lifetime_days=self.one([1, 5, 12, 30, 400]),
             priority=self.number(-1, 1),
         )
-        return Save(self.one(SITES), self.one(CALLERS), options, f"save {self.number(0, 2)}", not self.number(0, 3))
+        return Save(self.one(SITES), self.one(CALLERS), options, f"act {self.number(0, 2)}", not self.number(0, 3))
 
     def convert(self) -> Convert:
         standard = self.number(0, 1)
         options = self.standard() if standard else self.request()
         # A header has at most three digits after the point.
         by_header = bool(standard) and options.epsilon > 0.001 and not self.number(0, 3)
-        return Convert(self.one(SITES), self.one(CALLERS), options, f"measure {self.number(0, 2)}", by_header)
+        return Convert(self.one(SITES), self.one(CALLERS), options, f"act {self.number(0, 2)}", by_header)
 
     def epsilon(self) -> float:
         return float(self.one([0.25, 0.5, 0.5, 1.0, 0.1, 0.3, 0.7, 1e-6, 2.5]))
