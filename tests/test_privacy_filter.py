@@ -17,10 +17,18 @@ from device.privacy_filter import (
     states,
 )
 from device.privacy_loss import EpochLoss
+from device.storage import EpochOutcome
 
 LIMITS = DeviceLimits(site_budget=10, global_budget=25, impression_site_quota=15)
 SITE = FilterOwner(FilterKind.SITE, "shop.example")
 EVERYONE = FilterOwner(FilterKind.GLOBAL, "")
+
+
+def test_the_numbers_that_databases_hold_stay_as_they_are() -> None:
+    """Another number would make every filter of a device a new one."""
+    assert {kind.name: kind.value for kind in FilterKind} == {"SITE": 1, "GLOBAL": 2, "IMPRESSION_SITE": 3}
+    outcomes = {"PAID": 1, "NOTHING_FOUND": 2, "OUT_OF_BUDGET": 3, "CLOSED": 4, "NOT_MEASURED": 5, "FAULT": 6}
+    assert {outcome.name: outcome.value for outcome in EpochOutcome} == outcomes
 
 
 def test_each_filter_is_charged_once() -> None:

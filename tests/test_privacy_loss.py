@@ -32,6 +32,10 @@ def test_case_1_no_relevant_events_no_loss() -> None:
         assert loss == EpochLoss(0, 0, 0)
 
 
+def test_without_a_side_query_there_is_no_kappa() -> None:
+    assert LossTerms(1.0, 1_000_000, 200).kappa == 0
+
+
 def test_case_2_the_site_pays_for_the_actual_report() -> None:
     loss = epoch_loss(terms(1, 16), relevant=True, sensitivity=8, output=4)
     assert loss == EpochLoss(site=250_000, everyone=500_000, quota=500_000)
