@@ -122,6 +122,10 @@ class Helper:
         self._step(Step.ANSWER_BEFORE_SEND)
         return release.sealed_share, tuple(vote.encode() for vote in release.votes)
 
+    async def forget_answer(self, query: Query) -> None:
+        """The share is kept no longer; the reports stay spent."""
+        await self._agreement.forget_answer(QueryName.of(query).key)
+
     async def has_live_attempt(self, query: Query) -> bool:
         """Whether some attempt at the query is not aborted: then it has, or may still get, its answer."""
         return await self._agreement.has_live_attempt(QueryName.of(query).key)

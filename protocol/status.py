@@ -21,7 +21,8 @@ MAX_SECONDS = 10**9
 
 
 class QueryState(Enum):
-    """Where a query is. A failed one may be asked again; a disputed one stays locked, a withdrawn one ended."""
+    """Where a query is. A failed one may be asked again; a disputed one stays locked, a withdrawn one ended;
+    the answer to an expired one was released, and is not kept any more."""
 
     AWAITING = "awaiting"
     QUEUED = "queued"
@@ -33,6 +34,7 @@ class QueryState(Enum):
     FAILED = "failed"
     DISPUTED = "disputed"
     WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
 
     @property
     def ended(self) -> bool:
@@ -43,7 +45,7 @@ class QueryState(Enum):
     def without_answer(self) -> bool:
         """Ended, and with a reason instead of an answer."""
         match self:
-            case QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN:
+            case QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN | QueryState.EXPIRED:
                 return True
             case QueryState.AWAITING | QueryState.QUEUED | QueryState.ADMITTING | QueryState.AGREEING:
                 return False

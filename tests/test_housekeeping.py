@@ -39,6 +39,7 @@ class House:
     now: int = NOW
     ahead: dict[int, int] = field(default_factory=dict)
     tidied: int = 0
+    forgotten: list[int] = field(default_factory=list)
     faults: list[Exception] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -53,6 +54,9 @@ class House:
         self.tidied += 1
         if self.faults:
             raise self.faults.pop()
+
+    async def forget(self, now: int) -> None:
+        self.forgotten.append(now)
 
     async def ask_time(self, party: int) -> None:
         if party in self.ahead:
@@ -95,6 +99,7 @@ async def test_a_clock_that_is_wrong_for_a_moment_does_no_harm(house: House, wro
         await house.round(wrong)
     assert (house.keys, house.watermark) == (1, NOW - LIFETIME)
     assert house.tidied == 2  # what can be undone goes on
+    assert house.forgotten == [NOW]  # answers are not erased by a clock that is doubted
     assert ["past the last round" in said for said in house.keeper.warnings()] == [True]
     await house.round(NOW + HOUR)
     assert (house.watermark, house.keeper.warnings()) == (NOW + HOUR - LIFETIME, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from protocol.querier.saved_query import QueryOptions
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.shares import PARTIES
+from protocol.status import QueryState
 from tests.support.renewal import renew
 from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers, write_batch
 
@@ -59,9 +60,9 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop(folder: Path) -> AsyncIterator[Shop]:
+async def shop(folder: Path, options: Mapping[str, object] | None = None) -> AsyncIterator[Shop]:
     clock: list[Shop] = []
-    async with three_helpers(folder, clock=lambda: clock[0].now() if clock else real_now()) as three:
+    async with three_helpers(folder, clock=lambda: clock[0].now() if clock else real_now(), options=options) as three:
         clock.append(Shop(three, three.batch(three.seal([[1, 0]] * 4, terms(2)))))
         yield clock[0]
 
@@ -211,3 +212,45 @@ def test_a_damaged_query_is_said_so(tmp_path: Path) -> None:
     (folder.path / "00.json").chmod(0o600)
     with pytest.raises(TrefoilError, match="not a saved query"):
         folder.all()
+
+
+async def test_helpers_keep_an_answer_for_as_long_as_they_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Through restarts. Then the share is erased, and later the query forgotten; its reports never."""
+    async with shop(tmp_path, {"answer_days": 7}) as mine:
+        first = await mine.ask()
+        for mine.ahead in (DAY, 7 * DAY - 60):
+            for party in range(PARTIES):
+                await mine.three.intakes[party].forget(mine.now())
+            assert (await mine.ask()).answer == first.answer
+        mine.ahead = 7 * DAY + 60
+        for party in range(PARTIES):
+            await mine.three.intakes[party].forget(mine.now())
+        with pytest.raises(QueryFailed, match=r"The answer was released, and is gone: .*kept it for 7 days"):
+            await mine.ask()
+        listed = await asyncio.to_thread(list_and_show, mine.batch.path, mine.three.trio.helper_set_path, quiet=True)
+        assert listed[0]["helpers"] == {f"helper-{number}": "expired" for number in (1, 2, 3)}
+        mine.ahead = 15 * DAY
+        for party in range(PARTIES):
+            await mine.three.intakes[party].forget(mine.now())
+            await mine.three.stop(party)
+            await mine.three.start(party)
+        assert not list(mine.three.trio.folder.glob("helper-*/data/queries/*"))
+        assert not [record for record in caplog.records if "lost" in record.message or "read back" in record.message]
+        with pytest.raises(QueryFailed, match="this query ended as expired, and this helper has forgotten it"):
+            await mine.ask()
+        with pytest.raises(QueryFailed, match="all 4 reports were counted before"):
+            await mine.ask(new=True)
+
+
+async def test_a_query_that_was_never_uploaded_ends_and_is_forgotten(tmp_path: Path) -> None:
+    async with shop(tmp_path, {"answer_days": 1}) as mine:
+        saved = mine.three.query(mine.batch)
+        await mine.three.intakes[0].submit(saved.query.digest, saved.signed.encode())
+        mine.ahead = 60
+        await mine.three.intakes[0].tidy()
+        status = mine.three.intakes[0].status(saved.query.digest)
+        assert status.failure is not None
+        assert status.failure.stage is QueryState.AWAITING
+        mine.ahead = 2 * DAY
+        await mine.three.intakes[0].forget(mine.now())
+        assert mine.three.intakes[0].registry.find(saved.query.digest) is None

@@ -556,3 +556,17 @@ def test_a_query_with_a_live_attempt_is_not_withdrawn(ledger: ReportLedger) -> N
     freed = reserve(ledger, 2, 1, 6)
     ledger.moves.abort(freed, "deadline")
     ledger.queries.record(withdrawn(2))
+
+
+def test_a_released_share_can_be_erased_and_nothing_else_of_it_changes(ledger: ReportLedger) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    release(ledger, attempt)
+    voted = reserve(ledger, 2, 1, 6)
+    ledger.moves.vote(voted, b"sealed")
+    for rank in (1, 2):
+        ledger.moves.forget_answer(name(rank).key)
+    erased, kept = ledger.attempts.find(attempt), ledger.attempts.find(voted)
+    assert erased is not None and kept is not None
+    assert (erased.state, erased.sealed_share, len(erased.votes)) == (AttemptState.RELEASED, None, 2)
+    assert kept.sealed_share == b"sealed"
+    assert standing(ledger, 5) is Standing.SEEN

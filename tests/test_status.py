@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from protocol.errors import ProtocolError, Rejection
 from protocol.status import MAX_TEXT, Failure, QueryState, QueryStatus, Shortfall
 
-ENDED = {QueryState.RELEASED, QueryState.FAILED, QueryState.DISPUTED, QueryState.WITHDRAWN}
+WITHOUT_ANSWER = {QueryState.FAILED, QueryState.DISPUTED, QueryState.WITHDRAWN, QueryState.EXPIRED}
+ENDED = {QueryState.RELEASED, *WITHOUT_ANSWER}
 counts = st.integers(0, 2**32 - 1)
 left_out = st.dictionaries(st.sampled_from(Rejection), st.integers(1, 2**32 - 1))
 shortfalls = st.builds(Shortfall, counts, counts, counts, st.tuples(left_out, left_out, left_out))
@@ -37,7 +38,7 @@ def test_what_is_written_is_read(status: QueryStatus) -> None:
 
 def test_states_that_have_ended() -> None:
     assert {state for state in QueryState if state.ended} == ENDED
-    assert {state for state in QueryState if state.without_answer} == ENDED - {QueryState.RELEASED}
+    assert {state for state in QueryState if state.without_answer} == WITHOUT_ANSWER
 
 
 def test_a_long_reason_is_cut_where_it_is_written() -> None:

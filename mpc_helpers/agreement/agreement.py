@@ -127,6 +127,10 @@ class Agreement:
             return None
         return Release(record.attempt_id, record.sealed_share, (await self._voting.state(record.attempt_id)).votes)
 
+    async def forget_answer(self, query_key: bytes) -> None:
+        """Keep the released share no longer."""
+        await self._offload(lambda: self._ledger.moves.forget_answer(query_key))
+
     async def receive(self, sender: int, message: bytes) -> bytes | None:
         """Called by the daemon with what helper `sender` (known from TLS) sent. Gives the reply, if there is one."""
         return await self._reception.receive(sender, message)

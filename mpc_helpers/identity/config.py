@@ -82,6 +82,7 @@ class HelperConfig:
     mpc_host: str = ""
     mpc_ports: tuple[int, ...] = (0,)
     report_lifetime_days: int = 30
+    answer_days: int = 90
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
     # Joint noise makes (ε, δ) of the pure ε that devices paid, so an operator has to name it.
     noise_modes: tuple[NoiseMode, ...] = (NoiseMode.LOCAL, NoiseMode.PAIRWISE)
@@ -92,6 +93,8 @@ class HelperConfig:
             raise ConfigError("a port is 0 to 65535, and mpc_ports names at least one", _HINT)
         if not (0 < self.report_lifetime_days <= 365):
             raise ConfigError(f"reports live 1 to 365 days, not {self.report_lifetime_days}", _HINT)
+        if not (0 < self.answer_days <= 3650):
+            raise ConfigError(f"answers are kept for 1 to 3650 days, not {self.answer_days}", _HINT)
         if not (0 <= self.processes <= 1024):
             raise ConfigError(f"processes is 0 (none of their own) to 1024, not {self.processes}", _HINT)
         if not self.noise_modes or len(set(self.noise_modes)) != len(self.noise_modes):
@@ -106,6 +109,11 @@ class HelperConfig:
     def failed_proofs(self) -> Path:
         """Where failed checks of joint noise are counted."""
         return self.data / "failed-proofs"
+
+    @property
+    def answer_lifetime(self) -> int:
+        """Seconds for which an answer can be fetched after its release."""
+        return self.answer_days * DAY
 
     @property
     def report_lifetime(self) -> int:
@@ -145,7 +153,7 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
         values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
     for name, kind in (("name", str), ("host", str), ("port", int)):
         _typed(values, name, kind)
-    for name, kind in (("mpc_host", str), ("report_lifetime_days", int), ("processes", int)):
+    for name, kind in (("mpc_host", str), ("report_lifetime_days", int), ("answer_days", int), ("processes", int)):
         if name in values:
             _typed(values, name, kind)
     return HelperConfig(**values)

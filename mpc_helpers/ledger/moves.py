@@ -116,6 +116,13 @@ class Moves:
         with self._database.transaction(Step.GIVE_UP_BEFORE_COMMIT, Step.GIVE_UP_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=reason)
 
+    def forget_answer(self, query_key: bytes) -> None:
+        """The share of a released attempt is kept no longer. The attempt stays released, and its reports spent."""
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE attempts SET sealed_share = NULL WHERE query_key = ? AND state = 'released'", (query_key,)
+            )
+
     def sweep(self) -> list[bytes]:
         """On start, before listening: every reserved attempt is aborted, for a worker that died can never vote."""
         self._database.step(Step.START_BEFORE_SWEEP)

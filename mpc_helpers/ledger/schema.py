@@ -84,7 +84,8 @@ TRIGGERS = (
     CREATE TRIGGER attempts_move_legally BEFORE UPDATE ON attempts
     WHEN NOT ((OLD.state = 'reserved' AND NEW.state IN ('voted', 'aborted'))
            OR (OLD.state = 'voted' AND NEW.state IN ('released', 'renounced'))
-           OR (OLD.state = 'renounced' AND NEW.state = 'aborted'))
+           OR (OLD.state = 'renounced' AND NEW.state = 'aborted')
+           OR (OLD.state = 'released' AND NEW.state = 'released' AND NEW.sealed_share IS NULL))
     BEGIN SELECT RAISE(ABORT, 'no such move'); END
     """,
     """
@@ -97,7 +98,7 @@ TRIGGERS = (
     CREATE TRIGGER a_vote_stores_its_share BEFORE UPDATE ON attempts
     WHEN (NEW.state = 'voted') <> (NEW.voted <> OLD.voted)
       OR (NEW.state = 'voted' AND NEW.sealed_share IS NULL)
-      OR (NEW.state = 'released' AND NEW.sealed_share IS NOT OLD.sealed_share)
+      OR (NEW.state = 'released' AND OLD.state <> 'released' AND NEW.sealed_share IS NOT OLD.sealed_share)
     BEGIN SELECT RAISE(ABORT, 'the sealed share is stored with the vote, once'); END
     """,
     # What will never be released must not lie about: one ledger that leaks later, with the querier's key and a bad

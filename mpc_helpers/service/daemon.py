@@ -188,6 +188,7 @@ def _intake(
         helper,
         parts.clock,
         metrics,
+        answer_lifetime=config.answer_lifetime,
         answer_sent=lambda: parts.step(Step.ANSWER_AFTER_SEND),
     )
 
@@ -207,6 +208,7 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
             "buckets_times_scale": noise.MAX_BUCKETS_TIMES_SCALE,
         },
         "report_lifetime_days": config.report_lifetime_days,
+        "answer_days": config.answer_days,
     }
 
 

@@ -26,6 +26,8 @@ class Tidied(Protocol):
 
     async def tidy(self) -> None: ...
 
+    async def forget(self, now: int) -> None: ...
+
 
 @dataclass(slots=True)
 class Housekeeping:
@@ -64,6 +66,8 @@ class Housekeeping:
             self.doubt = str(error)
             raise
         self.doubt = ""
+        # Behind the check of the clock: an answer that is erased too early was paid for in vain.
+        await self.queries.forget(now)
 
     def _forget(self, now: int) -> None:
         lifetime, rounds = self.config.report_lifetime, LastRound(self.config.data)

@@ -39,6 +39,8 @@ class Answerer(Protocol):
 
     async def has_live_attempt(self, query: Query) -> bool: ...
 
+    async def forget_answer(self, query: Query) -> None: ...
+
 
 class Intake:
     """Run by the daemon of helper `party` for all its queries."""
@@ -52,6 +54,7 @@ class Intake:
         clock: Callable[[], int],
         metrics: Metrics,
         *,
+        answer_lifetime: int = 90 * 86400,
         answer_sent: Callable[[], None] = lambda: None,
     ) -> None:
         self._party = party
@@ -61,6 +64,7 @@ class Intake:
         self._clock = clock
         # One new query at a time: two that arrive together must not both find room for one.
         self._keeping = asyncio.Lock()
+        self._answer_lifetime = answer_lifetime
         self._answer_sent = answer_sent
         self._ended = metrics.counter("trefoil_queries_total", "queries that ended, by how")
         self._spent = metrics.counter("trefoil_stage_seconds_total", "seconds spent in each stage of queries")
@@ -82,6 +86,7 @@ class Intake:
         async with self._keeping:
             job = self.registry.find(digest)
             if job is None:
+                await self.registry.refuse_forgotten(query)
                 self._policy.check_willing(query, self.registry.running())
                 job = await self.registry.keep(signed)
             elif job.record.state is QueryState.FAILED and await self._worth_trying(query):
@@ -183,6 +188,19 @@ class Intake:
             over = job.record.state is QueryState.FAILED and self._clock() >= job.query.deadline
             if over and job.column.exists() and not await self._helper.has_live_attempt(job.query):
                 remove_column(job.column)
+
+    async def forget(self, now: int) -> None:
+        """Run after the clock was checked, for it cannot be undone: answers and queries older than they are kept."""
+        for job in self.registry.all():
+            if not job.ended or job.record.updated + self._answer_lifetime > now:
+                continue
+            if job.record.state is QueryState.RELEASED:
+                days = self._answer_lifetime // 86400
+                await self._helper.forget_answer(job.query)
+                gone = Failure(QueryState.RELEASED, None, f"this helper kept it for {days} days")
+                await job.enter(QueryState.EXPIRED, gone)
+            elif job.record.state is QueryState.EXPIRED or not await self._helper.has_live_attempt(job.query):
+                self.registry.forget(job)
 
     async def close(self) -> None:
         """Stop every task. What was reserved is given up as it ends, or at the next start."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from mpc_helpers.ledger.attempt import QueryName
 from mpc_helpers.ledger.queries import QueryBook, QueryChanged, QueryRecord
 from mpc_helpers.service.jobs import QueryJob
 from mpc_helpers.service.refusal import Refusal, Trouble
@@ -67,6 +69,22 @@ class QueryRegistry:
         self._jobs[query.digest] = job
         return job
 
+    async def refuse_forgotten(self, query: Query) -> None:
+        """A query that ended so long ago that only the book knows it: say how, rather than that its deadline passed."""
+        name = QueryName.of(query)
+        known = await asyncio.to_thread(self._book.find, name.key)
+        if known is not None and known.name.digest == name.digest and known.state.ended:
+            raise Refusal(
+                Trouble.ENDED,
+                f"this query ended as {known.state.value}, and this helper has forgotten it since",
+                "Ask a new query with --new. What it counted stays counted.",
+            )
+
+    def forget(self, job: QueryJob) -> None:
+        """Remove what is on disk for a query that ended long ago. The book keeps its id and how it ended."""
+        shutil.rmtree(job.folder, ignore_errors=True)
+        self._jobs.pop(job.name.digest, None)
+
     async def restore(self) -> list[QueryJob]:
         """Run once at start: every query that can be read back."""
         records = await asyncio.to_thread(self._book.all)
@@ -76,6 +94,11 @@ class QueryRegistry:
         folder = self._folder / record.name.digest.hex()
         try:
             query = SignedQuery.decode((folder / "query").read_bytes()).query
+        except FileNotFoundError:
+            # Forgotten on purpose, if it had ended; lost, if it had not.
+            if not record.state.ended:
+                _LOG.warning("query %s has lost its folder", record.name.digest.hex()[:16])
+            return None
         except (OSError, ProtocolError) as error:
             _LOG.warning("query %s cannot be read back: %s", record.name.digest.hex()[:16], error)
             return None

@@ -76,6 +76,8 @@ def _sentence(statuses: Mapping[int, QueryStatus], failures: Mapping[int, Failur
     states = {statuses[party].state for party in failures}
     if QueryState.WITHDRAWN in states:
         return "The query was withdrawn. Nothing was spent."
+    if QueryState.EXPIRED in states:
+        return f"The answer was released, and is gone: {reasons}"
     what = "is disputed" if QueryState.DISPUTED in states else "failed"
     return f"The query {what} while {_doing(next(iter(failures.values())).stage)}. {reasons}"
 
@@ -107,8 +109,10 @@ def _doing(stage: QueryState) -> str:
             return "the helpers computed"
         case QueryState.VOTING:
             return "the helpers voted"
-        case QueryState.RELEASED | QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN:
+        case QueryState.RELEASED | QueryState.FAILED | QueryState.DISPUTED:
             return "the helpers ended it"
+        case QueryState.WITHDRAWN | QueryState.EXPIRED:
+            return "it was over"
         case _:
             assert_never(stage)
 

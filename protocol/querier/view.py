@@ -41,6 +41,7 @@ _WEIGHT = {
     QueryState.FAILED: 100,
     QueryState.DISPUTED: 100,
     QueryState.WITHDRAWN: 100,
+    QueryState.EXPIRED: 100,
 }
 
 
