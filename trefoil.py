@@ -1,8 +1,13 @@
-"""Trefoil's front door: one command, a subcommand per role. Each role's code is imported only when it is asked for."""
+"""Trefoil's front door: one command with a subcommand per role, and the library (`import trefoil`).
+
+Each role's code is imported only when it is asked for. What `import trefoil` offers is in `benchmarks/library.py`.
+"""
 
 from __future__ import annotations
 
 import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,6 +18,11 @@ from protocol.commands import app as protocol_app
 from protocol.console import err, out
 from protocol.errors import TrefoilError
 from protocol.stopping import interrupt_when_terminated
+
+if TYPE_CHECKING:
+    from benchmarks.library import *  # noqa: F403 - the public names, for type checkers
+
+__version__ = metadata.version("trefoil")
 
 WELCOME = """\
 Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which
@@ -32,6 +42,15 @@ All commands: trefoil --help
 app = typer.Typer(name="trefoil", help="Measure advertising without watching people.", pretty_exceptions_enable=False)
 for role in (benchmarks_app, device_app, helpers_app, protocol_app):
     app.add_typer(role)
+
+
+def __getattr__(name: str) -> object:
+    """A public name of the library, imported when one is first used: `trefoil --help` needs none of them."""
+    from benchmarks import library
+
+    if name not in library.__all__:
+        raise AttributeError(f"module 'trefoil' has no attribute {name!r}")
+    return getattr(library, name)
 
 
 @app.callback(invoke_without_command=True)

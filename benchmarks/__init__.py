@@ -4,6 +4,7 @@
 - `workload`: simulated people, and the real devices that it happens on
 - `bulk_reports`: many sealed reports on all cores
 - `reports_command`: `trefoil reports`
+- `library`: what `import trefoil` offers; `tutorial.ipynb` is a tour of it
 - `demo`: `trefoil demo`: people, reports, three helpers, one answer
 - `live`: `trefoil live`: the same in a browser
 - `bench`: `trefoil bench`: what things cost on this machine

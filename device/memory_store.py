@@ -14,9 +14,12 @@ from device.storage import MAX_LOG_RECORDS, ReportRecord
 
 
 class MemoryStore:
-    """Kept in the order of saving. Simulated devices are debug devices: their plain histograms may be looked at."""
+    """Kept in the order of saving.
 
-    def __init__(self, *, debug: bool = True) -> None:
+    Only a debug device shows its plain histograms, and only debug queries take its reports: debug has to be asked for.
+    """
+
+    def __init__(self, *, debug: bool = False) -> None:
         self.debug = debug
         self.enabled = True
         self.epoch_start: int | None = None

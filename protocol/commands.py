@@ -49,6 +49,9 @@ def query(
     cutoff: Annotated[
         float | None, typer.Option(help="Judge the answer: the largest relative error that you accept, such as 0.05.")
     ] = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="The batch holds debug reports: their answer has no noise.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the answer as JSON; - for standard output.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the answer, with error bars, into this image file.")] = None,
 ) -> None:
@@ -79,6 +82,7 @@ def query(
         minimum_reports=minimum,
         tolerated_bad_permille=permille(tolerate),
         seconds=seconds,
+        debug=debug,
     )
     with detailed(details):
         if id_:

@@ -51,7 +51,7 @@ class World:
     device: Device[tuple[int, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.device = Device(MemoryStore(), PlainSeal(), clock=lambda: self.now)
+        self.device = Device(MemoryStore(debug=True), PlainSeal(), clock=lambda: self.now)
 
     def page(self, **options: bool) -> str:
         return OverviewPage(self.device.overview(), Clockface(UTC), **options).render()  # type: ignore[arg-type] # only all_rows is passed

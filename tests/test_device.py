@@ -38,7 +38,7 @@ class World:
 
     def __init__(self, **limits: Any) -> None:
         self.now = START
-        self.store = MemoryStore()
+        self.store = MemoryStore(debug=True)
         self.store.fix_epoch_start(START)
         coins = DeviceCoins(lambda: 0.5, lambda: 0.5)
         self.device: PlainDevice = Device(
@@ -247,7 +247,7 @@ def test_closed_epochs_do_not_raise_the_flag() -> None:
 
 
 def test_saving_an_impression_does_not_fix_the_start_and_a_conversion_does() -> None:
-    store = MemoryStore()
+    store = MemoryStore(debug=True)
     now = START
     device = Device(store, PlainSeal(), clock=lambda: now, coins=DeviceCoins(lambda: 0.5, fair_coin))
     device.save_impression("news.example", ImpressionOptions(0))
@@ -503,7 +503,7 @@ def test_a_report_leaves_a_whole_number_of_ticks_after_its_call(work: float, lea
 def test_real_and_null_reports_leave_at_the_same_tick() -> None:
     """The work differs; the time of leaving does not. Errors, which depend on the options alone, come at once."""
     time = Time()
-    store = MemoryStore()
+    store = MemoryStore(debug=True)
     original = store.matching
 
     def slow(selection: Any) -> Any:

@@ -139,7 +139,7 @@ def stores(durable: bool) -> Iterator[Store]:
                     opened.fix_epoch_start(START)
                 yield opened
         else:
-            memory = MemoryStore()
+            memory = MemoryStore(debug=True)
             memory.fix_epoch_start(START)
             yield memory
 
@@ -450,7 +450,7 @@ class WatchfulStore(MemoryStore):
 
 def test_by_the_tick_all_that_was_found_is_freed() -> None:
     """Freeing takes longer the more was found, so it must not be left for after the tick, when the caller measures."""
-    store, clock, freed = WatchfulStore(), Clock(), list[int]()
+    store, clock, freed = WatchfulStore(debug=True), Clock(), list[int]()
 
     def tick() -> Callable[[], None]:
         return lambda: freed.append(Tracked.freed)

@@ -87,7 +87,7 @@ def test_a_database_without_epochs_gets_them_when_the_agent_opens_it(tmp_path: P
 def test_a_full_store_does_not_fix_where_epochs_begin() -> None:
     """A stranger's impression would number the weeks."""
     for count in (1, 2, 50):
-        store, clock = MemoryStore(), Clock(START)
+        store, clock = MemoryStore(debug=True), Clock(START)
         device: PlainDevice = Device(
             store,
             PlainSeal(),

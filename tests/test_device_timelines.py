@@ -35,7 +35,7 @@ PATIENCE = 400
 
 
 def play_in_memory(case: Case) -> None:
-    Player(MemoryStore(), case).play()
+    Player(MemoryStore(debug=True), case).play()
 
 
 def play_on_disk(case: Case) -> None:
@@ -76,7 +76,7 @@ class Forgetful(MemoryStore):
     """A store with one thing wrong; each bug overrides one method."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(debug=True)
         self.fix_epoch_start(START)
 
 

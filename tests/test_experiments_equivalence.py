@@ -177,7 +177,7 @@ def on_devices(small: SmallWorld) -> Observed:
 
 
 def _device(small: SmallWorld, clock: list[int]) -> Device[tuple[int, ...]]:
-    store = MemoryStore()
+    store = MemoryStore(debug=True)
     store.fix_epoch_start(ANCHOR)
     limits = DeviceLimits(
         site_budget=small.capacity,

@@ -159,7 +159,7 @@ async def test_no_query_is_less_noisy_than_what_was_paid(tmp_path: Path) -> None
 async def test_debug_reports_are_answered_exactly_and_only_in_debug_queries(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([one_hot(3, 4)] * 7, terms(4, debug=True)))
-        result = await three.ask(three.query(batch), batch)
+        result = await three.ask(three.query(batch, QueryOptions(debug=True)), batch)
         assert result.answer.histogram == [0, 0, 0, 7]
         assert (result.noise_sd, result.half_width) == (0.0, 0)
         mixed = three.batch([*three.seal([one_hot(3, 4)] * 9, terms(4)), batch[0]])
@@ -178,7 +178,7 @@ async def test_a_report_of_the_other_kind_that_slips_through_admission_is_stoppe
     async with three_helpers(tmp_path) as three:
         other = three.seal([one_hot(3, 4)], terms(4, debug=not debug))
         batch = three.batch([*three.seal([one_hot(2, 4)] * 3, terms(4, debug=debug)), *other])
-        asked = three.query(batch)
+        asked = three.query(batch, QueryOptions(debug=debug, seconds=30))
         query = replace(asked.query, debug=debug)
         asked = replace(asked, signed=SignedQuery.sign(query, three.site_key()))
         with pytest.raises(QueryFailed, match="a debug report in a real attempt, or the reverse"):

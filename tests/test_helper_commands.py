@@ -105,6 +105,7 @@ def test_three_operators_and_a_site(tmp_path: Path) -> None:
     write_batch(tmp_path / "batch", seal_all([[3, 4]] * 5, terms(2, debug=True), HelperSet.load(helpers)))
     ask: list[str | Path] = [
         "query",
+        "--debug",
         "--reports",
         tmp_path / "batch",
         "--helpers",

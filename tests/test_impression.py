@@ -136,7 +136,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteStore]:
 def test_memory_and_database_find_the_same(
     impressions: list[SavedImpression], asked: list[Selection], cleared: str, database: SqliteStore
 ) -> None:
-    memory = MemoryStore()
+    memory = MemoryStore(debug=True)
 
     def compare() -> None:
         assert [memory.matching(one) for one in asked] == [database.matching(one) for one in asked]

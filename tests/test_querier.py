@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,7 +152,7 @@ def result_of(
 ) -> QueryResult:
     numbers = histogram or [5, -3, 120]
     report = three.seal([[0] * (len(numbers) + bool(kappa))], terms(len(numbers), kappa=kappa, debug=debug))
-    query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE)).query
+    query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE, debug=debug)).query
     answer = Answer(numbers, 40 if kappa else None, 1, 1, ({}, {}, {}), query.noise, 1_000_000, 2, 1, bytes(32))
     return worth(query, answer, {}, 10)
 
@@ -168,6 +170,21 @@ def test_an_answer_says_what_it_is_worth(tmp_path: Path) -> None:
     exact = result_of(three, debug=True)
     assert (exact.noise_sd, exact.half_width) == (0.0, 0)
     assert with_side.to_json()["bias_bound"] == expected.bound
+
+
+def test_an_answer_as_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SimpleNamespace(
+        DataFrame=lambda columns, index: (columns, index), RangeIndex=lambda size, name: (size, name)
+    )
+    monkeypatch.setitem(sys.modules, "pandas", made)
+    result = result_of(offline(tmp_path))
+    columns, index = result.to_pandas()
+    assert columns["answer"] == result.histogram == [5, -3, 120]
+    assert columns["high"][2] - columns["low"][2] == 2 * result.half_width
+    assert index == (3, "bucket")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(TrefoilError, match="needs pandas"):
+        result.to_pandas()
 
 
 def test_the_printed_answer_has_bars_and_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

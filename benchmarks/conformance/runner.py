@@ -80,7 +80,7 @@ def run_file(path: Path, config: ScenarioConfig, make_device: MakeDevice | None 
 def run_scenario(scenario: Mapping[str, Any], config: ScenarioConfig, make_device: MakeDevice) -> Iterator[Mismatch]:
     """The events of one timeline, giving those that differ from what they must."""
     now = 0
-    device = make_device(MemoryStore(), config.limits, config.coins, lambda: now)
+    device = make_device(MemoryStore(debug=True), config.limits, config.coins, lambda: now)
     for number, raw in enumerate(scenario["events"], start=1):
         event = as_object(raw, f"event {number}")
         now = whole(event.pop("seconds"))

@@ -99,7 +99,7 @@ def _collude(defence: Defence, count: int, *, own_publishers: bool) -> tuple[int
 
 
 def _device(defence: Defence) -> Device[tuple[int, ...]]:
-    store = MemoryStore()
+    store = MemoryStore(debug=True)
     store.fix_epoch_start(NOW)
     return Device(store, PlainSeal(), clock=lambda: NOW + 1, limits=_limits(defence))
 

@@ -89,7 +89,7 @@ class _Life:
     def __init__(self, policy: OnDevices, world: World, matches: Matches) -> None:
         self._policy, self._world, self._matches = policy, world, matches
         self._now = 0
-        self._store = MemoryStore()
+        self._store = MemoryStore(debug=True)
         self._store.fix_epoch_start(matches.epochs.anchor)
         days = matches.epochs.seconds // DAY
         limits = DeviceLimits(

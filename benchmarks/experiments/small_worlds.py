@@ -74,7 +74,7 @@ class RewindableStore(MemoryStore):
     """
 
     def __init__(self, watched: Collection[FilterKind]) -> None:
-        super().__init__()
+        super().__init__(debug=True)
         self._watched = watched
 
     def spending(self) -> Spending:

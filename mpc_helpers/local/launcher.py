@@ -15,6 +15,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -289,6 +290,15 @@ class Launched:
     trio: Trio
     helpers: list[HelperProcess]
 
+    @property
+    def helper_set(self) -> HelperSet:
+        """What devices seal their reports to."""
+        return self.trio.helper_set
+
+    def site_key(self, site: str) -> IdentityKey:
+        """The key that signs a registered site's queries."""
+        return load_identity(self.trio.site_key_path(site))
+
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Until all three answer."""
         deadline = time.monotonic() + seconds
@@ -326,16 +336,22 @@ def launched(trio: Trio, command: Sequence[str] = (), *, wait: bool = True) -> I
 
 @contextlib.contextmanager
 def launched_helpers(
-    folder: Path,
+    folder: Path | None = None,
     *,
-    now: int,
+    now: int | None = None,
     sites: Mapping[str, Sequence[str]] | None = None,
     ports: Sequence[int] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Iterator[Launched]:
-    """Prepare a directory and start its three helpers: one call for tests, the demo and benchmarks."""
-    with launched(prepare(folder, now=now, sites=sites, ports=ports, options=options)) as running:
-        yield running
+    """Prepare a directory and start its three helpers: one call for tests, the demo, benchmarks and notebooks.
+
+    Without a directory they live in a temporary one, and everything they know is gone with it.
+    """
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trefoil-")))
+        now = int(time.time()) if now is None else now  # noqa: TID251 - an edge: real processes read the real clock
+        yield stack.enter_context(launched(prepare(folder, now=now, sites=sites, ports=ports, options=options)))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ In reading order:
 - `saved_query`: a query made from a batch, and kept beside it with the key that opens the answer
 - `query_folder`: every query of a batch; resuming the newest, finding the others
 - `ask`: *Submit · Follow · Collect*, the whole of a query, and what she believes
+- `blocking`: the same without `await`, for scripts and notebooks
 - `connections`: HTTPS to each helper, pinned, bounded, never redirected
 - `refusal`: what a person reads when there is no answer
 - `query_failed`: the error that names the stage and the helpers

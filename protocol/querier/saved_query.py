@@ -27,13 +27,17 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
-    """What a querier chooses; the rest of a query follows from the batch. None: what the first report paid for."""
+    """What a querier chooses; the rest of a query follows from the batch. None: what the first report paid for.
+
+    An answer without noise is never given by accident: debug reports need `debug`, and real ones refuse it.
+    """
 
     epsilon_micros: int | None = None
     noise: NoiseMode = NoiseMode.LOCAL
     minimum_reports: int = 1
     tolerated_bad_permille: int = 100
     seconds: int = 600
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +93,22 @@ def make_query(
     if not len(batch):
         raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
     first = Header.decode(batch[0].header)
+    _check_debug(batch, first, options)
     answer_key = PrivateKey.generate(first.suite)
     query = _fill(batch, first, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
     return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now)
+
+
+def _check_debug(batch: BatchReader, first: Header, options: QueryOptions) -> None:
+    if first.terms.debug and not options.debug:
+        raise TrefoilError(
+            f"{batch.path} holds debug reports, whose answer has no noise and protects nobody",
+            "Ask for that with --debug, or make real reports: a device that is not a debug device.",
+        )
+    if options.debug and not first.terms.debug:
+        raise TrefoilError(
+            f"{batch.path} holds real reports: they are never answered without noise", "Leave --debug out."
+        )
 
 
 def _fill(

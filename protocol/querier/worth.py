@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from protocol.answer import Answer
+from protocol.errors import TrefoilError
 from protocol.noise_scale import NoiseScale
 from protocol.querier.bias import BiasBound, bias_bound
 from protocol.query import Query
@@ -27,6 +30,30 @@ class QueryResult:
     bias: BiasBound | None
     seconds: Mapping[str, float]
     uploaded_bytes: int
+
+    @property
+    def histogram(self) -> list[int]:
+        """The noisy number of each bucket."""
+        return self.answer.histogram
+
+    def to_pandas(self) -> Any:  # Any: pandas is not a dependency of ours
+        """A table with a row for each bucket, for whoever has pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise TrefoilError("a table needs pandas", "Install it with: pip install pandas") from None
+        answer, half = self.answer.histogram, self.half_width
+        columns = {"answer": answer, "low": [x - half for x in answer], "high": [x + half for x in answer]}
+        return pandas.DataFrame(columns, index=pandas.RangeIndex(len(answer), name="bucket"))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table, with the interval that holds for each bucket."""
+        rows = "".join(f"<tr><td>{at}</td><td>{value:,}</td></tr>" for at, value in enumerate(self.answer.histogram))
+        return (
+            f"<table><caption>{html.escape(self.query.site)}: {self.answer.counted:,} of {self.answer.submitted:,} "
+            f"reports counted, ± {self.half_width:,} with probability {CONFIDENCE:.0%}</caption>"
+            f"<tr><th>bucket</th><th>{html.escape(self.query.unit)}</th></tr>{rows}</table>"
+        )
 
     def to_json(self) -> dict[str, object]:
         """Everything a person or a program may want of it."""

@@ -32,7 +32,7 @@ def fresh_store(kind: Kind, epoch_length: int = WEEK) -> Iterator[Store]:
     """An empty store in which epoch 0 begins at START."""
     with quick_folder() as folder:
         if kind is Kind.MEMORY:
-            memory = MemoryStore()
+            memory = MemoryStore(debug=True)
             memory.fix_epoch_start(START)
             yield memory
             return
