@@ -75,15 +75,7 @@ def sums_on(
 ) -> tuple[list[list[int]], int]:
     path, asked = column
     reader = ColumnReader(path)
-    ingested = ingest(
-        reader,
-        reader.digests(),
-        samples.rules(1, asked),
-        place.executor,
-        parallel=place.parallel,
-        progress=progress,
-        shared_disk=place.shared_disk,
-    )
+    ingested = ingest(reader, reader.digests(), samples.rules(1, asked), place, progress)
     total = ingested.total(ingested.admitted)
     return [total[index].tolist() for index in sorted(total)], int(ingested.admitted.sum())
 

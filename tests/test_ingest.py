@@ -13,6 +13,7 @@ import pytest
 
 from mpc_helpers.admission import ingest as aggregation
 from mpc_helpers.admission.chunk import ChunkJob, ingest_chunk
+from mpc_helpers.admission.cluster import Workplace
 from mpc_helpers.admission.ingest import chunk_length, ingest
 from protocol.batch import BatchReader, ColumnReader
 from protocol.errors import ProtocolError, Rejection
@@ -74,10 +75,8 @@ def test_threads_finishing_in_any_order_change_nothing(columns: list[Path], quer
                 ColumnReader(path),
                 ColumnReader(path).digests(),
                 samples.rules(party, query),
-                pool,
-                parallel=3,
-                progress=done.append,
-                shared_disk=shared_disk,
+                Workplace(pool, 3, shared_disk=shared_disk),
+                done.append,
             )
             for party, path in enumerate(columns)
         ]
@@ -90,7 +89,7 @@ def test_worker_processes_give_the_same(columns: list[Path], query: Query) -> No
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         rules = samples.rules(1, query)
         column = ColumnReader(columns[1])
-        there = ingest(column, column.digests(), rules, pool, parallel=1)
+        there = ingest(column, column.digests(), rules, Workplace(pool))
     here = samples.ingest_columns(columns, query)[1]
     assert (there.reasons == here.reasons).all()
     assert all((there.total(there.admitted)[index] == here.total(here.admitted)[index]).all() for index in (1, 2))
@@ -100,7 +99,7 @@ def test_a_process_that_opened_reports_keeps_no_key(columns: list[Path], query: 
     """A destroyed key must not live on in the pool's processes, which live as long as the daemon."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         rules, column = samples.rules(1, query), ColumnReader(columns[1])
-        assert not ingest(column, column.digests(), rules, pool, parallel=1).rejections()
+        assert not ingest(column, column.digests(), rules, Workplace(pool)).rejections()
         assert [pool.submit(holds, key.private[::-1]).result(60) for key in rules.keys] == [False] * len(rules.keys)
 
 
@@ -109,7 +108,7 @@ def test_a_key_is_looked_up_by_its_set_too(columns: list[Path], query: Query) ->
     column, rules = ColumnReader(columns[1]), samples.rules(1, query)
     other = [replace(key, helper_set=bytes(32), private=samples.hpke_key("other").raw) for key in rules.keys]
     for keys in ((*rules.keys, *other), (*other, *rules.keys)):
-        found = ingest(column, column.digests(), replace(rules, keys=keys), samples.InlineExecutor(), parallel=1)
+        found = ingest(column, column.digests(), replace(rules, keys=keys), samples.INLINE)
         assert found.rejections() == {}
 
 
@@ -191,7 +190,7 @@ def test_a_column_of_another_batch_is_refused(columns: list[Path], query: Query)
     for party, path in ((0, columns[1]), (1, columns[0])):
         with pytest.raises(ProtocolError, match="the query says 40 and"):
             column = ColumnReader(path)
-            ingest(column, column.digests(), samples.rules(party, query), samples.InlineExecutor(), parallel=1)
+            ingest(column, column.digests(), samples.rules(party, query), samples.INLINE)
     with pytest.raises(ProtocolError, match="the query says 41"):
         samples.ingest_columns(columns, replace(query, batch_size=41))
 

@@ -63,19 +63,11 @@ class Admission:
 
     def _ingest(self, column: Path, rules: AdmissionRules, progress: Callable[[int], None]) -> Ingested:
         """Run in a thread. A process that is killed takes its chunk along; opening again gives the same."""
-        place, reader = self._place, ColumnReader(column)
+        reader = ColumnReader(column)
         digests = digests_of(reader, rules.query.batch_root)
         for _ in range(INGEST_TRIES):
             with suppress(BrokenExecutor):
-                return ingest(
-                    reader,
-                    digests,
-                    rules,
-                    place.executor,
-                    parallel=place.parallel,
-                    progress=progress,
-                    shared_disk=place.shared_disk,
-                )
+                return ingest(reader, digests, rules, self._place, progress)
         raise TrefoilError(
             "the processes that open reports keep dying", "Look at this helper's memory, or let it use fewer processes."
         )

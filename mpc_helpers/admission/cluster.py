@@ -27,8 +27,8 @@ class Workplace:
     """An executor, how many chunks it can take at a time, and whether its workers share this machine's disk."""
 
     executor: Executor
-    parallel: int
-    shared_disk: bool
+    parallel: int = 1
+    shared_disk: bool = True
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from mpc_helpers.admission.blocks import (
     preimages,
 )
 from mpc_helpers.admission.chunk import ChunkJob, ChunkResult, Spent, Stopwatch, ingest_chunk, sum_opened
+from mpc_helpers.admission.cluster import Workplace
 from mpc_helpers.admission.column import Mask, repeated
 from mpc_helpers.admission.headers import Hours
 from mpc_helpers.admission.opening import open_reports
@@ -147,13 +148,10 @@ def ingest(
     column: ColumnReader,
     digests: DigestRows,
     rules: AdmissionRules,
-    executor: Executor,
-    *,
-    parallel: int,
+    place: Workplace,
     progress: Callable[[int], None] = lambda _: None,
-    shared_disk: bool = True,
 ) -> Ingested:
-    """Admit a column on an executor, with at most a few chunks per worker in memory at a time."""
+    """Admit a column at a workplace, with at most a few chunks per worker in memory at a time."""
     count, length = len(column), rules.query.length
     _check_layout(column, rules)
     hours = np.zeros(count, dtype=np.uint32)
@@ -162,7 +160,8 @@ def ingest(
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     spent = Spent()
     blocks = [b""] * (block_count(count) if rules.query.shape.checked else 0)
-    for result in _run(executor, _jobs(column, rules, repeated(digests), shared_disk), 2 * parallel):
+    jobs = _jobs(column, rules, repeated(digests), place.shared_disk)
+    for result in _run(place.executor, jobs, 2 * place.parallel):
         span = slice(result.start, result.start + len(result.reasons))
         hours[span], debug[span], reasons[span] = result.hours, result.debug, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))

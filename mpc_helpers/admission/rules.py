@@ -19,8 +19,8 @@ from protocol.query import Query
 Reasons = npt.NDArray[np.uint8]
 
 ADMITTED = 0
-# A report's fate as one byte: 0, or the position of its rejection in the closed list, counted from 1.
-CODE_OF: Mapping[Rejection, int] = {reason: code for code, reason in enumerate(Rejection, start=1)}
+# A report's fate as one byte: 0, or one more than the number of its rejection.
+CODE_OF: Mapping[Rejection, int] = {reason: reason.number + 1 for reason in Rejection}
 REASON_OF: Mapping[int, Rejection] = {code: reason for reason, code in CODE_OF.items()}
 
 

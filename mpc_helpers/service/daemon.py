@@ -127,6 +127,8 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         pages = OpenPages(public_configuration(config, membership), metrics, keeper.warnings)
         connections = Connections(ConnectionLimits.of_this_process())
         metrics.gauge("trefoil_connections", "connections that are open", lambda: {(): len(connections)})
+        cut = "idle connections of strangers that were cut off since the start"
+        metrics.gauge("trefoil_connections_cut", cut, lambda: {(): connections.cut_off})
         server = Server(intake, peers, pages, parts.clock, connections)
         await stack.enter_async_context(_listening(config, server, certificates, connections))
         # After listening: a peer that hears from us first asks our door how far our ledger has come.

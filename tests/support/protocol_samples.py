@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpc_helpers.admission.cluster import Workplace
 from mpc_helpers.admission.ingest import Ingested, ingest
 from mpc_helpers.admission.rules import AdmissionRules
 from mpc_helpers.identity.membership import Membership
@@ -210,13 +211,13 @@ class InlineExecutor(Executor):
         return future
 
 
+INLINE = Workplace(InlineExecutor())
+
+
 def ingest_columns(paths: Sequence[Path], asked: Query) -> list[Ingested]:
     """All three helpers admit their columns."""
     columns = [ColumnReader(path) for path in paths]
-    return [
-        ingest(column, column.digests(), rules(party, asked), InlineExecutor(), parallel=1)
-        for party, column in enumerate(columns)
-    ]
+    return [ingest(column, column.digests(), rules(party, asked), INLINE) for party, column in enumerate(columns)]
 
 
 def accepted_by_all(ingested: Sequence[Ingested]) -> npt.NDArray[np.bool_]:
