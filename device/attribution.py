@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from device.errors import RangeError
 from device.impression import Impression
+from protocol.shape import MAX_SPREAD
 
 # In C: a sort over many impressions should cost little more than one over few.
 _time = attrgetter("time")
@@ -125,6 +126,14 @@ class LastNSlots:
         slots = sorted(_all(relevant), key=_time, reverse=True)[: award.buckets]
         each, odd = divmod(award.value, len(slots))
         return [each + (position < odd) for position in range(len(slots))]
+
+
+def most_buckets(function: AttributionFunction) -> int:
+    """In how many buckets a function can ever put something: any number, unless we know it better."""
+    # Exactly these: a subclass may give anything.
+    if type(function) in (LastTouch, FirstTouch):
+        return 1
+    return len(function.credit) if type(function) is LastNTouch else MAX_SPREAD
 
 
 def fair_allocation(value: int, credit: Sequence[float], coins: Sequence[float]) -> list[int]:

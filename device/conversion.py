@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from device import errors
-from device.attribution import AttributionFunction, LastNTouch, LastTouch
+from device.attribution import AttributionFunction, LastNTouch, LastTouch, most_buckets
 from device.epoch import EpochCalendar
 from device.errors import RangeError
 from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
@@ -22,6 +22,7 @@ from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MAX_EPSILON, MAX_SENSITIVITY, MICROS
 from protocol.seconds import DAY
+from protocol.shape import MAX_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,18 @@ class Conversion:
     fixed_sensitivity: int | None = None
     # The querier's own events stay hidden from the functions it supplies; the standard has no such functions.
     hides_own_site: bool = False
+    # The largest value of any conversion in the query, which helpers check; 0 stands for the query's sensitivity.
+    max_value: int = 0
+
+    @property
+    def cap(self) -> int:
+        """What helpers let this report add to the answer at most: a constant of the query, never this value."""
+        return self.max_value or self.loss_terms.query_sensitivity
+
+    @property
+    def spread(self) -> int:
+        """In how many buckets the histogram may lie, from function and request alone, never from what it gives."""
+        return min(most_buckets(self.function), self.buckets, self.cap, MAX_SPREAD)
 
     @property
     def kappa(self) -> int:
@@ -122,6 +135,7 @@ class ConversionOptions:
             # Noise of scale 2·max_value/ε, and 2·value of it for a full report: Theorem 18's factor on both sides.
             loss_terms=LossTerms(epsilon, floor_micros(epsilon), 2 * max_value, kappa),
             fixed_sensitivity=2 * value,
+            max_value=max_value,
             buckets=buckets,
             value=value,
             function=function,

@@ -6,15 +6,18 @@ on disk, and cannot fail for a reason that depends on the person's data.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from device.conversion import Conversion
+from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
 from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
 
 R_co = TypeVar("R_co", covariant=True)
+_LOG = logging.getLogger("trefoil.device")
 
 
 class Seal(Protocol[R_co]):
@@ -36,7 +39,16 @@ class HelperSetSeal:
     def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
         terms = report_terms(conversion, now, debug=debug)
         self.helper_set.sealing_keys(terms.time)
-        return lambda histogram: seal_report(histogram, terms, self.helper_set)
+        return lambda histogram: _seal_or_null(histogram, terms, self.helper_set)
+
+
+def _seal_or_null(histogram: Sequence[int], terms: ReportTerms, helper_set: HelperSet) -> SealedReport:
+    """After the charge nothing may fail visibly: where a defect keeps a report from being proven, a null one leaves."""
+    try:
+        return seal_report(histogram, terms, helper_set)
+    except ProtocolError as error:
+        _LOG.error("a report was not proven, and a null report took its place: %s", error)
+        return seal_report([0] * terms.length, terms, helper_set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +94,6 @@ def report_terms(conversion: Conversion, now: int, *, debug: bool) -> ReportTerm
         kappa=conversion.kappa,
         unit=conversion.unit,
         debug=debug,
+        cap=conversion.cap,
+        spread=conversion.spread,
     )

@@ -124,6 +124,13 @@ def open_at(dealt: Deal, points: Sequence[int]) -> list[int]:
     return inverse_integers(values) if all(values) else [pow(value, P - 2, P) for value in values]
 
 
+def histogram_in(shared: Vector, shape: Shape) -> Vector:
+    """The histogram in a shared vector, or in shares or sums of such vectors: its form is undone by a linear map."""
+    if not shape.checked:
+        return shared[: shape.length]
+    return np.concatenate([numerators.decode(shared[: shape.buckets]), shared[shape.buckets : shape.length]])
+
+
 def encode_openings(openings: Sequence[int]) -> bytes:
     """As the header carries them."""
     return struct.pack(f"<{len(openings)}Q", *openings)

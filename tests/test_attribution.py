@@ -23,6 +23,7 @@ from device.attribution import (
     attribute,
     clip,
     fair_allocation,
+    most_buckets,
 )
 from device.errors import RangeError
 from device.impression import Impression
@@ -187,3 +188,14 @@ def test_removing_an_epoch_moves_a_report_by_at_most_twice_its_value(
         change = sum(abs(before - after) for before, after in zip(both, one, strict=True))
         assert change <= (value if buckets == 1 else 2 * value)
         assert sum(one) <= value
+
+
+def test_in_how_many_buckets_a_function_can_put_something() -> None:
+    """Exactly our own classes: a subclass may give anything."""
+
+    class Liberal(LastTouch):
+        pass
+
+    assert [most_buckets(one) for one in (LastTouch(), FirstTouch())] == [1, 1]
+    assert most_buckets(LastNTouch((1.0, 2.0, 3.0))) == 3
+    assert [most_buckets(one) for one in (Liberal(), EqualCredit(), LastNSlots())] == [2**16 - 1] * 3

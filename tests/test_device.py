@@ -23,9 +23,10 @@ from device.side_query import SideQuery, SideQueryForm
 from device.storage import EpochOutcome
 from device.tick import Tick
 from protocol.errors import TrefoilError
-from protocol.field import add
+from protocol.field import add, lift
 from protocol.report import Header, open_report
 from protocol.seconds import DAY
+from protocol.validity import histogram_in
 from tests.support.protocol_samples import HELPER_SET, NOW, private_keys
 
 WEEK = 7 * DAY
@@ -403,7 +404,7 @@ def opened(report: Any) -> list[int]:
     for party in range(3):
         parts.update(open_report(party, report, private_keys(party)))
     total = add(add(parts[0], parts[1]), parts[2])
-    return [int(number) for number in total]
+    return lift(histogram_in(total, report.terms().shape))
 
 
 def test_a_report_opens_to_the_histogram_and_its_header_to_the_request() -> None:

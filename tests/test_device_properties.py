@@ -374,7 +374,7 @@ def public_part(report: SealedReport) -> bytes:
     """A header without what is drawn afresh for every report: nonce, commitments, and the masked body's hash."""
     header = Header.decode(report.header)
     blank = (bytes(32), bytes(32), bytes(32))
-    return replace(header, nonce=bytes(16), commitments=blank, body_hash=bytes(32)).encode()
+    return replace(header, nonce=bytes(16), commitments=blank, body_hash=bytes(32)).prefix()
 
 
 sealed_requests = conversions.filter(lambda options: checked(options).loss_terms.epsilon_micros > 0)
@@ -396,7 +396,7 @@ def test_no_field_of_a_header_depends_on_the_person(seen: list[Event], options: 
     assert public_part(reports[0]) == public_part(reports[1])
     assert len(reports[0].encode()) == len(reports[1].encode())
     for report in reports:
-        assert len(report.body) == 8 * checked(options).buckets + 8 * bool(checked(options).side_query)
+        assert len(report.body) == 8 * report.terms().shape.explicit
         assert [len(payload) for payload in report.payloads] == [112] * 3
     # What is drawn afresh is drawn afresh.
     assert reports[0].header != reports[1].header and reports[0].digest != reports[1].digest

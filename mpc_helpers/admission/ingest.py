@@ -30,12 +30,12 @@ from mpc_helpers.admission.headers import Hours
 from mpc_helpers.admission.opening import open_reports
 from mpc_helpers.admission.rules import ADMITTED, REASON_OF, AdmissionRules, Reasons
 from mpc_helpers.admission.verdicts import Verdicts
-from protocol import numerators
 from protocol.batch import ColumnLayout, ColumnReader, DigestRows
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import ELEMENT_SIZE, Vector, add, subtract
 from protocol.shape import Shape
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
+from protocol.validity import histogram_in
 
 # Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
 CHUNK_BYTES = 2**22
@@ -99,11 +99,7 @@ class Ingested:
 
         In checked reports a histogram is shared as numerators. Undoing that is linear too, so it is done once, here.
         """
-        share = to_shamir(self.rules.party, self.total(accepted))
-        shape = self.rules.query.shape
-        if not shape.checked:
-            return share
-        return np.concatenate([numerators.decode(share[: shape.buckets]), share[shape.buckets :]])
+        return histogram_in(to_shamir(self.rules.party, self.total(accepted)), self.rules.query.shape)
 
     @property
     def residues(self) -> int:

@@ -1,0 +1,71 @@
+"""Checked reports through three real helpers: lying devices are refused by all three and cost only themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mpc_helpers.admission.blocks import shown_beside
+from mpc_helpers.identity.config import load_config
+from protocol.errors import Rejection
+from protocol.helper_set import HelperSet
+from protocol.querier.saved_query import QueryOptions
+from protocol.report import ReportTerms, SealedReport, seal_deal
+from protocol.validity import deal_numbers
+from tests.support.checked_reports import draw, numbers_of, planes_of
+from tests.support.three_helpers import terms, three_helpers
+
+BUCKETS = 4
+LENIENT = QueryOptions(tolerated_bad_permille=1000, seconds=30)
+
+
+def checked_terms(cap: int = 2, spread: int = 1) -> ReportTerms:
+    made = terms(BUCKETS, sensitivity=4)
+    return ReportTerms(
+        made.site,
+        made.caller,
+        made.time,
+        made.epsilon_micros,
+        made.sensitivity,
+        made.buckets,
+        cap=cap,
+        spread=spread,
+    )
+
+
+def lie(numbers: list[int], proven: list[int], of: ReportTerms, helper_set: HelperSet) -> SealedReport:
+    dealt = deal_numbers(numbers_of(numbers, of.shape), planes_of(proven, of.shape), of.shape, draw)
+    return seal_deal(dealt, of, helper_set)
+
+
+async def test_lying_devices_are_left_out_of_the_answer_by_all_three(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        of = checked_terms()
+        honest = three.seal([[0, 1, 0, 0]] * 70, of)
+        lies = [
+            lie(numbers, proven, of, three.helper_set)
+            for numbers, proven in (([2**50, 0, 0, 0], [1, 0, 0, 0]), ([0, -1, 0, 0], [0, 0, 0, 0]))
+        ]
+        batch = three.batch([*honest, *lies])
+        result = await three.ask(three.query(batch), batch)
+        answer = result.answer
+        assert answer.counted == 70
+        assert [dict(counts) for counts in answer.rejections] == [{Rejection.INVALID: 2}] * 3
+        record = three.mpc.records[answer.attempt_id]
+        noise = record.total()
+        assert [number - drawn for number, drawn in zip(answer.histogram, noise, strict=True)] == [0, 70, 0, 0]
+        folder = load_config(three.trio.config_path(0)).data / "queries"
+        assert not list(folder.glob(f"*/{shown_beside(Path('column')).name}")), "what was shown goes with the column"
+
+
+async def test_reports_left_out_as_invalid_stay_free_and_good_ones_are_counted_once(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        of = checked_terms()
+        honest = three.seal([[1, 0, 0, 0]] * 5, of)
+        bad = lie([100, 0, 0, 0], [1, 0, 0, 0], of, three.helper_set)
+        first = three.batch([*honest, bad])
+        assert (await three.ask(three.query(first, LENIENT), first)).answer.counted == 5
+        more = three.seal([[0, 0, 1, 0]] * 3, of)
+        second = three.batch([*honest, bad, *more])
+        answer = (await three.ask(three.query(second, LENIENT), second)).answer
+        assert answer.counted == 3
+        assert [dict(counts) for counts in answer.rejections] == [{Rejection.SEEN: 5, Rejection.INVALID: 1}] * 3
