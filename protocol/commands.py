@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from protocol.collector.commands import app as collector_app
+from protocol.regression.commands import regression
 
 app = typer.Typer(help="protocol")
 app.add_typer(collector_app)
+app.add_typer(regression, name="regression")
 helper_set = typer.Typer(help="Put a helper set together, sign it, check it.", no_args_is_help=True)
 app.add_typer(helper_set, name="helper-set")
 

@@ -61,6 +61,7 @@ class QueryResult:
         return {
             "query_id": self.query.query_id.hex(),
             "site": self.query.site,
+            "batch_root": self.query.batch_root.hex(),
             "unit": self.query.unit,
             "debug": self.query.debug,
             "answer": answer.histogram,

@@ -7,4 +7,9 @@
 - `fit`: from features and one answer to a model, or to the reason why there is none
 - `plan`: how many reports a model takes
 - `scores`: how good predictions are
+- `drawing`: the same as an image
+- `records`: which features went into a batch
+- `answer_file`: an answer, checked against its batch
+- `view`: what a person is shown
+- `commands`: `trefoil regression`
 """
