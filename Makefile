@@ -50,12 +50,13 @@ bench: $(READY)
 
 chaos: $(READY)
 	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_commit_crashes.py tests/test_chaos.py
+	TREFOIL_NOISE=joint TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_bad_helper.py tests/test_chaos.py
 
 load: $(READY)
 	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py tests/test_collector.py
 
 fuzz: $(READY)
-	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py \
+	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py tests/test_joint_audit.py \
 		tests/test_device_timelines.py
 
 clean:

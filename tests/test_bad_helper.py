@@ -35,6 +35,7 @@ from protocol.helper_set import realm
 from protocol.keys import IdentityKey
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
+from protocol.query import NoiseMode
 from protocol.vote import SignedVote, Vote
 from tests.support import three_helpers as harness
 from tests.support.bad_helper import (
@@ -367,6 +368,10 @@ async def test_a_lie_about_how_far_a_peers_ledger_had_been(tmp_path: Path) -> No
 # Noise and Open: inside the MPC.
 
 
+# These are about what `local` sends; the same for `joint` is in test_joint_noise and test_failed_proofs.
+LOCAL = replace(LONG, noise=NoiseMode.LOCAL)
+
+
 def data_frames(sender: int, receiver: int, change: Callable[[bytes], bytes]) -> Callable[[int, int, bytes], bytes]:
     """Changes what one party sends another in the program itself: data frames begin with a zero byte and a label."""
 
@@ -387,7 +392,7 @@ async def test_different_shares_of_its_noise_to_different_peers(tmp_path: Path, 
     async with three_helpers(tmp_path, intercept=data_frames(BAD, receiver, off_by_one)) as three:
         batch = five_reports(three)
         with pytest.raises(TrefoilError, match="do not fit together"):
-            await three.ask(three.query(batch, LONG), batch)
+            await three.ask(three.query(batch, LOCAL), batch)
 
 
 async def test_its_own_local_noise_may_shift_the_answer_unnoticed(
@@ -404,7 +409,7 @@ async def test_its_own_local_noise_may_shift_the_answer_unnoticed(
         # Told right before the same party's program is made.
         three.mpc.before_add = lambda party, _: computing.append(party)
         batch = five_reports(three)
-        result = await three.ask(three.query(batch, LONG), batch)
+        result = await three.ask(three.query(batch, LOCAL), batch)
         assert truth_of(three, result) == [1001, 1, 1, 1, 1, 0]
 
 
@@ -422,7 +427,7 @@ async def test_a_pickle_inside_the_mpc_fails_the_attempt_and_runs_nothing(tmp_pa
 
     async with three_helpers(tmp_path, intercept=data_frames(BAD, 0, bomb_once)) as three:
         batch = five_reports(three)
-        result = await three.ask(three.query(batch, LONG), batch)
+        result = await three.ask(three.query(batch, LOCAL), batch)
         assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]
     assert attempts
     assert not marker.exists()

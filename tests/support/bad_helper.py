@@ -6,6 +6,7 @@ It holds its own keys and nobody else's. What must hold is read off the ledgers 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,14 +23,17 @@ from protocol.batch import BatchReader
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.querier.worth import QueryResult
+from protocol.query import NoiseMode
 from protocol.vote import Vote
 from tests.support.three_helpers import ThreeHelpers, terms
 
 BAD = 2
 HONEST = (0, 1)
 BUCKETS = 6
-SHORT = QueryOptions(tolerated_bad_permille=1000, seconds=3)
-LONG = QueryOptions(tolerated_bad_permille=1000, seconds=60)
+# `make chaos` runs these tests with joint noise too.
+MODE = NoiseMode(os.environ.get("TREFOIL_NOISE", "local"))
+SHORT = QueryOptions(noise=MODE, tolerated_bad_permille=1000, seconds=3)
+LONG = QueryOptions(noise=MODE, tolerated_bad_permille=1000, seconds=60)
 
 Tamper = Callable[[int, Body], Body | None]
 

@@ -44,11 +44,12 @@ class Run:
         intercept: Intercept | None = None,
         parties: Mapping[int, Make] | None = None,
         seconds: float = 20.0,
+        session: Callable[..., MpcSession] = MpcSession,
     ) -> None:
         self.layout = layout
         self.keys: dict[int, bytes] = dict(keys or {})
         self.frames: list[tuple[int, int, bytes]] = []
-        self.sessions = sessions(layout, seconds)
+        self.sessions = sessions(layout, seconds, session)
         self._intercept = intercept
         self._parties = parties or {}
         programs = [self._program(party) for party in range(3)]
@@ -104,8 +105,8 @@ def is_step(frame: bytes, step: int | None = None) -> bool:
     return frame[:1] == bytes([STEP]) and len(frame) % 8 == 2 and step in (None, frame[1])
 
 
-def sessions(layout: Layout, seconds: float = 20.0) -> list[MpcSession]:
-    return [MpcSession(party, SESSION, b"joint", layout.buckets, seconds, layout.steps(party)) for party in range(3)]
+def sessions(layout: Layout, seconds: float = 20.0, make: Callable[..., MpcSession] = MpcSession) -> list[MpcSession]:
+    return [make(party, SESSION, b"joint", layout.buckets, seconds, layout.steps(party)) for party in range(3)]
 
 
 def clear_noise(layout: Layout, keys: Mapping[int, bytes], session: MpcSession) -> list[int]:
