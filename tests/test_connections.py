@@ -303,7 +303,7 @@ def test_real_helpers_answer_while_strangers_use_every_descriptor(tmp_path: Path
             assert len(strangers) == 1200
             batch = write_batch(tmp_path / "batch", seal_all([[0, 1, 0, 2]] * 5, terms(4, debug=True), helper_set))
             key = load_identity(trio.site_key_path(SITE))
-            asked = make_query(batch, QueryOptions(seconds=60), helper_set, key, real_now())
+            asked = make_query(batch, QueryOptions(seconds=60, debug=True), helper_set, key, real_now())
             result = asyncio.run(Querier(helper_set, patience=30).ask(asked, batch))
         assert result.answer.histogram == [0, 5, 0, 10]
         for _ in range(30):
