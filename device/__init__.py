@@ -14,12 +14,13 @@
 - `coins`: the coins a device tosses
 - `site`: registrable domains
 - `option`: numbers, lists and words as a site passes them, made exact
+- `room`: what a full week loses
 - `storage`: what a device keeps, as the engine sees it
 - `memory_store`: in memory, for simulation and tests
 - `sqlite_store`: in one SQLite file, for a person
 - `schema`: how that file is made, and known to be a good one
 - `instance`: how it is known not to be an older copy
-- `tick`: reports leave at fixed times
+- `tick`: when a call leaves is decided before it is looked at
 - `asked`: what a command asks a device to measure
 - `agent`: a device on a real machine
 - `overview`: everything a person may know about their own device

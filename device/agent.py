@@ -18,7 +18,7 @@ from device.epoch import draw_start
 from device.limits import DeviceLimits
 from device.report import DebugReport, DebugSeal, HelperSetSeal
 from device.sqlite_store import SqliteStore
-from device.tick import Tick
+from device.tick import Ticker, Ticks
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
@@ -60,7 +60,7 @@ def opened(
     *,
     limits: DeviceLimits | None = None,
     clock: Callable[[], int] = system_clock,
-    tick: Callable[[], Callable[[], None]] | None = None,
+    ticker: Ticker | None = None,
 ) -> Iterator[Device[Report]]:
     """The device with its database at `path`; reports leave at the tick, sealed to `helper_set`."""
     limits = limits or DeviceLimits()
@@ -70,7 +70,7 @@ def opened(
             # Of a database that an older version made, and that no conversion was measured on.
             store.fix_epoch_start(draw_start(clock(), limits.epoch_length, fair_coin()))
         seal = _seal(helper_set, debug=store.debug)
-        yield Device(store, seal, clock=clock, limits=limits, tick=tick or Tick())
+        yield Device(store, seal, clock=clock, limits=limits, ticker=ticker or Ticks(limits.tick_seconds))
     finally:
         store.close()
 

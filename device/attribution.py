@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -31,6 +32,21 @@ class Award(NamedTuple):
     value: int
     buckets: int
     coins: Sequence[float] = ()
+
+
+class Order(Enum):
+    """In which order impressions are read; of equals, the one that was saved first."""
+
+    EARLIEST = "earliest first"
+    LATEST = "latest first"
+    PRECEDENCE = "highest priority first, then latest"
+
+
+class Need(NamedTuple):
+    """What a function has to see of an epoch to give what it would give for all of it."""
+
+    order: Order = Order.EARLIEST
+    most: int | None = None
 
 
 class AttributionFunction(Protocol):
@@ -57,6 +73,21 @@ def attribute(
     except BaseException:
         # Also SystemExit and the like, which would end the transaction and its charge with it.
         return (0,) * award.buckets
+
+
+def needs(function: AttributionFunction, buckets: int) -> Need:
+    """What must be read for `function`. Of ours one knows; any other is shown everything."""
+    # By class, not by instance: whoever derives from one of ours may look at more.
+    kind = type(function)
+    if kind is LastTouch:
+        return Need(Order.LATEST, 1)
+    if kind is FirstTouch:
+        return Need(Order.EARLIEST, 1)
+    if kind is LastNSlots:
+        return Need(Order.LATEST, buckets)
+    if isinstance(function, LastNTouch) and kind is LastNTouch:
+        return Need(Order.PRECEDENCE, len(function.credit))
+    return Need()
 
 
 def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:

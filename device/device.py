@@ -6,20 +6,18 @@ paper's general request runs on the same engine through `measure`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from functools import wraps
-from typing import Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from device.attribution import Award, attribute
+from device.attribution import Award, Need, attribute, needs
 from device.coins import DeviceCoins
 from device.conversion import AttributionRequest, Conversion, ConversionOptions
 from device.epoch import EpochCalendar, draw_start
-from device.errors import RangeError
-from device.impression import Impression, ImpressionOptions, SavedImpression
+from device.errors import DatabaseBusy, RangeError
+from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
 from device.limits import DeviceLimits
 from device.overview import Overview
 from device.privacy_filter import (
@@ -34,13 +32,13 @@ from device.privacy_filter import (
 )
 from device.privacy_loss import epoch_loss
 from device.report import Seal
+from device.room import make_room
 from device.site import parse_site
 from device.storage import LOGGED_EPOCHS, EpochEntry, EpochOutcome, ReportRecord, Store
-from device.tick import no_tick
+from device.tick import AtOnce, Ticker
 from protocol.errors import TrefoilError
 
 R = TypeVar("R")
-P = ParamSpec("P")
 
 
 class Register(Enum):
@@ -51,22 +49,30 @@ class Register(Enum):
 
 
 class Reach(NamedTuple):
-    """What a request reaches: the epochs asked for, and those of them that may be used at all."""
+    """What a request reaches: the epochs asked for, and those of them that may be used at all, earliest first."""
 
     calendar: EpochCalendar
     window: Sequence[int]
-    usable: Collection[int]
+    usable: Sequence[int]
     measuring: bool
+
+
+Read = Callable[[Collection[int]], Mapping[int, Sequence[Impression]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What *Match* found: the epochs asked for, those of them that may be used at all, and their impressions."""
+    """What *Match* found: where it looked, the sites of relevant impressions by epoch, and how to read those."""
 
-    window: Sequence[int]
-    usable: Collection[int]
-    relevant: Mapping[int, Sequence[Impression]]
-    measuring: bool
+    reach: Reach
+    sites: Mapping[int, Collection[str]]
+    # The impressions of some epochs that the attribution function needs to see; inside the transaction only.
+    read: Read
+
+    @property
+    def relevant(self) -> Mapping[int, Sequence[Impression]]:
+        """All of them."""
+        return self.read(self.sites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +84,6 @@ class Settled:
     paid: Mapping[int, int]
     output: tuple[int, ...] | None
     fault: bool = False
-
-
-def at_the_tick(page: Callable[Concatenate[Device[R], P], R]) -> Callable[Concatenate[Device[R], P], R]:
-    """Hand out what `page` gives at the device's next tick. Errors are about the options alone, and need not wait.
-
-    Around the page, not at its end: by the tick all that it found must be freed, which takes longer the more it was
-    (22 µs after the tick for 10 impressions, 45 µs for 100, when it was not).
-    """
-
-    @wraps(page)
-    def held(device: Device[R], /, *given: P.args, **named: P.kwargs) -> R:
-        release = device._tick()
-        report = page(device, *given, **named)
-        release()
-        return report
-
-    return held
 
 
 class Device(Generic[R]):
@@ -111,7 +100,7 @@ class Device(Generic[R]):
         clock: Callable[[], int],
         limits: DeviceLimits | None = None,
         coins: DeviceCoins | None = None,
-        tick: Callable[[], Callable[[], None]] = no_tick,
+        ticker: Ticker | None = None,
     ) -> None:
         if seal.reveals and not store.debug:
             raise TrefoilError(
@@ -123,9 +112,10 @@ class Device(Generic[R]):
         self._limits = limits or DeviceLimits()
         self._capacities = capacities(self._limits)
         self._coins = coins or DeviceCoins()
-        self._tick = tick
+        self._ticker = ticker or AtOnce()
+        # Up to which moment the store was pruned, as far as this object knows.
+        self._pruned: int | None = None
 
-    @at_the_tick
     def measure_conversion(
         self,
         site: str,
@@ -145,21 +135,25 @@ class Device(Generic[R]):
         seal = self._seal.prepare(conversion, now, debug=self._store.debug)
         # Drawn once: the charge must be for exactly what is reported.
         award = Award(conversion.value, conversion.buckets, [self._coins.credit() for _ in range(conversion.coins)])
-        begun = False
-        try:
+
+        def page() -> tuple[int, ...]:
             with self._store.transaction():
-                begun = True
-                # Match: the relevant impressions of every epoch in the window.
+                # Match: which epochs of the window have relevant impressions.
                 found = self._match(conversion, now, action)
-                # Charge: each epoch pays its individual privacy loss, from all of its filters or from none.
+                # Charge: each of them pays its individual privacy loss, from all of its filters or from none.
                 settled = self._charge(conversion, found, award)
                 # Attribute: divide the value among the impressions of epochs that paid.
                 numbers = self._attribute(conversion, found, settled, award)
-                self._store.log(_record(conversion, now, found, settled), self._limits.max_log_records)
-        except BaseException as fault:
-            numbers = self._null(conversion, now, action, fault, begun=begun)
-        # Share, Seal: only now, when the charge is on disk.
-        return seal(numbers)
+                self._store.log(
+                    _record(conversion, now, found.reach, settled, found.sites), self._limits.max_log_records
+                )
+            return numbers
+
+        with self._ticker.turn((conversion.site, conversion.caller), self._limits.work_seconds) as turn:
+            # The turn ends when it was going to end. What is not ready by then is charged for, and not in the report.
+            numbers = turn.run(lambda: self._or_null(page, conversion, now, action), late=_zeros(conversion))
+            # Share, Seal: only now, when the charge is on disk.
+            return seal(numbers)
 
     def measure(self, site: str, request: AttributionRequest, *, intermediary: str | None = None) -> R:
         """The paper's general attribution request, for the querier `site`: the same engine, the same page."""
@@ -177,14 +171,17 @@ class Device(Generic[R]):
         now = self._clock()
         self._check_action(action)
         saved = options.saved(*_parties(site, intermediary), now, self._limits)
-        try:
-            with self._store.transaction():
+
+        def page() -> None:
+            # A site must not learn what the device holds, nor what else it is doing: if this fails, it is not told.
+            with suppress(Exception), self._store.transaction():
                 if self._store.enabled and self._admits(Register.SAVES, action, saved.impression.site, now):
                     self._make_room(saved)
                     self._store.save(saved)
-        except Exception:
-            # A site must not learn what the device holds, nor what else it is doing; the impression is lost.
-            return
+
+        queue = (saved.impression.site, saved.impression.caller)
+        with self._ticker.turn(queue, self._limits.work_seconds) as turn:
+            turn.run(page, late=None)
 
     def clear_impressions_for_site(self, site: str) -> None:
         """Remove what `site` has stored on this device. Budgets stay: a site cannot wash its own spending off."""
@@ -256,63 +253,88 @@ class Device(Generic[R]):
         with self._store.transaction():
             return self._calendar(self._clock())
 
-    def _null(
-        self, conversion: Conversion, now: int, action: str | None, fault: BaseException, *, begun: bool
+    def _or_null(
+        self, page: Callable[[], tuple[int, ...]], conversion: Conversion, now: int, action: str | None
     ) -> tuple[int, ...]:
-        """A null report for a call that nobody foresaw the end of; if the program is being ended, only the charge.
+        """What `page` gives, or a null report if it ends as nobody foresaw; if the program is being ended, the charge.
 
         What went wrong may have to do with what was found, so every epoch pays as if its data were to blame: for the
         worst that a report could have said. Before the transaction had begun nothing was found, and nothing is owed.
         """
-        if begun:
+        try:
+            return page()
+        except DatabaseBusy:
+            return _zeros(conversion)
+        except BaseException as fault:
             with suppress(Exception), self._store.transaction():
                 reach = self._reach(conversion, now, action)
-                owed = dict.fromkeys(reach.window, self._worst(conversion, reach.window))
-                paid = self._pay(conversion, owed, reach.usable)
-                nothing = Found(reach.window, reach.usable, {}, reach.measuring)
-                record = _record(conversion, now, nothing, Settled(paid, None, fault=True))
-                self._store.log(record, self._limits.max_log_records)
-        if not isinstance(fault, Exception):
-            raise fault
-        return _zeros(conversion)
+                owed = dict.fromkeys(reach.usable, self._worst(conversion, reach.window))
+                settled = Settled(self._pay(conversion, owed), None, fault=True)
+                self._store.log(_record(conversion, now, reach, settled, ()), self._limits.max_log_records)
+            if not isinstance(fault, Exception):
+                raise
+            return _zeros(conversion)
 
     def _reach(self, conversion: Conversion, now: int, action: str | None) -> Reach:
         """Which epochs are asked for, and which of them may be used. While measurement is off, epochs of no device."""
-        measuring = self._store.enabled and self._admits(Register.MEASUREMENTS, action, conversion.site, now)
-        calendar = self._calendar(now) if self._store.enabled else EpochCalendar(now, self._limits.epoch_length)
-        if measuring:
-            self._close_unreachable(calendar, now)
+        if not self._store.enabled:
+            calendar = EpochCalendar(now, self._limits.epoch_length)
+            return Reach(calendar, conversion.window(calendar, now), (), measuring=False)
+        calendar = self._calendar(now)
         window = conversion.window(calendar, now)
-        usable = self._usable(calendar, window, now) if measuring else frozenset[int]()
-        return Reach(calendar, window, usable, measuring)
+        if not self._admits(Register.MEASUREMENTS, action, conversion.site, now):
+            return Reach(calendar, window, (), measuring=False)
+        self._close_unreachable(calendar, now)
+        return Reach(calendar, window, self._usable(calendar, window, now), measuring=True)
 
     def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
-        """Step 1 of Listing 1. While measurement is off the same work is done on epochs that nothing is kept of."""
-        calendar, window, usable, measuring = self._reach(conversion, now, action)
-        impressions = self._store.matching(conversion.selection(calendar, window, now))
+        """Step 1 of Listing 1. Which epochs have relevant impressions, and on which sites they were shown."""
+        reach = self._reach(conversion, now, action)
+        if not reach.usable:
+            return Found(reach, {}, lambda _: {})
+        selection = conversion.selection(reach.calendar, reach.usable, now)
         if conversion.relevant is not None:
-            impressions = [impression for impression in impressions if _passes(conversion.relevant, impression)]
-        by_epoch = _by_epoch(impressions, calendar, window)
-        relevant = {epoch: found for epoch, found in by_epoch if found and epoch in usable}
-        return Found(window, usable, relevant, measuring)
+            return self._test(conversion.relevant, selection, reach)
+        sites = self._store.matched_sites(selection, reach.calendar)
+        need = needs(conversion.function, conversion.buckets)
+        asked = {epoch: sites[epoch] for epoch in reach.usable if epoch in sites}
+        return Found(reach, asked, lambda epochs: self._read(selection, need, reach.calendar, epochs))
+
+    def _read(
+        self, selection: Selection, need: Need, calendar: EpochCalendar, epochs: Collection[int]
+    ) -> Mapping[int, Sequence[Impression]]:
+        """As many of the selected impressions of `epochs` as are needed, by epoch."""
+        found: dict[int, list[Impression]] = {}
+        for run in _runs(epochs):
+            since = max(selection.since, calendar.first_second(run[0]))
+            part = replace(selection, since=since, until=calendar.first_second(run[-1] + 1))
+            for impression in self._store.matching(part, need):
+                found.setdefault(calendar.index(impression.time), []).append(impression)
+        return found
+
+    def _test(self, test: Callable[[Impression], bool], selection: Selection, reach: Reach) -> Found:
+        """The same by the querier's own test of relevance, which has to see every impression."""
+        everything = self._read(selection, Need(), reach.calendar, reach.usable)
+        passed = {epoch: [one for one in found if _passes(test, one)] for epoch, found in everything.items()}
+        sites = {epoch: {one.site for one in found} for epoch, found in passed.items() if found}
+        return Found(reach, sites, lambda epochs: {epoch: passed[epoch] for epoch in epochs})
 
     def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
         """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch."""
-        single = len(found.window) == 1
+        single = len(found.reach.window) == 1
         output = attribute(conversion.function, found.relevant, award) if single else None
         owed = self._owed(conversion, found, None if output is None else sum(output))
-        return Settled(self._pay(conversion, owed, found.usable), output)
+        return Settled(self._pay(conversion, owed), output)
 
-    def _pay(self, conversion: Conversion, owed: Mapping[int, Charges], usable: Collection[int]) -> Mapping[int, int]:
-        """What each of the `usable` epochs that could pay has paid to the querier's own filter."""
+    def _pay(self, conversion: Conversion, owed: Mapping[int, Charges]) -> Mapping[int, int]:
+        """What each epoch that could pay has paid to the querier's own filter."""
         filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
         own = FilterOwner(FilterKind.SITE, conversion.site)
         paid = {
             epoch: charges[own]
             for epoch, charges in owed.items()
-            if epoch in usable and check_and_consume(epoch, charges, filters, self._capacities)
+            if check_and_consume(epoch, charges, filters, self._capacities)
         }
-        # Written back also where nothing was paid, so that the work says little about what was found.
         self._store.keep(filters)
         return paid
 
@@ -324,29 +346,30 @@ class Device(Generic[R]):
         return charges_of(conversion.site, (), loss)
 
     def _owed(self, conversion: Conversion, found: Found, output: int | None) -> dict[int, Charges]:
-        """What every epoch of the window owes to each of its filters (Theorem 4; two cases at most in one window)."""
-        sensitivity = conversion.sensitivity(found.window)
-        terms = conversion.loss_terms
+        """What every usable epoch owes to each of its filters (Theorem 4; two cases at most in one window)."""
+        sensitivity, terms = conversion.sensitivity(found.reach.window), conversion.loss_terms
         nothing = epoch_loss(terms, relevant=False, sensitivity=sensitivity, output=output)
         something = epoch_loss(terms, relevant=True, sensitivity=sensitivity, output=output)
-        owed = {}
-        for epoch in found.window:
-            sites = {impression.site for impression in found.relevant.get(epoch, ())}
-            owed[epoch] = charges_of(conversion.site, sites, something if sites else nothing)
-        return owed
+        return {
+            epoch: charges_of(
+                conversion.site, found.sites.get(epoch, ()), something if epoch in found.sites else nothing
+            )
+            for epoch in found.reach.usable
+            if epoch in found.sites or conversion.kappa
+        }
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         """Step 4. An epoch that could not pay gives exactly the report of an absent one."""
-        if not found.measuring:
+        if not found.reach.measuring:
             return _zeros(conversion)
-        kept = {epoch: impressions for epoch, impressions in found.relevant.items() if epoch in settled.paid}
+        kept = [epoch for epoch in found.sites if epoch in settled.paid]
         if settled.output is not None:
             histogram = settled.output if kept else (0,) * conversion.buckets
         else:
-            histogram = attribute(conversion.function, kept, award)
+            histogram = attribute(conversion.function, found.read(kept), award)
         if conversion.side_query is None:
             return histogram
-        return (*histogram, conversion.side_query.flag(found.usable, settled.paid, kept))
+        return (*histogram, conversion.side_query.flag(found.reach.usable, settled.paid, kept))
 
     def _calendar(self, now: int) -> EpochCalendar:
         """This device's epochs; the first lookup fixes where they start."""
@@ -356,11 +379,11 @@ class Device(Generic[R]):
             return EpochCalendar(start, self._limits.epoch_length)
         return EpochCalendar(self._store.epoch_start, self._limits.epoch_length)
 
-    def _usable(self, calendar: EpochCalendar, window: Sequence[int], now: int) -> Collection[int]:
+    def _usable(self, calendar: EpochCalendar, window: Sequence[int], now: int) -> Sequence[int]:
         """The epochs between the barrier and now. What lies below has lost its record of spending for ever."""
         barrier, current = self._store.barrier, calendar.index(now)
         closed = window[0] - 1 if barrier is None else calendar.index(barrier)
-        return {epoch for epoch in window if closed < epoch <= current}
+        return [epoch for epoch in window if closed < epoch <= current]
 
     def _last_payment(self, now: int) -> int:
         """A moment of the last epoch that paid anything, which lies after `now` if the clock was set back."""
@@ -368,35 +391,22 @@ class Device(Generic[R]):
         return self._calendar(now).first_second(max(paid)) if paid else now
 
     def _close_unreachable(self, calendar: EpochCalendar, now: int) -> None:
-        """Once per epoch, delete what is out of reach, behind a barrier: a clock set back must find no fresh budget."""
+        """Delete what is out of reach, behind a barrier: a clock set back must find no fresh budget."""
         first = calendar.index(now - self._limits.max_lookback)
         last_closed = calendar.first_second(first) - 1
-        if self._store.barrier is None or self._store.barrier < last_closed:
-            self._store.raise_barrier(last_closed)
-            self._store.prune(first, last_closed + 1)
+        self._store.raise_barrier(last_closed)
+        if self._pruned != last_closed and self._store.prune(first, last_closed + 1):
+            self._pruned = last_closed
 
     def _make_room(self, saved: SavedImpression) -> None:
-        """Evict within the epoch of `saved` only: one epoch's events must not decide what is left of another's.
-
-        A site that has its share loses its own oldest. A full epoch loses the oldest of whoever would have most. What
-        lies behind the barrier is nobody's any more.
-        """
-        start, barrier, length = self._store.epoch_start, self._store.barrier, self._limits.epoch_length
-        if start is None:
+        """Evict what must go for `saved` to be kept. What lies behind the barrier is nobody's any more; it goes too."""
+        if self._store.epoch_start is None:
             # No conversion was ever measured, and an impression must not decide where epochs begin.
             return
-        calendar = EpochCalendar(start, length)
-        if barrier is not None:
-            self._store.drop_impressions_before(calendar.first_second(calendar.index(barrier) + 1))
-        since, site = calendar.first_second(calendar.index(saved.impression.time)), saved.impression.site
-        until = since + length
-        own = self._store.count_between(since, until, site)
-        if own >= self._limits.max_impressions_per_site:
-            self._store.evict_oldest_between(since, until, own - self._limits.max_impressions_per_site + 1, site)
-        elif (surplus := self._store.count_between(since, until) - self._limits.max_impressions_per_epoch) >= 0:
-            busiest = self._store.busiest_site_between(since, until)
-            loses = site if own >= self._store.count_between(since, until, busiest) else busiest
-            self._store.evict_oldest_between(since, until, surplus + 1, loses)
+        calendar = EpochCalendar(self._store.epoch_start, self._limits.epoch_length)
+        if self._store.barrier is not None:
+            self._store.drop_impressions_before(calendar.first_second(calendar.index(self._store.barrier) + 1))
+        make_room(self._store, saved, calendar, self._limits)
 
     def _admits(self, register: Register, action: str | None, site: str, now: int) -> bool:
         """Whether `site` may still act on this user action. Decided by who calls, never by what is found."""
@@ -411,14 +421,16 @@ class Device(Generic[R]):
             raise RangeError("this device bounds how many sites act on one user action, and the call names no action")
 
 
-def _by_epoch(
-    impressions: Sequence[Impression], calendar: EpochCalendar, window: Sequence[int]
-) -> Iterator[tuple[int, Sequence[Impression]]]:
-    """Cut impressions, which come by time, where epochs begin: work for every epoch, hardly any per impression."""
-    times = [impression.time for impression in impressions]
-    for epoch in window:
-        first, last = (bisect_left(times, calendar.first_second(edge)) for edge in (epoch, epoch + 1))
-        yield epoch, impressions[first:last]
+def _runs(epochs: Iterable[int]) -> Iterator[Sequence[int]]:
+    """Epochs that follow one another, together; earliest first."""
+    run: list[int] = []
+    for epoch in sorted(epochs):
+        if run and epoch != run[-1] + 1:
+            yield run
+            run = []
+        run.append(epoch)
+    if run:
+        yield run
 
 
 def _parties(site: str, intermediary: str | None) -> tuple[str, str]:
@@ -444,25 +456,25 @@ def _zeros(conversion: Conversion) -> tuple[int, ...]:
     return (0,) * (conversion.buckets + (1 if conversion.side_query else 0))
 
 
-def _record(conversion: Conversion, now: int, found: Found, settled: Settled) -> ReportRecord:
+def _record(
+    conversion: Conversion, now: int, reach: Reach, settled: Settled, relevant: Collection[int]
+) -> ReportRecord:
     """The line in the log: as long for a null report as for any other."""
     terms = conversion.loss_terms
+
+    def outcome(epoch: int) -> EpochOutcome:
+        """What the person is told about one epoch of a request."""
+        if not reach.measuring:
+            return EpochOutcome.NOT_MEASURED
+        if epoch not in reach.usable:
+            return EpochOutcome.CLOSED
+        if settled.fault:
+            return EpochOutcome.FAULT
+        if epoch not in relevant and conversion.side_query is None:
+            return EpochOutcome.NOTHING_FOUND
+        return EpochOutcome.PAID if epoch in settled.paid else EpochOutcome.OUT_OF_BUDGET
+
     epochs = tuple(
-        EpochEntry(epoch, _outcome(conversion, epoch, found, settled), settled.paid.get(epoch, 0))
-        for epoch in found.window[-LOGGED_EPOCHS:]
+        EpochEntry(epoch, outcome(epoch), settled.paid.get(epoch, 0)) for epoch in reach.window[-LOGGED_EPOCHS:]
     )
     return ReportRecord(now, terms.epsilon_micros, terms.query_sensitivity, conversion.site, conversion.caller, epochs)
-
-
-def _outcome(conversion: Conversion, epoch: int, found: Found, settled: Settled) -> EpochOutcome:
-    """What the person is told about one epoch of a request."""
-    if not found.measuring:
-        return EpochOutcome.NOT_MEASURED
-    if settled.fault:
-        return EpochOutcome.FAULT
-    if epoch not in found.usable:
-        return EpochOutcome.CLOSED
-    owes = epoch in found.relevant or conversion.side_query is not None
-    if owes and epoch not in settled.paid:
-        return EpochOutcome.OUT_OF_BUDGET
-    return EpochOutcome.PAID if owes else EpochOutcome.NOTHING_FOUND

@@ -40,4 +40,8 @@ class DatabaseError(TrefoilError):
 
 
 class DatabaseUnavailable(TrefoilError):
-    """Another process kept the device database locked for longer than a call may wait."""
+    """The disk or another process does not let the device database be used now."""
+
+
+class DatabaseBusy(DatabaseUnavailable):
+    """The same, noticed before anything was looked at: the call has found nothing that it could owe for."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from device.attribution import Need, Order
+from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
-from device.storage import MAX_LOG_RECORDS, ReportRecord
+from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
 
 
 class MemoryStore:
@@ -56,19 +57,25 @@ class MemoryStore:
     def save(self, saved: SavedImpression) -> None:
         self._impressions.append(saved)
 
-    def matching(self, selection: Selection) -> Sequence[Impression]:
-        return sorted((saved.impression for saved in self._impressions if selection.accepts(saved)), key=_time)
+    def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
+        found: dict[int, set[str]] = {}
+        for saved in self._impressions:
+            if selection.accepts(saved):
+                found.setdefault(calendar.index(saved.impression.time), set()).add(saved.impression.site)
+        return found
+
+    def matching(self, selection: Selection, need: Need = EVERYTHING) -> Sequence[Impression]:
+        found = [saved.impression for saved in self._impressions if selection.accepts(saved)]
+        return sorted(found, key=_ORDERS[need.order])[: need.most]
 
     def impressions(self) -> Sequence[SavedImpression]:
         return sorted(self._impressions, key=lambda saved: saved.impression.time)
 
-    def count_between(self, since: int, until: int, site: str | None = None) -> int:
-        return len(self._between(since, until, site))
-
-    def busiest_site_between(self, since: int, until: int) -> str:
-        inside = sorted(self._between(since, until), key=lambda saved: (saved.impression.time, saved.impression.site))
-        ((site, _),) = Counter(saved.impression.site for saved in inside).most_common(1)
-        return site
+    def census(self, since: int, until: int) -> Sequence[SiteCount]:
+        times: dict[str, list[int]] = {}
+        for saved in self._between(since, until):
+            times.setdefault(saved.impression.site, []).append(saved.impression.time)
+        return [SiteCount(site, len(seen), min(seen), max(seen)) for site, seen in times.items()]
 
     def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
         inside = self._between(since, until, site)
@@ -110,7 +117,7 @@ class MemoryStore:
         self._impressions = [saved for saved in self._impressions if saved.impression.site not in sites]
         self._filters = {owner: ledger for owner, ledger in self._filters.items() if owner.site not in sites}
 
-    def prune(self, first_epoch: int, before: int) -> None:
+    def prune(self, first_epoch: int, before: int) -> bool:
         kept = self.filters_of(self._filters)
         for ledger in kept.values():
             ledger.forget_before(first_epoch)
@@ -118,6 +125,7 @@ class MemoryStore:
         self._impressions = [saved for saved in self._impressions if saved.impression.time >= before]
         self._log = [record for record in self._log if record.time >= before]
         self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}
+        return True
 
     def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         self._log.append(record)
@@ -135,8 +143,12 @@ class MemoryStore:
         return site in sites
 
 
-def _time(impression: Impression) -> int:
-    return impression.time
+# Sorting keeps equals in the order in which they were saved.
+_ORDERS: Mapping[Order, Callable[[Impression], tuple[int, ...]]] = {
+    Order.EARLIEST: lambda impression: (impression.time,),
+    Order.LATEST: lambda impression: (-impression.time,),
+    Order.PRECEDENCE: lambda impression: (-impression.priority, -impression.time),
+}
 
 
 def _without(saved: SavedImpression, site: str) -> SavedImpression | None:

@@ -17,9 +17,12 @@ from device.errors import RangeError
 
 def whole(option: str, value: object, least: int, most: int) -> int:
     """A whole number from `least` to `most`. True counts as 1 in Python, and is no number here."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    if type(value) is int:
+        number = value
+    elif isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise RangeError(f"{option} must be a whole number, not {_shown(value)}")
-    number = operator.index(value)
+    else:
+        number = operator.index(value)
     if not least <= number <= most:
         raise RangeError(f"{option} must be {least} to {most}, not {_shown(number)}")
     return number

@@ -15,36 +15,50 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from device.errors import DatabaseUnavailable
+from device.attribution import Need, Order
+from device.epoch import EpochCalendar
+from device.errors import DatabaseBusy, DatabaseUnavailable
 from device.impression import Impression, SavedImpression, Selection
 from device.instance import InstanceToken, fresh_token
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.schema import connect, create_database, inspect, refusal
-from device.storage import MAX_LOG_RECORDS, ReportRecord
+from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
 
 # As Impression._make, without its check of the length: the query below has the right one, and rows come by the hundred.
 _IMPRESSION = cast("Callable[[Any], Impression]", partial(tuple.__new__, Impression))
 _STATE = "SELECT token, counter, enabled, epoch_start, barrier FROM device"
-_MATCH = """
-SELECT time, site, caller, histogram_index, match_value, priority FROM impression
+_ACCEPTED = """ FROM impression
 WHERE time >= ? AND time < ? AND expires >= ? AND site <> ?
 AND (conversion_sites = '' OR instr(conversion_sites, ?) > 0)
 AND (conversion_callers = '' OR instr(conversion_callers, ?) > 0)"""
 _ALL = """
 SELECT time, site, caller, histogram_index, match_value, priority, expires, conversion_sites, conversion_callers
 FROM impression ORDER BY time, id"""
-_FILTER = "SELECT paid FROM filter WHERE kind = ? AND site = ?"
+_IMPRESSIONS = "SELECT time, site, caller, histogram_index, match_value, priority"
+# The first second of the window's first epoch, the length of an epoch, that epoch: no negative number is divided.
+_SITES = "SELECT DISTINCT (time - ?) / ? + ?, site"
+_ORDERS = {
+    Order.EARLIEST: " ORDER BY time, id",
+    Order.LATEST: " ORDER BY time DESC, id",
+    Order.PRECEDENCE: " ORDER BY priority DESC, time DESC, id",
+}
+_FILTERS = "SELECT site, paid FROM filter WHERE kind = ? AND site IN ({})"
 _LISTED = """
 SELECT id, conversion_sites, conversion_callers FROM impression
 WHERE instr(conversion_sites, ?) > 0 OR instr(conversion_callers, ?) > 0"""
-_COUNT = "SELECT count(*) FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?)"
-_BUSIEST = """
-SELECT site FROM impression WHERE time >= ? AND time < ?
-GROUP BY site ORDER BY count(*) DESC, min(time), site LIMIT 1"""
+_CENSUS = """
+SELECT site, count(*), min(time), max(time) FROM impression WHERE time >= ? AND time < ? GROUP BY site"""
 _EVICT = """
 DELETE FROM impression WHERE id IN (
     SELECT id FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?) ORDER BY time, id LIMIT ?)"""
 _DROP = "DELETE FROM impression WHERE id IN (SELECT id FROM impression WHERE time < ? ORDER BY time LIMIT ?)"
+# The log is in the order of calls: only its beginning is looked at, so that a long one takes no longer.
+_DROP_LOG = "DELETE FROM log WHERE time < ? AND id IN (SELECT id FROM log ORDER BY id LIMIT ?)"
+_DROP_ACTIONS = """
+DELETE FROM action WHERE (action, site) IN (SELECT action, site FROM action WHERE time < ? LIMIT ?)"""
+_FIRST_FILTER = (0, "")
+_NEXT_FILTERS = """
+SELECT kind, site, paid FROM filter WHERE (kind, site) > (?, ?) ORDER BY kind, site LIMIT ?"""
 # How much is tidied up in one call: no call may take long because much was left to do.
 _AT_ONCE = 200
 
@@ -73,6 +87,7 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._state: _State | None = None
         self._vouched = True
+        self._pruned = _FIRST_FILTER
 
     @classmethod
     def create(cls, path: Path, *, epoch_length: int, epoch_start: int | None = None, debug: bool = False) -> None:
@@ -106,11 +121,9 @@ class SqliteStore:
     def transaction(self) -> Iterator[None]:
         """BEGIN IMMEDIATE to COMMIT. Raises DatabaseUnavailable if the disk or another process does not let us."""
         if not self._lock.acquire(timeout=self._wait):
-            raise DatabaseUnavailable(f"{self._path} is busy")
+            raise DatabaseBusy(f"{self._path} is busy")
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._read_state()
-            self._catch_up()
+            self._begin()
             yield
             self._commit()
         except sqlite3.Error as error:
@@ -121,6 +134,17 @@ class SqliteStore:
                 with suppress(sqlite3.Error):
                     self._connection.rollback()
             self._lock.release()
+
+    def _begin(self) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._read_state()
+            self._catch_up()
+        except sqlite3.Error as error:
+            refused = refusal(self._path, error)
+            if isinstance(refused, DatabaseUnavailable):
+                refused = DatabaseBusy(str(refused), refused.hint)
+            raise refused from None
 
     def _commit(self) -> None:
         state = self._now()
@@ -139,7 +163,7 @@ class SqliteStore:
             try:
                 self._instance.follow(state.token, state.counter)
             except OSError as error:
-                raise DatabaseUnavailable(f"the token of {self._path} cannot be written: {error.strerror}") from None
+                raise DatabaseBusy(f"the token of {self._path} cannot be written: {error.strerror}") from None
             self._vouched = True
 
     def _recognise(self, now: int) -> None:
@@ -194,9 +218,21 @@ class SqliteStore:
         lists = (_listing(saved.conversion_sites), _listing(saved.conversion_callers))
         self._connection.execute("INSERT INTO impression VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row + lists)
 
-    def matching(self, selection: Selection) -> Sequence[Impression]:
-        query, values = _where(selection)
-        return list(map(_IMPRESSION, self._connection.execute(query, values)))
+    def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
+        query, values = _accepted(selection)
+        first = calendar.index(selection.since)
+        epochs = (calendar.first_second(first), calendar.length, first)
+        found: dict[int, set[str]] = {}
+        for epoch, site in self._connection.execute(_SITES + query, (*epochs, *values)):
+            found.setdefault(epoch, set()).add(site)
+        return found
+
+    def matching(self, selection: Selection, need: Need = EVERYTHING) -> Sequence[Impression]:
+        query, values = _accepted(selection)
+        # A limit below zero is none.
+        limited = f"{_IMPRESSIONS}{query}{_ORDERS[need.order]} LIMIT ?"
+        most = -1 if need.most is None else need.most
+        return list(map(_IMPRESSION, self._connection.execute(limited, (*values, most))))
 
     def impressions(self) -> Sequence[SavedImpression]:
         return [
@@ -204,11 +240,8 @@ class SqliteStore:
             for *seen, expires, sites, callers in self._connection.execute(_ALL)
         ]
 
-    def count_between(self, since: int, until: int, site: str | None = None) -> int:
-        return int(self._connection.execute(_COUNT, (since, until, site, site)).fetchone()[0])
-
-    def busiest_site_between(self, since: int, until: int) -> str:
-        return str(self._connection.execute(_BUSIEST, (since, until)).fetchone()[0])
+    def census(self, since: int, until: int) -> Sequence[SiteCount]:
+        return [SiteCount._make(row) for row in self._connection.execute(_CENSUS, (since, until))]
 
     def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
         self._connection.execute(_EVICT, (since, until, site, site, min(count, _AT_ONCE)))
@@ -231,9 +264,12 @@ class SqliteStore:
 
     def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
         found = {}
-        for owner in owners:
-            row = self._connection.execute(_FILTER, owner).fetchone()
-            found[owner] = PrivacyFilter(*row) if row else PrivacyFilter()
+        for kind in FilterKind:
+            sites = [owner.site for owner in owners if owner.kind is kind]
+            for part in (sites[start : start + _AT_ONCE] for start in range(0, len(sites), _AT_ONCE)):
+                query = _FILTERS.format(", ".join("?" * len(part)))
+                paid = dict(self._connection.execute(query, (kind, *part)))
+                found.update({FilterOwner(kind, site): PrivacyFilter(paid.get(site, b"")) for site in part})
         return found
 
     def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
@@ -253,14 +289,25 @@ class SqliteStore:
             self._connection.execute("DELETE FROM impression WHERE site = ?", (site,))
             self._connection.execute("DELETE FROM filter WHERE site = ?", (site,))
 
-    def prune(self, first_epoch: int, before: int) -> None:
-        kept = dict(self.filters())
-        for ledger in kept.values():
+    def prune(self, first_epoch: int, before: int) -> bool:
+        finished = self._prune_filters(first_epoch)
+        for query in (_DROP, _DROP_LOG, _DROP_ACTIONS):
+            finished &= self._connection.execute(query, (before, _AT_ONCE)).rowcount < _AT_ONCE
+        return finished
+
+    def _prune_filters(self, first_epoch: int) -> bool:
+        """The next few filters, in their order, from where the last call came to."""
+        rows = self._connection.execute(_NEXT_FILTERS, (*self._pruned, _AT_ONCE)).fetchall()
+        for kind, site, paid in rows:
+            ledger = PrivacyFilter(paid)
             ledger.forget_before(first_epoch)
-        self._connection.execute("DELETE FROM filter")
-        self.keep({owner: ledger for owner, ledger in kept.items() if ledger.paid})
-        for table in ("impression", "log", "action"):
-            self._connection.execute(f"DELETE FROM {table} WHERE time < ?", (before,))  # noqa: S608 - tables of ours
+            if ledger.paid:
+                self.keep({FilterOwner(FilterKind(kind), site): ledger})
+            else:
+                self._connection.execute("DELETE FROM filter WHERE kind = ? AND site = ?", (kind, site))
+        finished = len(rows) < _AT_ONCE
+        self._pruned = _FIRST_FILTER if finished else rows[-1][:2]
+        return finished
 
     def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         self._instance.saw(record.time)
@@ -279,11 +326,11 @@ class SqliteStore:
         return site in sites
 
 
-def _where(selection: Selection) -> tuple[str, list[int | str]]:
+def _accepted(selection: Selection) -> tuple[str, list[int | str]]:
     """`Selection.accepts` as SQL. Only question marks are added to the text, never a value."""
     values: list[int | str] = [selection.since, selection.until, selection.now, selection.hidden_site]
     values += [f" {selection.conversion_site} ", f" {selection.conversion_caller} "]
-    query = _MATCH
+    query = _ACCEPTED
     wanted: list[tuple[str, Collection[int | str]]] = [
         ("match_value", selection.match_values),
         ("site", selection.impression_sites),
@@ -293,7 +340,7 @@ def _where(selection: Selection) -> tuple[str, list[int | str]]:
         if allowed:
             query += f" AND {column} IN ({', '.join('?' * len(allowed))})"
             values += allowed
-    return f"{query} ORDER BY time, id", values
+    return query, values
 
 
 def _listing(sites: Collection[str]) -> str:

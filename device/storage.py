@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from device.attribution import Need
+from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
 
 # More epochs than a window of the standard has; of a longer one the log keeps the latest.
 LOGGED_EPOCHS = 16
 MAX_LOG_RECORDS = 10_000
+# All that is accepted, by time.
+EVERYTHING = Need()
 _RECORD = struct.Struct(">qqqB253sB253sB")
 _EPOCH = struct.Struct(">qBq")
 
@@ -32,6 +36,15 @@ class EpochOutcome(IntEnum):
     CLOSED = 4
     NOT_MEASURED = 5
     FAULT = 6
+
+
+class SiteCount(NamedTuple):
+    """How many impressions a site has in some time, the first of them and the last."""
+
+    site: str
+    held: int
+    first: int
+    last: int
 
 
 class EpochEntry(NamedTuple):
@@ -111,24 +124,24 @@ class Store(Protocol):
 
     def save(self, saved: SavedImpression) -> None: ...
 
-    def matching(self, selection: Selection) -> Sequence[Impression]:
-        """Impressions that `selection` accepts, in the order they were saved within one second, by time."""
+    def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
+        """The sites of impressions that `selection` accepts, by epoch."""
+        ...
+
+    def matching(self, selection: Selection, need: Need = EVERYTHING) -> Sequence[Impression]:
+        """Impressions that `selection` accepts, as many as `need` says, in its order."""
         ...
 
     def impressions(self) -> Sequence[SavedImpression]:
         """All impressions, by time, for the person to see."""
         ...
 
-    def count_between(self, since: int, until: int, site: str | None = None) -> int:
-        """How many impressions were saved in [since, until), on `site` or anywhere."""
-        ...
-
-    def busiest_site_between(self, since: int, until: int) -> str:
-        """The site with most impressions in [since, until), which are not none; of equals, the one that was first."""
+    def census(self, since: int, until: int) -> Sequence[SiteCount]:
+        """Every site with impressions in [since, until)."""
         ...
 
     def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
-        """Delete the oldest `count` impressions in [since, until), on `site` or anywhere."""
+        """Delete the oldest `count` impressions in [since, until), on `site` or anywhere; of very many, some."""
         ...
 
     def drop_impressions_before(self, moment: int) -> None:
@@ -155,8 +168,11 @@ class Store(Protocol):
         """Delete the sites' impressions and filters, or everything if none are named, and the log of reports."""
         ...
 
-    def prune(self, first_epoch: int, before: int) -> None:
-        """Delete filters of epochs below `first_epoch`, and everything else that is dated before `before`."""
+    def prune(self, first_epoch: int, before: int) -> bool:
+        """Delete filters of epochs below `first_epoch`, and everything else that is dated before `before`.
+
+        If there is very much, some of it; whether all of it is gone.
+        """
         ...
 
     def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:

@@ -1,43 +1,143 @@
-"""The tick: a report leaves at a fixed time after it was asked for, so that how long it took says nothing.
+"""Ticks: when a call leaves is decided before anything is looked at, so that how long it took says nothing.
 
-Ticks are counted from the call, not from a clock that everyone shares: a caller who can choose when to ask could
-otherwise ask just before a tick and see whether the work fitted.
+Calls of one caller on one site stand in one queue, saves and measurements alike, and each has a turn of a whole number
+of ticks, counted from where it begins: a caller who can choose when to ask could otherwise ask just before the tick of
+a clock that everyone shares, and see whether the work fitted. The tick is long enough for the most that a device of
+these limits can hold. In its turn a call has a slot of the one worker to itself; only when more callers come within one
+tick than there are slots does one of them wait for another, for a whole tick. What is not ready at the end of its turn
+is left without: the caller gets what it would get for nothing, and the worker goes on to pay for it.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
+from weakref import WeakValueDictionary
 
-DEFAULT_PERIOD = 0.050
+T = TypeVar("T")
+
+# Between the beginning of a turn and its work: the turn before leaves in this time, and must not be disturbed.
+GUARD = 0.002
+# Between the work and the end of a turn: there the report is shared and sealed, which takes as long for any numbers.
+MARGIN = 0.010
+# The last part of a wait is spent awake: a processor that has been idle takes longer to come back than a busy one.
+_AWAKE = 0.001
+
+
+class Turn(Protocol):
+    """One call's time. Made by `Ticker.turn`."""
+
+    def run(self, work: Callable[[], T], late: T) -> T:
+        """What `work` gives, or `late` if it is not ready in time; then `work` goes on, and what it gives is lost."""
+        ...
+
+
+class Submit(Protocol):
+    """Has work done by someone else, later or at once."""
+
+    def __call__(self, work: Callable[[], T], /) -> Future[T]: ...
+
+
+class Ticker(Protocol):
+    """Gives turns to calls."""
+
+    def turn(self, queue: Hashable, work: float) -> AbstractContextManager[Turn]:
+        """A turn in `queue` for `work` seconds at most. Leaving the context waits for the turn's end."""
+        ...
+
+
+def wait_until(moment: float) -> None:
+    """Come back at `moment` of the monotonic clock, to some microseconds."""
+    asleep = moment - time.monotonic() - _AWAKE
+    if asleep > 0:
+        time.sleep(asleep)
+    while time.monotonic() < moment:
+        # Lets others run in between: several may be waiting for the same moment.
+        time.sleep(0)
+
+
+class _Queue:
+    """Calls that follow one another, and when the last of them leaves. Forgotten when nobody stands in it."""
+
+    __slots__ = ("__weakref__", "ends", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ends = -math.inf
+
+
+class Ticks:
+    """Turns of whole `tick`s, with one worker. Clock, waiting and worker are for tests."""
+
+    def __init__(
+        self,
+        tick: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = wait_until,
+        submit: Submit | None = None,
+    ) -> None:
+        self.tick = tick
+        self._clock = clock
+        self._wait = wait
+        self._submit: Submit = submit or ThreadPoolExecutor(1, thread_name_prefix="device").submit
+        self._queues: WeakValueDictionary[Hashable, _Queue] = WeakValueDictionary()
+        self._mutex = threading.Lock()
+        self._worker_is_free = -math.inf
+
+    @contextmanager
+    def turn(self, queue: Hashable, work: float) -> Iterator[Turn]:
+        came = self._clock()
+        with self._mutex:
+            mine = self._queues.setdefault(queue, _Queue())
+        with mine.lock:
+            # From where the turn before was to end, not from when it did: else what delays one would add up.
+            begins, mine.ends = self._reserve(max(came, mine.ends), work)
+            self._wait(begins)
+            yield _Turn(self, mine.ends - MARGIN)
+            self._wait(mine.ends)
+
+    def _reserve(self, turn: float, work: float) -> tuple[float, float]:
+        """When the work of a turn begins and the turn ends: from what is reserved, never from what is done."""
+        with self._mutex:
+            begins = max(turn + GUARD, self._worker_is_free)
+            self._worker_is_free = begins + work
+        ticks = math.ceil((begins + work + MARGIN - turn) / self.tick)
+        return begins, turn + ticks * self.tick
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Holds every answer until a whole number of periods after its call. Clock and sleep are for tests."""
+class _Turn:
+    """A turn with a slot of the worker, whose work must be done by `due`."""
 
-    period: float = DEFAULT_PERIOD
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    ticks: Ticks
+    due: float
 
-    def __call__(self) -> Callable[[], None]:
-        """Start of a call; what it returns is run when the answer is ready, and comes back at the next tick."""
-        asked = self.clock()
+    def run(self, work: Callable[[], T], late: T) -> T:
+        ticks = self.ticks
 
-        def release() -> None:
-            elapsed = self.clock() - asked
-            due = asked + max(1, math.ceil(elapsed / self.period)) * self.period
-            self.sleep(max(0.0, due - self.clock()))
+        def begin() -> T:
+            # Not begun in time, it is not begun at all: then nothing was looked at.
+            return late if ticks._clock() >= self.due else work()
 
-        return release
+        done: Future[T] = ticks._submit(begin)
+        # Not until it is done: the caller must not be awake earlier for less work.
+        ticks._wait(self.due)
+        return done.result() if done.done() else late
 
 
-def no_tick() -> Callable[[], None]:
+class AtOnce:
     """For simulation, where nobody is watching the time."""
-    return _at_once
 
+    @contextmanager
+    def turn(self, queue: Hashable, work: float) -> Iterator[Turn]:  # noqa: ARG002 - the protocol's shape
+        yield self
 
-def _at_once() -> None:
-    return None
+    def run(self, work: Callable[[], T], late: T) -> T:  # noqa: ARG002 - the protocol's shape
+        return work()

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device.attribution import Need, Order
+from device.epoch import EpochCalendar
 from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
 from device.privacy_filter import FilterKind, FilterOwner
 from device.side_query import SideQuery, SideQueryForm
-from device.storage import EpochEntry, EpochOutcome, ReportRecord, Store
+from device.storage import EpochEntry, EpochOutcome, ReportRecord, SiteCount, Store
 from protocol.seconds import DAY
 from tests.support.both_stores import Ann, Kind, fresh_store
 from tests.support.small_worlds import START
@@ -71,7 +73,7 @@ def test_the_first_second_of_a_range_is_in_it_and_the_last_is_not(store: Store) 
     with store.transaction():
         for time in (9, 10, 10, 19, 20):
             store.save(seen(time))
-        assert store.count_between(10, 20) == 3
+        assert store.census(10, 20) == [SiteCount("news.example", 3, 10, 19)]
         store.evict_oldest_between(10, 20, 2)
         assert times(store) == [9, 19, 20]
         store.drop_impressions_before(19)
@@ -266,8 +268,11 @@ def apply(store: Store, change: tuple[object, ...]) -> object:
 def snapshot(store: Store, selection: Selection) -> tuple[object, ...]:
     """Everything that can be asked of a store."""
     entries = {owner: listed for owner, listed in paid(store).items() if listed}
-    state = (store.enabled, store.epoch_start, store.barrier, store.count_between(1, 4))
-    return (*state, list(store.impressions()), list(store.matching(selection)), entries, list(store.reports()))
+    state = (store.enabled, store.epoch_start, store.barrier, sorted(store.census(1, 4)))
+    calendar = EpochCalendar(2, 2)
+    sites = {epoch: set(found) for epoch, found in store.matched_sites(selection, calendar).items()}
+    needed = [store.matching(selection, Need(order, most)) for order in Order for most in (None, 0, 1, 3)]
+    return (*state, list(store.impressions()), sites, needed, entries, list(store.reports()))
 
 
 @settings(max_examples=150, deadline=None)

@@ -155,7 +155,7 @@ def forgets_for_multi_epoch_windows_only(patch: Patch) -> None:
     original = Device._usable
 
     def usable(self: Any, calendar: Any, window: Any, now: int) -> Any:
-        return set(window) if len(window) == 1 else original(self, calendar, window, now)
+        return list(window) if len(window) == 1 else original(self, calendar, window, now)
 
     patch.setattr(Device, "_usable", usable)
 
@@ -235,7 +235,7 @@ def all_or_nothing(patch: Patch) -> None:
     original = Device._attribute
 
     def attribute(self: Any, conversion: Conversion, found: Found, settled: Settled, award: Award) -> Any:
-        kept = settled if set(found.relevant) <= set(settled.paid) else Settled({}, settled.output)
+        kept = settled if set(found.sites) <= set(settled.paid) else Settled({}, settled.output)
         return original(self, conversion, found, kept, award)
 
     patch.setattr(Device, "_attribute", attribute)

@@ -116,13 +116,13 @@ class ShowsOwnEventsForFree(Device[tuple[int, ...]]):
         return super()._match(replace(conversion, hides_own_site=False), now, action)
 
     def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
-        private = {
-            epoch: others
-            for epoch, seen in found.relevant.items()
-            if (others := [impression for impression in seen if impression.site != conversion.site])
-        }
-        settled = super()._charge(conversion, replace(found, relevant=private), award)
-        return replace(settled, output=attribute(conversion.function, found.relevant, award))
+        others = {epoch: set(sites) - {conversion.site} for epoch, sites in found.sites.items()}
+        private = {epoch: sites for epoch, sites in others.items() if sites}
+        settled = super()._charge(conversion, replace(found, sites=private), award)
+        shown = {epoch: 0 for epoch in found.sites if epoch not in private}
+        return replace(
+            settled, paid={**shown, **settled.paid}, output=attribute(conversion.function, found.relevant, award)
+        )
 
 
 def test_a_function_that_reads_the_queriers_own_events_learns_nothing_more() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from device.privacy_filter import FilterKind
 from device.report import DebugReport, DebugSeal, HelperSetSeal, PlainSeal
 from device.side_query import SideQuery, SideQueryForm
 from device.storage import EpochOutcome
-from device.tick import Tick
 from protocol.errors import TrefoilError
 from protocol.field import add, lift
 from protocol.report import Header, open_report
@@ -475,58 +474,3 @@ def test_only_a_debug_device_shows_its_histogram_and_its_reports_say_so() -> Non
     # A debug device that shows nothing still makes debug reports only.
     quiet = sealed_device(MemoryStore(debug=True), HelperSetSeal(HELPER_SET))
     assert quiet.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 2)).terms().debug
-
-
-# The tick
-
-
-class Time:
-    """A clock that moves when someone sleeps or works."""
-
-    def __init__(self) -> None:
-        self.now = 100.013
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.mark.parametrize(("work", "leaves"), [(0.0, 0.05), (0.001, 0.05), (0.049, 0.05), (0.051, 0.10), (0.12, 0.15)])
-def test_a_report_leaves_a_whole_number_of_ticks_after_its_call(work: float, leaves: float) -> None:
-    time = Time()
-    tick = Tick(0.05, clock=lambda: time.now, sleep=time.sleep)
-    asked = time.now
-    release = tick()
-    time.now += work
-    release()
-    assert time.now - asked == pytest.approx(leaves)
-
-
-def test_real_and_null_reports_leave_at_the_same_tick() -> None:
-    """The work differs; the time of leaving does not. Errors, which depend on the options alone, come at once."""
-    time = Time()
-    store = MemoryStore(debug=True)
-    original = store.matching
-
-    def slow(selection: Any) -> Any:
-        found = original(selection)
-        time.now += 0.001 + 0.004 * len(found)
-        return found
-
-    store.matching = slow  # type: ignore[method-assign]  # impressions that take time to find
-    device = Device(store, PlainSeal(), clock=lambda: START, tick=Tick(0.05, lambda: time.now, time.sleep))
-
-    def elapsed(call: Callable[[], object]) -> float:
-        begun = time.now
-        call()
-        return round(time.now - begun, 6)
-
-    def convert() -> object:
-        return device.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.01))
-
-    empty = elapsed(convert)
-    for _ in range(10):
-        device.save_impression("news.example", ImpressionOptions(0))
-    full = elapsed(convert)
-    device.disable()
-    off = elapsed(convert)
-    assert empty == full == off == 0.05

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,8 @@ from device import actions, agent
 from device.asked import Asked
 from device.conversion import ConversionOptions
 from device.impression import ImpressionOptions
-from device.limits import TREFOIL_SERVICE
+from device.limits import TREFOIL_SERVICE, DeviceLimits
+from device.tick import Ticks, Turn
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet, HpkeKeyConfig
@@ -313,13 +316,21 @@ def test_a_device_without_helpers_makes_no_reports(db: Path) -> None:
 def test_reports_of_the_command_line_leave_at_the_tick(
     db: Path, helpers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And so do its impressions."""
     waited: list[float] = []
     agent.create(db)
-    monkeypatch.setattr("device.tick.Tick.__call__", lambda self: lambda: waited.append(self.period))
+    original = Ticks.turn
+
+    def turn(self: Ticks, queue: Hashable, work: float) -> AbstractContextManager[Turn]:
+        waited.append(self.tick)
+        return original(self, queue, work)
+
+    monkeypatch.setattr(Ticks, "turn", turn)
+    actions.save_impression(db, "news.example", ImpressionOptions(0), None)
     options = ConversionOptions(TREFOIL_SERVICE, 1)
     asked = Asked(options)
     actions.convert(db, helpers, "shop.example", asked, None, actions.Destination(db.with_name("r"), is_batch=False))
-    assert waited == [0.05]
+    assert waited == [DeviceLimits().tick_seconds] * 2
 
 
 @pytest.mark.parametrize("command", ["create", "impression", "convert", "budget", "clear", "switch"])

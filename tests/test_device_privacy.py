@@ -116,7 +116,7 @@ class KeepsDroppedEpochs(Device[tuple[int, ...]]):
     """Broken: an epoch that cannot pay is used all the same."""
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
-        return super()._attribute(conversion, found, replace(settled, paid=dict.fromkeys(found.window, 0)), award)
+        return super()._attribute(conversion, found, replace(settled, paid=dict.fromkeys(found.reach.window, 0)), award)
 
 
 class AllOrNothing(Device[tuple[int, ...]]):
@@ -125,7 +125,7 @@ class AllOrNothing(Device[tuple[int, ...]]):
     def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
         before = {owner: tuple(ledger.entries()) for owner, ledger in self._store.filters().items()}
         settled = super()._charge(conversion, found, award)
-        if found.relevant.keys() <= settled.paid.keys():
+        if found.sites.keys() <= settled.paid.keys():
             return settled
         for owner, ledger in self._store.filters().items():
             for epoch, spent in tuple(ledger.entries()):

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from device.attribution import AttributionFunction, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
 from device.conversion import AttributionRequest, Conversion
 from device.device import Device
-from device.impression import Impression, ImpressionOptions, Selection
+from device.impression import ImpressionOptions
 from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import EMPTIED, FilterKind, FilterOwner, capacities
@@ -430,35 +430,6 @@ def test_every_call_writes_one_record_of_one_size(seen: list[Event], options: Op
     assert len(records) == 1
     assert len(records[0].encode()) == len(ReportRecord(0, 1, 1, "a.example", "a.example").encode())
     assert ReportRecord.decode(records[0].encode()) == records[0]
-
-
-class Tracked(Impression):
-    """An impression whose end is noticed."""
-
-    freed = 0
-
-    def __del__(self) -> None:
-        Tracked.freed += 1
-
-
-class WatchfulStore(MemoryStore):
-    """Gives the engine impressions that it does not keep itself."""
-
-    def matching(self, selection: Selection) -> Sequence[Impression]:
-        return [Tracked._make(impression) for impression in super().matching(selection)]
-
-
-def test_by_the_tick_all_that_was_found_is_freed() -> None:
-    """Freeing takes longer the more was found, so it must not be left for after the tick, when the caller measures."""
-    store, clock, freed = WatchfulStore(debug=True), Clock(), list[int]()
-
-    def tick() -> Callable[[], None]:
-        return lambda: freed.append(Tracked.freed)
-
-    device: PlainDevice = Device(store, PlainSeal(), clock=clock, limits=LIMITS, coins=fixed_coins(), tick=tick)
-    show_all(device, clock, [Event(2, 0, day) for day in range(1, 6)])
-    assert any(device.measure_conversion(QUERIER, w3c(2, lookback_days=6, epsilon=0.5)))
-    assert freed == [5]
 
 
 def test_an_emptied_filter_stays_empty_under_any_limit() -> None:

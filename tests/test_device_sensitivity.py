@@ -182,8 +182,8 @@ class CaseByData(Device[tuple[int, ...]]):
     """Broken: takes case 2 whenever the data happens to lie in one epoch."""
 
     def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
-        if len(found.relevant) == 1:
-            found = replace(found, window=tuple(found.relevant))
+        if len(found.sites) == 1:
+            found = replace(found, reach=found.reach._replace(window=tuple(found.sites)))
         return super()._charge(conversion, found, award)
 
 

@@ -21,10 +21,11 @@ from device.impression import ImpressionOptions
 from device.instance import token_path
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.memory_store import MemoryStore
+from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.report import PlainSeal
 from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
-from device.storage import Store
+from device.storage import ReportRecord, Store
 from protocol.seconds import DAY, HOUR
 from tests.support.both_stores import Ann, Kind, fresh_store
 from tests.support.small_worlds import QUERIER, START, WEEK, Clock, PlainDevice, quick_folder
@@ -225,6 +226,33 @@ def test_a_full_epoch_loses_the_oldest_of_whoever_has_most(store: Store) -> None
     ann.see(0.3, 6, "third.example").see(0.31, 7, "fourth.example")
     held = [saved.impression.histogram_index for saved in ann.device.overview().impressions]
     assert held == [0, 1, 4, 5, 6, 7]
+
+
+def test_an_epoch_of_too_many_sites_loses_the_one_seen_least_lately(store: Store) -> None:
+    ann = Ann(store, max_sites_per_epoch=3)
+    for number, site in enumerate(["a", "a", "b", "c", "a", "d"]):
+        ann.see(0.1 + number / 1000, number, f"{site}.example")
+    assert [saved.impression.site[0] for saved in ann.device.overview().impressions] == ["a", "a", "c", "a", "d"]
+    ann.see(1.1, 0, "e.example")
+    assert len(ann.device.overview().impressions) == 6
+
+
+def test_much_that_is_out_of_reach_goes_little_by_little(store: Store) -> None:
+    """No call takes long because much was left to do; and what is not gone yet is closed."""
+    ann = Ann(store, max_sites_per_epoch=700)
+    with store.transaction():
+        for number in range(600):
+            owner = FilterOwner(FilterKind.SITE, f"shop{number}.example")
+            ledger = PrivacyFilter()
+            ledger.consume(0, 7)
+            store.keep({owner: ledger})
+            store.save(ImpressionOptions(0).saved(f"news{number}.example", "ads.example", START + number, ann.limits))
+            store.log(ReportRecord(START, 1, 1, "a.example", "a.example"))
+    for call in range(5):
+        assert ann.at(20 + call / 10).convert(epsilon=0.1) == (0, 0)
+        assert ann.ask(0, epsilon=0.1) == (0, 0)
+    seen = ann.device.overview()
+    assert (list(seen.filters), list(seen.impressions), len(seen.reports)) == ([], [], 10)
 
 
 def test_many_small_sites_share_what_there_is(store: Store) -> None:

@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
+from device.attribution import Need
 from device.device import Device
+from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
 from device.sqlite_store import SqliteStore
-from device.storage import MAX_LOG_RECORDS, ReportRecord, Store
+from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, Store
 from tests.support.device_timelines import Case, Player, cases, disagreement, shortest
 from tests.support.small_worlds import START, PlainDevice, quick_folder
 from tests.test_device_privacy import AllOrNothing, KeepsDroppedEpochs
@@ -91,13 +93,13 @@ class BarrierTooFar(Forgetful):
 
 
 class PrunesAnEpochTooMany(Forgetful):
-    def prune(self, first_epoch: int, before: int) -> None:
-        super().prune(first_epoch + 1, before)
+    def prune(self, first_epoch: int, before: int) -> bool:
+        return super().prune(first_epoch + 1, before)
 
 
 class PrunesAdsInReach(Forgetful):
-    def prune(self, first_epoch: int, before: int) -> None:
-        super().prune(first_epoch, before + 10 * 86_400)
+    def prune(self, first_epoch: int, before: int) -> bool:
+        return super().prune(first_epoch, before + 10 * 86_400)
 
 
 class EvictsTheWeekBefore(Forgetful):
@@ -160,8 +162,11 @@ class Selects(Forgetful):
     def changed(self, selection: Selection) -> Selection:
         raise NotImplementedError
 
-    def matching(self, selection: Selection) -> Sequence[Impression]:
-        return super().matching(self.changed(selection))
+    def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
+        return super().matched_sites(self.changed(selection), calendar)
+
+    def matching(self, selection: Selection, need: Need = EVERYTHING) -> Sequence[Impression]:
+        return super().matching(self.changed(selection), need)
 
 
 class SelectsExpired(Selects):
@@ -259,6 +264,7 @@ def test_a_store_with_a_planted_bug_is_caught(broken: type[Forgetful]) -> None:
         {"impression_site_quota": 2**50},
         {"max_impressions_per_epoch": 5},
         {"max_impressions_per_site": 1},
+        {"max_sites_per_epoch": 1},
         {"max_lookback_days": 60},
     ],
     ids=str,

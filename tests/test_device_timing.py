@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,19 +10,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.bench.area import area_between
 from benchmarks.bench.device_timing import (
-    EPOCHS,
+    LONG,
     NULL,
+    SHORT,
     SITE,
     Case,
-    area_under_curve,
     device_for,
     impressions,
     options,
 )
+from benchmarks.bench.device_watching import LIMITS, Holding, Question, device_holding
 from benchmarks.bench.report_cost import Helpers
+from device.limits import DeviceLimits
 from device.storage import EpochOutcome
-from device.tick import no_tick
 from tests.support.small_worlds import quick_folder
 from trefoil import app
 
@@ -29,7 +32,7 @@ from trefoil import app
 @pytest.mark.parametrize("case", list(Case))
 def test_a_case_is_what_it_says(case: Case) -> None:
     """Over twenty epochs; real reports pay with every epoch that has an impression, null reports with none."""
-    with quick_folder() as folder, device_for(case, folder, Helpers.fresh().helper_set, no_tick) as device:
+    with quick_folder() as folder, device_for(case, folder, Helpers.fresh().helper_set) as device:
         before = {(state.kind, state.site, state.epoch): state.spent for state in device.budget()}
         device.measure_conversion(SITE, options(case))
         after = {(state.kind, state.site, state.epoch): state.spent for state in device.budget()}
@@ -45,27 +48,67 @@ def test_a_case_is_what_it_says(case: Case) -> None:
     assert (before == after) == (case in NULL)
     if case not in NULL:
         paying = {epoch for (_, site, epoch), spent in after.items() if site == SITE and spent}
-        assert len(paying) == min(case.impressions, EPOCHS)
+        assert len(paying) == min(case.impressions, LONG.epochs)
 
 
 def test_impressions_are_spread_over_the_epochs_and_publishers() -> None:
-    for count in (10, 30, 100):
-        times, sites = zip(*impressions(count), strict=True)
+    for count, window in itertools.product((10, 30, 100), (LONG, SHORT)):
+        times, sites = zip(*impressions(count, window), strict=True)
         assert len(set(times)) == count and len(set(sites)) == 5
 
 
 def test_the_area_under_the_curve() -> None:
-    """Certainty, a coin, ties, and the same whichever of the two is slower."""
+    """Certainty either way, a coin, and ties."""
     low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0])
-    assert area_under_curve(low, high) == area_under_curve(high, low) == 1.0
-    assert area_under_curve(low, low) == 0.5
-    assert area_under_curve(np.array([1.0, 1.0]), np.array([1.0, 2.0])) == 0.75
+    assert area_between(low, high).value == 1.0
+    assert area_between(high, low).value == 0.0
+    assert area_between(low, low).value == 0.5
+    assert area_between(np.array([1.0, 1.0]), np.array([1.0, 2.0])).value == 0.75
 
 
-def test_the_command_writes_every_figure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shift", "expected"), [(0.0, 0.5), (0.2, 0.5562), (1.0, 0.7602)])
+def test_the_interval_covers_the_area_as_often_as_it_says(shift: float, expected: float) -> None:
+    """Normal samples, whose area is Φ(shift/√2); 400 of them, always the same, so that this passes always or never."""
+    draw = np.random.default_rng(5)
+    intervals = [area_between(draw.normal(size=60), draw.normal(shift, size=80)) for _ in range(400)]
+    covered = sum(area.low <= expected <= area.high for area in intervals)
+    assert 366 <= covered <= 394
+    assert abs(float(np.mean([area.value for area in intervals])) - expected) < 0.01
+
+
+def test_calls_of_one_round_are_not_taken_for_independent() -> None:
+    """Twelve times the same number are one observation."""
+    draw = np.random.default_rng(6)
+    first, second = draw.normal(size=50), draw.normal(size=50)
+    alone = area_between(first, second)
+    together = area_between(np.repeat(first[:, None], 12, axis=1), np.repeat(second[:, None], 12, axis=1))
+    assert together.value == pytest.approx(alone.value)
+    assert together.low == pytest.approx(alone.low)
+
+
+@pytest.mark.parametrize("holding", list(Holding))
+def test_a_full_device_is_full(holding: Holding) -> None:
+    with quick_folder() as folder, device_holding(holding, folder / "device.db") as device:
+        seen = device.overview()
+        full = LIMITS.max_impressions_per_epoch * 6
+        assert len(seen.impressions) == (full if holding is not Holding.NOTHING else 1)
+        paid = {entry.outcome for entry in seen.reports[-1].epochs}
+        expected = {
+            Holding.NOTHING: {EpochOutcome.NOTHING_FOUND},
+            Holding.AS_MUCH_AS_IT_CAN: {EpochOutcome.PAID},
+            Holding.SWITCHED_OFF: {EpochOutcome.NOT_MEASURED},
+        }
+        assert paid == expected[holding]
+        assert len(seen.reports[-1].epochs) == 6
+
+
+def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With devices that hold little, so that it does not take long."""
+    little = DeviceLimits(max_impressions_per_epoch=20, max_sites_per_epoch=2)
+    monkeypatch.setattr("benchmarks.bench.device_watching.LIMITS", little)
     written = tmp_path / "device.json"
     result = CliRunner().invoke(
-        app, ["bench", "device", "--samples", "10", "--lanes", "2", "--json", str(written)], catch_exceptions=False
+        app, ["bench", "device", "--samples", "10", "--lanes", "1", "--json", str(written)], catch_exceptions=False
     )
     assert result.exit_code == 0
     figures = json.loads(written.read_text())
@@ -75,5 +118,12 @@ def test_the_command_writes_every_figure(tmp_path: Path) -> None:
         assert part["ratio_100_to_10"] > 0 and part["ratio_real_to_null"] > 0
         assert 0.5 <= part["auc_100_vs_10"] <= 1 and 0.5 <= part["auc_real_vs_null"] <= 1
     assert figures["samples"] == 10
+    assert figures["watching"].keys() == {question.value for question in Question}
+    for question in Question:
+        told = figures["watching"][question.value]
+        assert told["low"] <= told["area"] <= told["high"]
+        assert told["rounds"] == max(2, 10 // question.turns)
     # The tick is never early, whatever the machine is doing.
-    assert all(median >= figures["tick_ms"] for median in figures["after_tick"]["median_ms"].values())
+    assert min(figures["after_tick"]["median_ms"].values()) >= figures["tick_ms"]
+    medians = [median for told in figures["watching"].values() for median in told["median_ms"]]
+    assert min(medians) >= little.tick_seconds * 1000

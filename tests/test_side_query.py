@@ -125,7 +125,7 @@ class FlagsFromData(Device[tuple[int, ...]]):
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         *histogram, _ = super()._attribute(conversion, found, settled, award)
-        lost = conversion.kappa if any(epoch not in settled.paid for epoch in found.relevant) else 0
+        lost = conversion.kappa if any(epoch not in settled.paid for epoch in found.sites) else 0
         return (*histogram, lost)
 
 

@@ -94,19 +94,20 @@ def bench_throughput(
 
 @bench.command("device")
 def bench_device(
-    samples: Annotated[int, typer.Option(min=10, help="Calls per case, before the tick and after it.")] = 2000,
-    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for the tick at the same time.")] = 8,
+    samples: Annotated[int, typer.Option(min=10, help="Calls per case, without ticks and with them.")] = 2000,
+    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for ticks at the same time.")] = 8,
     seed: Annotated[int, typer.Option(help="Drives the order of the calls, never keys or nonces.")] = 1,
     json_file: JsonFile = None,
 ) -> None:
-    """How long a device takes for 10, 30 and 100 impressions and for null reports, and whether a caller can tell.
+    """How long a device takes, and what a caller can tell from it: 10 or 100 impressions, full or empty, on or off.
 
     Example: trefoil bench device --samples 200 --json device.json
     """
     from benchmarks.bench import device_timing
     from protocol import console
 
-    with console.progress("calls of each case", 2 * samples) as advance:
+    with console.progress("calls of each case", device_timing.steps(samples)) as advance:
         result = device_timing.measure(samples, lanes, seed, advance)
-    console.out.print(device_timing.table(result))
+    for table in device_timing.tables(result):
+        console.out.print(table)
     console.write_json(json_file, result.to_json())

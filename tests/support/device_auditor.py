@@ -98,7 +98,7 @@ class Auditor:
     # What sites and the person do
 
     def save(self, now: int, site: str, caller: str, options: ImpressionOptions, action: str | None) -> None:
-        """A week loses its own oldest ads: those of a site that has its share, else of whoever would have most."""
+        """A week loses its own oldest ads: of a site with its share, of one too many, of whoever has most."""
         if not self.on or not self._admitted("save", action, site):
             return
         lifetime = min(options.lifetime_days, self.limits.max_lookback_days) * DAY
@@ -111,6 +111,11 @@ class Auditor:
         share = Counter(ad.site for ad in week)
         if share[site] >= self.limits.max_impressions_per_site:
             loser = site
+        elif site not in share and len(share) >= self.limits.max_sites_per_epoch:
+            last = {other: max(ad.time for ad in week if ad.site == other) for other in share}
+            gone = min(share, key=lambda other: (last[other], other))
+            self.ads = [ad for ad in self.ads if ad not in week or ad.site != gone]
+            return
         elif len(week) >= self.limits.max_impressions_per_epoch:
             most = max(share.values())
             first = min((ad for ad in week if share[ad.site] == most), key=lambda ad: (ad.time, ad.site))

@@ -45,6 +45,7 @@ LIMITS = DeviceLimits(
     max_lookback_days=23,
     max_impressions_per_site=3,
     max_impressions_per_epoch=4,
+    max_sites_per_epoch=3,
 )
 EXTRA_LIMITS: tuple[dict[str, int], ...] = (
     {},
