@@ -35,19 +35,23 @@ CHUNK = 200
 class Workload:
     """`count` conversions, each worth 1 to `MAX_VALUE` in one bucket, as last-touch reports have it.
 
-    With `skew` = 0 all buckets are equally likely; otherwise bucket k has a weight of 1/(k + 1)^skew.
+    With `skew` = 0 all buckets are equally likely; otherwise bucket k has a weight of 1/(k + 1)^skew. Where the terms
+    have a κ, a share of `flagged` of the reports says that a week could not pay, and is worth nothing else.
     """
 
     terms: ReportTerms
     count: int
     seed: int
     skew: float = 0.0
+    flagged: float = 0.0
 
     def __post_init__(self) -> None:
         if self.count < 1:
             raise TrefoilError("a batch holds at least one report", "Ask for --count 1 or more.")
         if not (0 <= self.skew <= MAX_SKEW):
             raise TrefoilError(f"a skew is 0 to {MAX_SKEW:g}, not {self.skew:g}", "Ask for --skew 1.")
+        if not (0 <= self.flagged <= 1) or (self.flagged and not self.terms.kappa):
+            raise TrefoilError("a share of flagged reports is 0 to 1, and needs a κ", "Give --kappa 1 or more.")
 
     def chunks(self) -> Iterator[range]:
         """The spans in which reports are made and plaintext is drawn; each has randomness of its own."""
@@ -58,6 +62,10 @@ class Workload:
         draw = generator(self.seed, span.start)
         rows = np.zeros((len(span), self.terms.length), dtype=np.int64)
         rows[np.arange(len(span)), self._buckets(draw, len(span))] = draw.integers(1, MAX_VALUE + 1, size=len(span))
+        if self.flagged:
+            left_out = draw.random(len(span)) < self.flagged
+            rows[left_out] = 0
+            rows[left_out, -1] = self.terms.kappa
         return rows
 
     def _buckets(self, draw: Generator, count: int) -> npt.NDArray[np.int64]:

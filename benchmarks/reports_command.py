@@ -21,6 +21,8 @@ def reports(
     site: Annotated[str, typer.Option(help="For which site.")] = "shop.example",
     epsilon: Annotated[float, typer.Option(help="The ε that each device has paid for.")] = 1.0,
     skew: Annotated[float, typer.Option(help="How uneven the buckets are: 0 all alike, 1 a few large ones.")] = 0.0,
+    kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
+    flagged: Annotated[float, typer.Option(help="Share of reports that no week could pay for; needs --kappa.")] = 0.0,
     show_truth: Annotated[
         bool, typer.Option("--show-truth", help="Print what an answer without noise would be.")
     ] = False,
@@ -38,8 +40,9 @@ def reports(
     from protocol.report import ReportTerms, coarse_time
 
     now = int(time.time())  # noqa: TID251 - an edge: the reports are made now
-    terms = ReportTerms(site, site, coarse_time(now), entitlement(epsilon), 2 * MAX_VALUE, buckets, unit="purchases")
-    workload = Workload(terms, count, seed, skew)
+    paid = entitlement(epsilon)
+    terms = ReportTerms(site, site, coarse_time(now), paid, 2 * MAX_VALUE, buckets, kappa, unit="purchases")
+    workload = Workload(terms, count, seed, skew, flagged)
     with console.progress("sealing", count) as advance:
         make_batch(out, workload, HelperSet.load(helpers), progress=advance)
     size = out.stat().st_size

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmarks.bulk_reports import Workload
@@ -29,3 +31,22 @@ def test_a_workload_without_skew_is_what_it_always_was() -> None:
 def test_an_impossible_skew_is_refused(skew: float) -> None:
     with pytest.raises(TrefoilError, match="skew"):
         Workload(samples.terms(), 10, 1, skew)
+
+
+def test_flagged_reports_hold_kappa_and_nothing_else() -> None:
+    """A tenth of 2,000 reports, give or take six deviations; seeded, so it cannot fail by chance."""
+    terms = replace(samples.terms(), kappa=7)
+    workload = Workload(terms, 2000, 5, 0.0, 0.1)
+    rows = np.concatenate([workload.histograms(span) for span in workload.chunks()])
+    flags = rows[:, -1]
+    assert set(flags.tolist()) == {0, 7}
+    assert 120 < int((flags > 0).sum()) < 280
+    assert not rows[flags > 0, :-1].any()
+    assert rows[flags == 0, :-1].any(axis=1).all()
+    assert workload.truth() == rows.sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize(("kappa", "flagged"), [(0, 0.1), (1, -0.1), (1, 1.1), (1, math.nan)])
+def test_a_share_of_flagged_reports_needs_a_kappa(kappa: int, flagged: float) -> None:
+    with pytest.raises(TrefoilError, match="flagged"):
+        Workload(replace(samples.terms(), kappa=kappa), 10, 1, 0.0, flagged)

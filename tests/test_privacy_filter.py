@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,12 @@ def test_the_numbers_that_databases_hold_stay_as_they_are() -> None:
     assert {kind.name: kind.value for kind in FilterKind} == {"SITE": 1, "GLOBAL": 2, "IMPRESSION_SITE": 3}
     outcomes = {"PAID": 1, "NOTHING_FOUND": 2, "OUT_OF_BUDGET": 3, "CLOSED": 4, "NOT_MEASURED": 5, "FAULT": 6}
     assert {outcome.name: outcome.value for outcome in EpochOutcome} == outcomes
+
+
+def test_half_an_entry_is_no_filter() -> None:
+    """A damaged ledger must not lose an amount without a word."""
+    with pytest.raises(ValueError, match="shorter"):
+        PrivacyFilter(bytes(8))
 
 
 def test_each_filter_is_charged_once() -> None:
