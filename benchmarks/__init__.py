@@ -2,6 +2,7 @@
 
 - `seeded`: randomness that can be repeated, for workloads only
 - `workload`: simulated people, and the real devices that it happens on
+- `liars`: reports of devices that lie, sealed as honest ones are
 - `bulk_reports`: many sealed reports on all cores
 - `reports_command`: `trefoil reports`
 - `library`: what `import trefoil` offers; `tutorial.ipynb` is a tour of it

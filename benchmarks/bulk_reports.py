@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.liars import lies_of, lying_report
 from benchmarks.seeded import Generator, generator
 from protocol.batch import BatchWriter
 from protocol.errors import TrefoilError
@@ -44,8 +45,12 @@ class Workload:
     seed: int
     skew: float = 0.0
     flagged: float = 0.0
+    # So many lying devices more, of every kind in turn. The truth does not count them.
+    invalid: int = 0
 
     def __post_init__(self) -> None:
+        if self.invalid < 0 or (self.invalid and not self.terms.shape.checked):
+            raise TrefoilError("lying devices are for checked reports, and 0 or more", "Ask for --invalid 10.")
         if self.count < 1:
             raise TrefoilError("a batch holds at least one report", "Ask for --count 1 or more.")
         if not (0 <= self.skew <= MAX_SKEW):
@@ -88,6 +93,12 @@ def seal_span(workload: Workload, helpers: str, span: range) -> list[SealedRepor
     return [seal_report(row, workload.terms, helper_set) for row in workload.histograms(span).tolist()]
 
 
+def lying_reports(workload: Workload, helper_set: HelperSet) -> Iterator[SealedReport]:
+    """The reports of the devices that lie."""
+    kinds = lies_of(workload.terms.shape)
+    return (lying_report(kinds[at % len(kinds)], workload.terms, helper_set) for at in range(workload.invalid))
+
+
 @lru_cache(maxsize=1)
 def _helper_set(helpers: str) -> HelperSet:
     return HelperSet.from_json(json.loads(helpers))
@@ -107,6 +118,8 @@ def make_batch(
                 for report in reports:
                     writer.add(report)
                 progress(len(reports))
+            for report in lying_reports(workload, helper_set):
+                writer.add(report)
         draft.rename(path)
     finally:
         draft.unlink(missing_ok=True)

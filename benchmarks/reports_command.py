@@ -26,6 +26,7 @@ def reports(
     show_truth: Annotated[
         bool, typer.Option("--show-truth", help="Print what an answer without noise would be.")
     ] = False,
+    invalid: Annotated[int, typer.Option(help="So many lying devices besides, of every kind in turn.")] = 0,
     seed: Annotated[int, typer.Option(help="Decides what is in the reports, never their keys or nonces.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the true sums here.")] = None,
 ) -> None:
@@ -40,17 +41,30 @@ def reports(
     from protocol.report import ReportTerms, coarse_time
 
     now = int(time.time())  # noqa: TID251 - an edge: the reports are made now
-    paid = entitlement(epsilon)
-    terms = ReportTerms(site, site, coarse_time(now), paid, 2 * MAX_VALUE, buckets, kappa, unit="purchases")
-    workload = Workload(terms, count, seed, skew, flagged)
+    terms = ReportTerms(
+        site,
+        site,
+        coarse_time(now),
+        entitlement(epsilon),
+        2 * MAX_VALUE,
+        buckets,
+        kappa,
+        unit="purchases",
+        cap=MAX_VALUE,
+        spread=1,
+    )
+    workload = Workload(terms, count, seed, skew, flagged, invalid)
     with console.progress("sealing", count) as advance:
         make_batch(out, workload, HelperSet.load(helpers), progress=advance)
     size = out.stat().st_size
-    console.out.print(f"{count:,} reports, {size:,} bytes: {out}", highlight=False)
+    lying = f" and {invalid:,} of lying devices" if invalid else ""
+    console.out.print(f"{count:,} reports{lying}, {size:,} bytes: {out}", highlight=False)
     truth = workload.truth()
     if show_truth:
         console.out.print(_table(truth, terms.unit))
-    console.write_json(json_file, {"reports": count, "buckets": buckets, "bytes": size, "truth": truth})
+    console.write_json(
+        json_file, {"reports": count, "invalid": invalid, "buckets": buckets, "bytes": size, "truth": truth}
+    )
 
 
 def _table(truth: Sequence[int], unit: str) -> Table:

@@ -26,7 +26,7 @@ NOW = 1_800_000_000
 FIELDS = {
     "truth", "answer", "noise", "noise_sd", "noise_sd_by_mode", "delta",
     "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
-    "seconds", "replay_refused", "tamper_refused", "reports_without_budget",
+    "seconds", "replay_refused", "tamper_refused", "invalid_refused", "reports_without_budget",
     "verdict",
 }  # fmt: skip
 
@@ -43,9 +43,11 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads(path.read_text())
     assert set(stored) == FIELDS
-    assert (stored["reports_submitted"], stored["reports_counted"]) == (41, 40)
+    assert (stored["reports_submitted"], stored["reports_counted"]) == (42, 40)
     assert stored["replay_refused"] is True
     assert stored["tamper_refused"] is True
+    assert stored["invalid_refused"] is True
+    assert [counts["numbers outside the cap"] for counts in stored["rejections"]] == [1, 1, 1]
     assert stored["truth"] == truth(7, 40, stored, asked_of_devices(0.5, 5, 1, "first"))
     for noisy, true in zip(stored["answer"], stored["truth"], strict=True):
         assert abs(noisy - true) < 60 * stored["noise_sd"]
@@ -57,7 +59,7 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     for words in (
         "three helpers",
         "one trusted server",
-        "Refused: 40 of 41 reports were counted before, and 1 cannot be counted. Nothing was spent.",
+        "Refused: 40 of 42 reports were counted before, and 1 cannot be counted",
         "does not open",
         "this site",
     ):

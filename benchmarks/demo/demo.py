@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from benchmarks.demo import view
+from benchmarks.liars import Lie, lying_report
 from benchmarks.workload import SHOP, asked_of_devices, people, plain_histograms, sealed_reports
 from device.asked import Asked
 from device.device import Device
@@ -35,7 +36,7 @@ from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.verdict import Verdict, check_cutoff, judge
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
-from protocol.report import Header, SealedReport
+from protocol.report import Header, SealedReport, coarse_time
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class DemoOutcome:
     central: list[int]
     replay_refused: bool
     tamper_refused: bool
+    invalid_refused: bool
     bytes_per_report: int
     without_budget: int = 0
     verdict: Verdict | None = None
@@ -118,6 +120,7 @@ class DemoOutcome:
             "seconds": self.seconds,
             "replay_refused": self.replay_refused,
             "tamper_refused": self.tamper_refused,
+            "invalid_refused": self.invalid_refused,
         }
 
 
@@ -165,6 +168,7 @@ def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: in
         if spoilt is None:
             raise TrefoilError("the workload made no report")
         writer.add(spoilt)
+        writer.add(lying_report(Lie.HUGE, replace(reports[0].terms(), time=coarse_time(now)), helper_set))
     conversions, shown = busiest if busiest is not None else (len(reports), device)
     return Made(BatchReader(path), truth.tolist(), shown, conversions, without_budget)
 
@@ -179,7 +183,7 @@ def raise_epsilon(report: SealedReport) -> SealedReport:
 def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[str, float], now: int) -> DemoOutcome:
     """One query, then the same batch a second time."""
     helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
-    wishes = QueryOptions(entitlement(options.epsilon), options.noise, tolerated_bad_permille=500, seconds=600)
+    wishes = QueryOptions(entitlement(options.epsilon), options.noise, tolerated_bad_permille=700, seconds=600)
 
     def ask() -> QueryResult:
         asked = make_query(made.batch, wishes, helper_set, key, max(now, _now()))
@@ -190,18 +194,21 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     seconds.update({f"query: {name}": value for name, value in result.seconds.items()})
     gamma = result.query.gamma
     central = [value + drawn for value, drawn in zip(made.truth, _central_noise(gamma, options.buckets), strict=True)]
-    tampered = all(sum(counts.values()) == counts.get(Rejection.UNOPENABLE) == 1 for counts in result.answer.rejections)
+    tampered = all(counts.get(Rejection.UNOPENABLE) == 1 for counts in result.answer.rejections)
+    invalid = all(counts.get(Rejection.INVALID) == 1 for counts in result.answer.rejections)
     size = len(made.batch[0].encode())
     view.show_histograms(made.truth, central, result, size)
     verdict = None if options.cutoff is None else judge(result, options.cutoff)
     view.show_verdict(result, verdict)
     view.title("A report whose ε was raised on the way")
     view.show_tampering(result.answer.rejections, tampered)
+    view.title("A device that lies about its numbers")
+    view.show_lie(result.answer.rejections, invalid, made.truth[0])
     view.title("The same batch a second time")
     with _timed(seconds, "replay"):
         refused, reason = _refused(ask)
     view.show_replay(refused, reason)
-    return DemoOutcome(result, made.truth, central, refused, tampered, size, made.without_budget, verdict)
+    return DemoOutcome(result, made.truth, central, refused, tampered, invalid, size, made.without_budget, verdict)
 
 
 def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:

@@ -12,7 +12,7 @@ from device.privacy_filter import FilterKind, FilterState
 from protocol import epsilon
 from protocol.answer import RejectionCounts
 from protocol.console import out, say
-from protocol.errors import TrefoilError
+from protocol.errors import Rejection, TrefoilError
 from protocol.noise_scale import NoiseScale, laplace_variance
 from protocol.querier.verdict import Verdict
 from protocol.querier.view import bar, show_delta
@@ -93,6 +93,17 @@ def show_tampering(rejections: Sequence[RejectionCounts], refused: bool) -> None
         told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items()) or "nothing"
         say(f"helper {number} left out: {told}")
     say("It does not open under its new header, so it costs only itself." if refused else "IT WAS NOT NOTICED.")
+
+
+def show_lie(rejections: Sequence[RejectionCounts], refused: bool, truth: int) -> None:
+    """What became of the report that said 2^59, and what it would have done."""
+    left_out = [counts.get(Rejection.INVALID, 0) for counts in rejections]
+    say(f"one report says 2^59 in bucket 0; left out as invalid by helpers 1, 2, 3: {left_out}")
+    say(
+        f"Without the check bucket 0 would have read about {truth + 2**59:,} instead of {truth:,}."
+        if refused
+        else "IT WAS COUNTED."
+    )
 
 
 def show_replay(refused: bool, reason: str) -> None:
