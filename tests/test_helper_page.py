@@ -47,7 +47,7 @@ class Everything:
     digests: Any = field(default_factory=lambda: np.zeros((QUERY.batch_size, 32), dtype=np.uint8))
     hours: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.uint32))
     debug: Any = field(default_factory=lambda: np.zeros(QUERY.batch_size, dtype=np.bool_))
-    admitted: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.bool_))
+    summed: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.bool_))
 
     def rejections(self) -> dict[Any, int]:
         return {}

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from mpc_helpers.agreement.messages import MAX_REST
+from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.commands import helper
 from mpc_helpers.identity.config import HelperConfig, Limits, load_config
 from mpc_helpers.ledger.attempt import Step
@@ -209,17 +209,18 @@ async def test_a_peer_is_heard_no_longer_than_a_message_of_the_largest_batch(tmp
     """Refused by its length if that is told, and otherwise as soon as it is over the limit."""
 
     async def pieces(size: int) -> AsyncIterator[bytes]:
-        for _ in range(size):
-            yield b"x"
+        for start in range(0, size, 2**16):
+            yield bytes(min(2**16, size - start))
 
     limits = {"maximum_reports": 4001}
     async with three_helpers(tmp_path, options={"limits": limits}) as three:
         batch = small_batch(three)
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
-        longest = 501 + MAX_REST
+        longest = longest_message(4001)
         async with talking_as(three, 1) as session:
-            assert await send(session, "POST", "/v1/peer/agreement", bytes(longest)) == (200, "")
-            for data in (bytes(longest + 1), pieces(longest + 1)):
+            async with session.post("/v1/peer/agreement", data=BytesIO(bytes(longest))) as response:
+                assert (response.status, await response.read()) == (200, b"")
+            for data in (BytesIO(bytes(longest + 1)), pieces(longest + 1)):
                 async with session.post("/v1/peer/agreement", data=data) as response:
                     assert response.status == 413
                     assert f"over the limit of {longest}" in (await response.json())["error"]

@@ -50,13 +50,6 @@ def checked_votes(parties: Parties, sender: int, state: StateMessage) -> list[He
     return [HeardVote(vote.party, vote.vote, vote.encode()) for vote in others]
 
 
-def liars_among(votes: Iterable[HeardVote]) -> set[int]:
-    """Parties with a signed YES and a signed first-hand NO: each proves the other a lie."""
-    cast = list(votes)
-    said_yes = {vote.party for vote in cast if vote.vote is Vote.YES}
-    return said_yes & {vote.party for vote in cast if vote.vote is Vote.ABORTED}
-
-
 def blame(nos: Iterable[HeardVote]) -> str:
     """Who gave an attempt up, for its record."""
     parties = sorted({vote.party + 1 for vote in nos if vote.vote is Vote.ABORTED})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import assert_never
 
 import numpy as np
 
@@ -115,7 +116,7 @@ class Negotiator:
     async def _rest(self, negotiation: Negotiation, seconds: float) -> float:
         """Hold nothing for a while. Gives how long to rest the next time."""
         negotiation.withdraw()
-        # Whatever is heard meanwhile: a helper that tells two stories could else wear the ledgers out.
+        # Whatever is heard meanwhile: a helper that says two different things could else wear the ledgers out.
         await asyncio.sleep(seconds)
         return min(2 * seconds, self._pace.longest_agree)
 
@@ -128,9 +129,13 @@ class Negotiator:
                 case AttemptState.RESERVED:
                     # Of an earlier call that was stopped. Nobody works on it any more, so nobody will vote for it.
                     await self._voting.abort(record.attempt_id, "a new attempt was asked for")
-                case _:
+                case AttemptState.VOTED | AttemptState.RENOUNCED:
                     negotiation.waiting = "the outcome of an earlier attempt"
                     await self._voting.outcome(record.attempt_id)
+                case AttemptState.ABORTED:
+                    return
+                case _:
+                    assert_never(record.state)
 
     async def _wait_while_busy(self, negotiation: Negotiation) -> Mask:
         """Which admitted reports are free here. While some are busy: wait, holding nothing (or two could deadlock)."""

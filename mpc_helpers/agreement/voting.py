@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from mpc_helpers.agreement.asking import Asking, Changes
-from mpc_helpers.agreement.ballots import blame, checked_votes, liars_among, state_of
+from mpc_helpers.agreement.ballots import blame, checked_votes, state_of
 from mpc_helpers.agreement.errors import Disputed
 from mpc_helpers.agreement.messages import Ask, Body, StateMessage
 from mpc_helpers.agreement.surroundings import Surroundings
-from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptRecord, AttemptState, HeardVote, Step
+from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptRecord, AttemptState, HeardVote, Step, liars_among
 from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.ledger.moves import Fenced
 from protocol.errors import ProtocolError

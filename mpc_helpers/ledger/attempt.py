@@ -146,14 +146,16 @@ class AttemptRecord:
     reason: str
     votes: tuple[HeardVote, ...]
 
-    def said(self, vote: Vote) -> set[int]:
-        """The peers that are known to have cast `vote`."""
-        return {heard.party for heard in self.votes if heard.vote is vote}
-
     @property
     def liars(self) -> set[int]:
-        """Helpers whose own signatures say YES and that they never voted: proof for a dispute."""
-        return self.said(Vote.YES) & self.said(Vote.ABORTED)
+        """Helpers that are known to have voted both ways."""
+        return liars_among(self.votes)
+
+
+def liars_among(votes: Sequence[HeardVote]) -> set[int]:
+    """Parties with a signed YES and a signed first-hand NO: each proves the other a lie."""
+    said_yes = {vote.party for vote in votes if vote.vote is Vote.YES}
+    return said_yes & {vote.party for vote in votes if vote.vote is Vote.ABORTED}
 
 
 def word_about(state: AttemptState | None) -> Word:

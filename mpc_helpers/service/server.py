@@ -6,7 +6,7 @@
     PUT  /v1/queries/{digest}/withdrawal   the querier takes the query back
     GET  /v1/queries/{digest}          where the query stands
     GET  /v1/queries/{digest}/answer   the sealed share and the three signed YES
-    POST /v1/peer/{realm}              between helpers; the certificate says which
+    POST /v1/peer/{route}              between helpers; the certificate says which
     GET  /healthz, /metrics            for operators
 
 A query is named by its digest, which covers a random id and a fresh key: to know it is to hold the query.
@@ -40,10 +40,10 @@ _LOG = logging.getLogger("trefoil.server")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Realm(Protocol):
+class PeerRoute(Protocol):
     """Takes a peer's message and gives the answer to it."""
 
-    async def receive(self, peer: int, message: bytes) -> bytes | None: ...
+    async def receive(self, sender: int, message: bytes, /) -> bytes | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PeerDoor:
     """How peers are known and heard: whose a certificate is, who takes their messages, and how long one may be."""
 
     whose: Callable[[bytes | None], int | None]
-    realms: Mapping[str, Realm]
+    routes: Mapping[str, PeerRoute]
     longest_message: int
 
 
@@ -65,7 +65,7 @@ class OpenPages:
 
 
 class Server:
-    """The routes. Everything they decide is decided in `Intake`; everything peers say goes to a realm's agreement."""
+    """The routes. Everything they decide is decided in `Intake`; everything peers say goes to a `PeerRoute`."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Server:
                 web.put("/v1/queries/{digest}/withdrawal", self._put_withdrawal),
                 web.get("/v1/queries/{digest}", self._get_status),
                 web.get("/v1/queries/{digest}/answer", self._get_answer),
-                web.post(PEER_PATH + "{realm}", self._peer),
+                web.post(PEER_PATH + "{route}", self._peer),
                 web.get(HEALTH_PATH, self._health),
                 web.get("/metrics", self._show_metrics),
             ]
@@ -162,10 +162,10 @@ class Server:
         party = self._peers.whose(shown.getpeercert(binary_form=True) if shown is not None else None)
         if party is None:
             raise Refusal(Trouble.STRANGER, "only the two other helpers may speak here")
-        realm = self._peers.realms.get(request.match_info["realm"])
-        if realm is None:
+        route = self._peers.routes.get(request.match_info["route"])
+        if route is None:
             raise web.HTTPNotFound
-        answer = await realm.receive(party, await _read_bounded(request, self._peers.longest_message))
+        answer = await route.receive(party, await _read_bounded(request, self._peers.longest_message))
         return web.Response(body=answer or b"")
 
     async def _health(self, _: web.Request) -> web.Response:

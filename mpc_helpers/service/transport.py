@@ -134,9 +134,9 @@ class Transport:
         # Connections that were being made when they were given up close in the loop's next rounds.
         await asyncio.sleep(CLOSE_SECONDS)
 
-    async def send(self, party: int, realm: str, message: bytes) -> bytes:
+    async def send(self, party: int, route: str, message: bytes) -> bytes:
         """Deliver one message and return the peer's answer; whatever goes wrong is a `PeerError` naming the peer."""
-        return await self._exchange(party, "POST", PEER_PATH + realm, message)
+        return await self._exchange(party, "POST", PEER_PATH + route, message)
 
     async def ask_time(self, party: int) -> None:
         """Have a peer answer something, for the date of its answer; or a `PeerError`."""
