@@ -33,6 +33,7 @@
 - `regression`: learning a model from one answer (Appendix A)
 - `files`: files written whole, and private ones
 - `stopping`: being asked to stop, by Ctrl-C or SIGTERM
+- `choices`: what a person may choose on a command line
 - `console`: what every command shows a person
 - `commands`: `trefoil query` and `trefoil helper-set`
 """

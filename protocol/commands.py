@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from protocol.choices import NoiseChoice
 from protocol.collector.commands import app as collector_app
 from protocol.regression.commands import regression
 
@@ -30,7 +31,7 @@ def query(
     epsilon: Annotated[
         float | None, typer.Option(help="ε of the answer; by default what the reports paid for.")
     ] = None,
-    noise: Annotated[str, typer.Option(help="How the helpers make the noise: local or pairwise.")] = "local",
+    noise: NoiseChoice = "local",
     minimum: Annotated[int, typer.Option(help="Fewest reports worth an answer.")] = 1,
     tolerate: Annotated[float, typer.Option(help="Share of bad reports, 0 to 1, above which the query fails.")] = 0.1,
     seconds: Annotated[int, typer.Option(help="Until when the helpers may take, from now.")] = 600,
@@ -67,7 +68,8 @@ def query(
     from protocol.querier.plot import plot_result
     from protocol.querier.saved_query import QueryOptions
     from protocol.querier.verdict import check_cutoff, judge
-    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, noise_mode, permille, withdraw_and_show
+    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, permille, withdraw_and_show
+    from protocol.query import NoiseMode
 
     quiet = json is not None and str(json) == "-"
     if cutoff is not None:
@@ -80,7 +82,7 @@ def query(
         return
     options = QueryOptions(
         epsilon_micros=None if epsilon is None else entitlement(epsilon),
-        noise=noise_mode(noise),
+        noise=NoiseMode(noise),
         minimum_reports=minimum,
         tolerated_bad_permille=permille(tolerate),
         seconds=seconds,

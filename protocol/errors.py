@@ -6,7 +6,12 @@ from protocol.numbered import Numbered
 
 
 class TrefoilError(Exception):
-    """Something a person can act on. The message says what is wrong, the hint what to do about it."""
+    """Something a person can act on. The message says what is wrong, the hint what to do about it.
+
+    `again` says whether trying the same again can help: True, False, or None where something must be mended first.
+    """
+
+    again: bool | None = None
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

@@ -23,7 +23,7 @@ from protocol.querier.bias import bias_bound
 from protocol.querier.plot import plot_result
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
-from protocol.querier.view import Follower, bar, noise_mode, permille, show
+from protocol.querier.view import Follower, bar, permille, show
 from protocol.querier.worth import CONFIDENCE, QueryResult, worth
 from protocol.query import NoiseMode, Query
 from protocol.status import QueryState, QueryStatus
@@ -230,11 +230,8 @@ def test_the_bar_never_goes_back() -> None:
     assert sum(moves) == 100
 
 
-def test_wishes_are_read_with_care() -> None:
-    assert noise_mode("pairwise") is NoiseMode.PAIRWISE
+def test_a_share_is_read_with_care() -> None:
     assert permille(0.1) == 100
-    with pytest.raises(TrefoilError, match="unknown noise mode 'none'"):
-        noise_mode("none")
     for share in (-0.1, 1.1, float("nan")):
         with pytest.raises(TrefoilError, match="0 to 1"):
             permille(share)

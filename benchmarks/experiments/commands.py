@@ -22,6 +22,7 @@ from benchmarks.experiments.common_options import (
     WorkloadChoice,
     show,
 )
+from protocol.choices import NoiseChoice
 from protocol.console import progress, write_json
 from protocol.errors import TrefoilError
 
@@ -240,7 +241,7 @@ def plan(
     value_cap: Annotated[int, typer.Option(help="Largest value of one conversion, in your unit.")],
     error: Annotated[float, typer.Option(help="Relative error you can live with, such as 0.05.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="How often the answer is to be within it, such as 0.99.")] = 0.99,
-    noise: Annotated[str, typer.Option(help="How the helpers make the noise, as in `trefoil query`.")] = "local",
+    noise: NoiseChoice = "local",
     expected_mean: Annotated[float | None, typer.Option(help="Mean value per report.", show_default="the cap")] = None,
     window_days: Annotated[int, typer.Option(help="How far back a conversion looks.")] = 30,
     epoch_days: Annotated[int, typer.Option(help="Length of an epoch.")] = 7,
@@ -253,7 +254,7 @@ def plan(
 ) -> None:
     """Which ε a query needs, what it costs a device under each policy, and how many a month the budget allows."""
     from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
-    from protocol.querier.view import noise_mode
+    from protocol.query import NoiseMode
 
     mean = float(value_cap) if expected_mean is None else expected_mean
     wanted = Plan(
@@ -262,7 +263,7 @@ def plan(
         expected_mean=mean,
         error=error,
         confidence=confidence,
-        noise=noise_mode(noise),
+        noise=NoiseMode(noise),
         window_days=window_days,
         epoch_days=epoch_days,
         capacity=budget,

@@ -8,6 +8,8 @@ from protocol.errors import TrefoilError
 from protocol.status import Shortfall
 from protocol.text import printable
 
+_LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
+
 
 class QueryFailed(TrefoilError):
     """The query has no answer. Names the stage, and the helpers it failed at (0, 1, 2).
@@ -36,6 +38,8 @@ class QueryFailed(TrefoilError):
         self.taken = taken
         self.shortfall = shortfall
         self.details = tuple(printable(line) for line in details)
+        # Reports that were counted before stay counted; a helper that was out of reach or busy may be back.
+        self.again = False if shortfall is not None else not self.refused or http_status in _LATER
 
     @property
     def refused(self) -> bool:

@@ -22,7 +22,6 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.query_folder import QueryFolder, ask_batch
 from protocol.querier.saved_query import QueryOptions
 from protocol.querier.worth import CONFIDENCE, QueryResult
-from protocol.query import NoiseMode
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 
@@ -43,15 +42,6 @@ _WEIGHT = {
     QueryState.WITHDRAWN: 100,
     QueryState.EXPIRED: 100,
 }
-
-
-def noise_mode(text: str) -> NoiseMode:
-    """A noise mode by its name."""
-    try:
-        return NoiseMode(text)
-    except ValueError:
-        known = ", ".join(mode.value for mode in NoiseMode)
-        raise TrefoilError(f"unknown noise mode {text!r}", f"Known are {known}.") from None
 
 
 def permille(share: float) -> int:

@@ -1,0 +1,88 @@
+"""The front door: help that tells the story, exit codes for scripts, and JSON that is JSON also on failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import trefoil
+from protocol.choices import NoiseName
+from protocol.errors import TrefoilError
+from protocol.querier.query_failed import QueryFailed
+from protocol.query import NoiseMode
+from protocol.status import Shortfall
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "trefoil", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def test_help_tells_the_story_in_order() -> None:
+    shown = CliRunner().invoke(trefoil.app, ["-h"]).stdout
+    places = [shown.index(panel) for panel in trefoil.STORY]
+    assert places == sorted(places)
+
+
+def test_every_command_has_a_place_in_the_story() -> None:
+    group = typer.main.get_command(trefoil.app)
+    assert isinstance(group, trefoil.Story)
+    assert {name for names in trefoil.STORY.values() for name in names} >= set(group.commands)
+
+
+def test_the_version() -> None:
+    assert CliRunner().invoke(trefoil.app, ["--version"]).stdout == f"trefoil {trefoil.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrefoilError("no such file"), trefoil.Exit.MISTAKE),
+        (QueryFailed("submit", (0,), "out of reach"), trefoil.Exit.TRY_AGAIN),
+        (QueryFailed("submit", (0,), "busy", http_status=429), trefoil.Exit.TRY_AGAIN),
+        (QueryFailed("submit", (0,), "broken", http_status=503), trefoil.Exit.TRY_AGAIN),
+        (QueryFailed("submit", (0,), "not this site", http_status=403), trefoil.Exit.REFUSED),
+        (
+            QueryFailed("agreeing", (), "counted before", shortfall=Shortfall(1, 0, 1, ({}, {}, {}))),
+            trefoil.Exit.REFUSED,
+        ),
+    ],
+    ids=["mistake", "silent", "busy", "broken", "refused", "replayed"],
+)
+def test_exit_codes_tell_again_from_never(error: TrefoilError, code: trefoil.Exit) -> None:
+    assert trefoil._exit_of(error) is code
+
+
+def test_a_failure_is_json_where_json_was_asked_for() -> None:
+    done = run("batch", "check", "nowhere.batch", "--json", "-")
+    assert done.returncode == trefoil.Exit.MISTAKE
+    failure = json.loads(done.stdout)["error"]
+    assert failure["code"] == "mistake" and "nowhere.batch" in failure["message"]
+    assert "error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_without_json_standard_output_stays_empty_and_verbose_shows_where() -> None:
+    done = run("batch", "check", "nowhere.batch")
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert "Traceback" in run("-v", "batch", "check", "nowhere.batch").stderr
+
+
+def test_a_noise_mode_is_a_choice() -> None:
+    assert list(get_args(NoiseName)) == [mode.value for mode in NoiseMode]
+    done = run("demo", "--noise", "loud")
+    assert done.returncode == trefoil.Exit.USAGE
+    assert "'joint'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wrong_option_is_a_mistake_of_usage() -> None:
+    done = run("query", "--nonsense")
+    assert done.returncode == trefoil.Exit.USAGE and "Traceback" not in done.stderr
