@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from mpc_helpers.mpc.joint.circuit import Words
 from mpc_helpers.mpc.joint.layout import FIELD_ROWS, LIFTED, Layout
-from protocol.field import P, Vector, add, dot, multiply, reduce, subtract, total
+from protocol.field import P, Vector, add, dot, multiply, reduce, subtract, sum_rows, total
 
 Codes = npt.NDArray[np.uint8]
 
@@ -30,8 +30,11 @@ _CODES = 2 * LIFTED
 _P = np.uint64(P)
 # Work is cut into blocks of about this many words, which stay in the processor's cache.
 _BLOCK = 2**15
-# Reduced elements that add up within a word.
-_ADDENDS = 7
+# Gates up to which a fold is done at once, and the rows that share a look-up beyond.
+_FEW_GATES = 2**17
+_GROUP = 4
+# Reduced elements that add up within a word, beside the sum so far.
+_ADDENDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,9 @@ def _diagonals(matrix: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _field_products(left: Vector, right: Vector) -> list[list[int]]:
+    if left.size * FIELD_ROWS <= _BLOCK:
+        products: list[list[int]] = dot(left[:, None], right[None]).tolist()
+        return products
     return [[int(value) for value in dot(row[None], right)] for row in left]
 
 
@@ -215,29 +221,40 @@ def _folded_gates(half: Half, powers: Vector) -> Vector:
     """Σ_r powers[r]·(signed unit vector of row r), lanes × 4. Several rows share one look-up of four numbers."""
     rows, columns = half.first.shape
     lanes = 64 * columns
-    group = 4 if lanes >= 2**12 else 2
+    if rows * lanes <= _FEW_GATES:
+        # Two rows a look-up and all at once: with few gates, calls of numpy are what takes time.
+        index = _joined(half.codes(slice(None)).reshape(-1, 2, lanes))
+        tables = _tables(powers.reshape(-1, 2))
+        index += np.arange(0, tables.shape[0] * tables.shape[1], tables.shape[1])[:, None]
+        found = np.take(tables.reshape(-1, LIFTED), index, axis=0)
+        return sum_rows(found.reshape(index.shape[0], -1)).reshape(lanes, LIFTED)
     folded = np.zeros((lanes, LIFTED), dtype=np.uint64)
-    pending = 0
-    for start in range(0, rows, group):
-        codes = half.codes(slice(start, start + group))
-        index = codes[group - 1].astype(np.uint16)
-        for row in reversed(range(group - 1)):
-            index *= np.uint16(_CODES)
-            index |= codes[row]
-        folded += np.take(_table(powers[start : start + group]), index, axis=0)
-        pending += 1
-        if pending == _ADDENDS - 1:
-            folded, pending = reduce(folded), 0
+    for start in range(0, rows, _GROUP):
+        some = slice(start, start + _GROUP)
+        (index,) = _joined(half.codes(some)[None])
+        folded += np.take(_tables(powers[None, some])[0], index, axis=0)
+        if start // _GROUP % _ADDENDS == _ADDENDS - 1:
+            folded = reduce(folded)
     return reduce(folded)
 
 
-def _table(powers: Vector) -> Vector:
-    """Folded vectors for all codes of some rows, that of the first row lowest."""
-    table = np.zeros((1, LIFTED), dtype=np.uint64)
-    for power in powers:
-        own = np.zeros((_CODES, LIFTED), dtype=np.uint64)
-        places = np.arange(LIFTED)
-        own[places, places] = power
-        own[LIFTED + places, places] = _P - power
-        table = add(own[:, None], table[None]).reshape(-1, LIFTED)
-    return table
+def _joined(codes: Codes) -> npt.NDArray[np.intp]:
+    """Codes of all rows of a group as one number, that of the first row lowest."""
+    index = codes[:, -1].astype(np.intp)
+    for row in reversed(range(codes.shape[1] - 1)):
+        index *= _CODES
+        index += codes[:, row]
+    return index
+
+
+def _tables(powers: Vector) -> Vector:
+    """For each group of rows: folded vectors for all codes of its rows."""
+    groups, rows = powers.shape
+    tables = np.zeros((groups, 1, LIFTED), dtype=np.uint64)
+    places = np.arange(LIFTED)
+    for row in range(rows):
+        own = np.zeros((groups, _CODES, LIFTED), dtype=np.uint64)
+        own[:, places, places] = powers[:, row, None]
+        own[:, LIFTED + places, places] = _P - powers[:, row, None]
+        tables = add(own[:, :, None], tables[:, None]).reshape(groups, -1, LIFTED)
+    return tables
