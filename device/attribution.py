@@ -90,6 +90,11 @@ def needs(function: AttributionFunction, buckets: int) -> Need:
     return Need()
 
 
+def is_ours(function: AttributionFunction) -> bool:
+    """Whether `function` is one of this module's: it has no state, and looks at nothing but what it is given."""
+    return type(function) in (LastTouch, FirstTouch, EqualCredit, LastNTouch, LastNSlots)
+
+
 def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:
     """Exactly `buckets` non-negative integers whose sum is at most the value: rounded down, then cut in order."""
     left = award.value

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from device import errors
-from device.attribution import AttributionFunction, LastNTouch, LastTouch, most_buckets
+from device.attribution import AttributionFunction, LastNTouch, LastTouch, is_ours, most_buckets
 from device.epoch import EpochCalendar
 from device.errors import RangeError
 from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
@@ -63,6 +63,11 @@ class Conversion:
     def spread(self) -> int:
         """In how many buckets the histogram may lie, from function and request alone, never from what it gives."""
         return min(most_buckets(self.function), self.buckets, self.cap, MAX_SPREAD)
+
+    @property
+    def brings_functions(self) -> bool:
+        """Whether code of the querier's own is to look at impressions."""
+        return self.relevant is not None or not is_ours(self.function)
 
     @property
     def kappa(self) -> int:

@@ -68,6 +68,8 @@ class Found:
     sites: Mapping[int, Collection[str]]
     # The impressions of some epochs that the attribution function needs to see; inside the transaction only.
     read: Read
+    # Epochs that the querier's own functions were not shown, because they could not have paid for it.
+    hidden: Collection[int] = ()
 
     @property
     def relevant(self) -> Mapping[int, Sequence[Impression]]:
@@ -144,9 +146,8 @@ class Device(Generic[R]):
                 settled = self._charge(conversion, found, award)
                 # Attribute: divide the value among the impressions of epochs that paid.
                 numbers = self._attribute(conversion, found, settled, award)
-                self._store.log(
-                    _record(conversion, now, found.reach, settled, found.sites), self._limits.max_log_records
-                )
+                record = _record(conversion, now, found.reach, settled, {*found.sites, *found.hidden})
+                self._store.log(record, self._limits.max_log_records)
             return numbers
 
         with self._ticker.turn((conversion.site, conversion.caller), self._limits.work_seconds) as turn:
@@ -293,12 +294,24 @@ class Device(Generic[R]):
         if not reach.usable:
             return Found(reach, {}, lambda _: {})
         selection = conversion.selection(reach.calendar, reach.usable, now)
-        if conversion.relevant is not None:
-            return self._test(conversion.relevant, selection, reach)
         sites = self._store.matched_sites(selection, reach.calendar)
-        need = needs(conversion.function, conversion.buckets)
         asked = {epoch: sites[epoch] for epoch in reach.usable if epoch in sites}
-        return Found(reach, asked, lambda epochs: self._read(selection, need, reach.calendar, epochs))
+        hidden = self._unable(conversion, reach, asked) if conversion.brings_functions else frozenset[int]()
+        shown = {epoch: found for epoch, found in asked.items() if epoch not in hidden}
+        if conversion.relevant is not None:
+            tested = self._test(conversion.relevant, selection, reach, shown)
+            return replace(tested, hidden=hidden)
+        need = needs(conversion.function, conversion.buckets)
+        return Found(reach, shown, lambda epochs: self._read(selection, need, reach.calendar, epochs), hidden)
+
+    def _unable(self, conversion: Conversion, reach: Reach, asked: Collection[int]) -> Collection[int]:
+        """Epochs that could not pay for the worst that a report may say: the querier's functions must not see them.
+
+        What a function does with what it was shown cannot be taken back, so the filters are asked first.
+        """
+        worst = self._worst(conversion, reach.window)
+        filters = self._store.filters_of(worst)
+        return {epoch for epoch in asked if not check_and_consume(epoch, worst, filters, self._capacities)}
 
     def _read(
         self, selection: Selection, need: Need, calendar: EpochCalendar, epochs: Collection[int]
@@ -312,9 +325,11 @@ class Device(Generic[R]):
                 found.setdefault(calendar.index(impression.time), []).append(impression)
         return found
 
-    def _test(self, test: Callable[[Impression], bool], selection: Selection, reach: Reach) -> Found:
-        """The same by the querier's own test of relevance, which has to see every impression."""
-        everything = self._read(selection, Need(), reach.calendar, reach.usable)
+    def _test(
+        self, test: Callable[[Impression], bool], selection: Selection, reach: Reach, shown: Collection[int]
+    ) -> Found:
+        """The same by the querier's own test of relevance, which has to see every impression of what it is shown."""
+        everything = self._read(selection, Need(), reach.calendar, shown)
         passed = {epoch: [one for one in found if _passes(test, one)] for epoch, found in everything.items()}
         sites = {epoch: {one.site for one in found} for epoch, found in passed.items() if found}
         return Found(reach, sites, lambda epochs: {epoch: passed[epoch] for epoch in epochs})
@@ -355,7 +370,7 @@ class Device(Generic[R]):
                 conversion.site, found.sites.get(epoch, ()), something if epoch in found.sites else nothing
             )
             for epoch in found.reach.usable
-            if epoch in found.sites or conversion.kappa
+            if epoch not in found.hidden and (epoch in found.sites or conversion.kappa)
         }
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:

@@ -197,3 +197,39 @@ def test_clipping_gives_a_report_whatever_it_is_given(answer: list[object], valu
     assert len(report) == buckets
     assert all(type(part) is int and part >= 0 for part in report)
     assert sum(report) <= value
+
+
+def test_a_function_that_ends_the_program_has_paid_first() -> None:
+    """An interruption is the person's to see; what the function saw before it is paid for."""
+
+    def interrupts(relevant: Relevant, award: Award, /) -> Sequence[int]:
+        raise KeyboardInterrupt
+
+    def interrupting(impression: Impression) -> bool:
+        raise KeyboardInterrupt
+
+    for asked in (ask(interrupts), ask(interrupts, (0, 1)), replace(ask(negative), relevant=interrupting)):
+        world = SmallWorld((Event(0, 0),), LIMITS)
+        with pytest.raises(KeyboardInterrupt):
+            world.ask(query(asked))
+        assert paid_by(world.store, 0) > 0
+
+
+@pytest.mark.parametrize("epochs", [(0,), (0, 1)])
+def test_functions_are_not_shown_an_epoch_that_could_not_pay_for_the_worst(epochs: Sequence[int]) -> None:
+    """Nor the test of relevance: what they have seen cannot be taken back."""
+    shown: list[object] = []
+
+    def spies(relevant: Relevant, award: Award, /) -> Sequence[int]:
+        shown.append(relevant)
+        return [0, 0]
+
+    def spying(impression: Impression) -> bool:
+        shown.append(impression)
+        return False
+
+    world = SmallWorld((Event(0, 0),), LIMITS)
+    assert world.ask(query(ask(negative, epsilon=2.0))) == (2, 0)
+    world.ask(query(ask(spies, epochs)))
+    world.ask(query(replace(ask(spies, epochs), relevant=spying)))
+    assert shown == []

@@ -25,6 +25,7 @@ from device.storage import EpochOutcome
 DAY = 86_400
 MICROS = 1_000_000
 Account = tuple[FilterKind, str, int]
+OURS = (LastTouch, FirstTouch, EqualCredit, LastNTouch, LastNSlots)
 
 
 class Disagreement(AssertionError):
@@ -70,6 +71,7 @@ class Asked:
     from_sites: frozenset[str] = frozenset()
     from_callers: frozenset[str] = frozenset()
     own_site_hidden: bool = False
+    custom: bool = False
     test: Callable[[Ad], bool] | None = None
 
     def least_and_most(self, moved: int) -> tuple[int, int]:
@@ -168,6 +170,15 @@ class Auditor:
         found = {week: self._relevant(now, asked, week) for week in usable}
         owed = self._owed(asked, found)
         paying = {week for week in usable if self._pays(week, owed[week], seen)}
+        # The querier's own functions are shown only what could pay for the worst.
+        hidden = {
+            week
+            for week in usable
+            if asked.custom and self._candidates(now, asked, week) and not self._able(asked, week)
+        }
+        paying -= hidden
+        for week in hidden:
+            found[week] = found[week] or self._candidates(now, asked, week)
         kept = [ad for week in sorted(paying) for ad in found[week]]
         expected = asked.share(kept) if kept else [0] * asked.buckets
         self._require(list(report[: asked.buckets]) == expected, f"the report must be {expected}")
@@ -175,6 +186,18 @@ class Auditor:
             self._check_flag(asked, paying, found, report)
         self._compare(seen, {account: bounds for week in paying for account, bounds in owed[week].items()})
         self._check_log(now, asked, seen, self._outcomes(asked, usable, paying, found))
+
+    def _candidates(self, now: int, asked: Asked, week: int) -> list[Ad]:
+        """What the querier's own test would be shown."""
+        return self._relevant(now, replace(asked, test=None), week)
+
+    def _able(self, asked: Asked, week: int) -> bool:
+        most = (asked.value if len(asked.weeks) == 1 else asked.most) + asked.kappa
+        charges = {(FilterKind.SITE, asked.site, week): most, (FilterKind.GLOBAL, "", week): asked.most + asked.kappa}
+        return not any(
+            account in self.emptied or self.paid[account] + asked.least_and_most(moved)[0] > self._capacity(account)
+            for account, moved in charges.items()
+        )
 
     def _relevant(self, now: int, asked: Asked, week: int) -> list[Ad]:
         def fits(ad: Ad) -> bool:
@@ -367,6 +390,7 @@ def by_paper(auditor: Auditor, site: str, caller: str, request: AttributionReque
         last_touch=flag is not None and flag.form is SideQueryForm.LAST_TOUCH,
         match_values=frozenset(request.match_values),
         own_site_hidden=True,
+        custom=request.relevant is not None or type(request.function) not in OURS,
         test=None if request.relevant is None else _careful(request.relevant),
     )
 
