@@ -51,7 +51,8 @@ class LaunchedAsker:
         return write_batch(self.folder / f"batch-{self._count}", reports)
 
     def query(self, batch: BatchReader, **wishes: object) -> SavedQuery:
-        return make_query(batch, QueryOptions(**wishes), self.helper_set, self.key, real_now())  # type: ignore[arg-type] # fields by name
+        options = QueryOptions(debug=batch[0].terms().debug, **wishes)  # type: ignore[arg-type] # fields by name
+        return make_query(batch, options, self.helper_set, self.key, real_now())
 
     def ask(self, asked: SavedQuery, batch: BatchReader, patience: float = 30) -> QueryResult:
         return asyncio.run(Querier(self.helper_set, patience=patience).ask(asked, batch))
