@@ -380,6 +380,22 @@ def test_j5_frames_of_other_kinds_end_the_session_and_name_the_sender(other: byt
     assert isinstance(failure, MpcError) and failure.party == 1
 
 
+@pytest.mark.parametrize("other", list(other_kinds()))
+def test_j5_nor_may_they_come_beside_the_steps(other: bytes) -> None:
+    """Every step is there as well, so that only the frame itself can be what ends the session."""
+
+    class Talkative(JointNoise):
+        def _post(self, peer: int, step: int, words: Vector) -> None:
+            if step == 2:
+                self._engine._exchangers[peer]._channel.send(other)
+            super()._post(peer, step, words)
+
+    run = Run(SMALL, parties={1: Talkative})
+    stopped(run, 1)
+    failure = run.outcomes[2]
+    assert isinstance(failure, MpcError) and failure.party == 1
+
+
 def test_j5_a_longer_frame_is_refused_unread() -> None:
     def longer(sender: int, receiver: int, frame: bytes) -> bytes:
         return frame + bytes(2**20) if (sender, receiver) == (1, 2) and is_step(frame, 2) else frame
