@@ -444,7 +444,7 @@ def test_what_a_party_receives_says_nothing_about_the_noise() -> None:
     A coin that is fair is off by more than z standard deviations with probability at most 2·exp(−z²/2) (Hoeffding):
     10^−6 over all bits that are looked at.
     """
-    layout, runs = layout_of(Fraction(2), 1, 5), 400 if FULL else 50
+    layout, runs = layout_of(Fraction(2), 1, 5), 400 if FULL else 80
     fixed = {lacking: os.urandom(16) for lacking in range(3)}
     for victim in range(3):
         counts: list[Vector] = []
