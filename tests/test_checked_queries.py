@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mpc_helpers.admission.blocks import shown_beside
 from mpc_helpers.identity.config import load_config
 from protocol.errors import Rejection
 from protocol.helper_set import HelperSet
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.report import ReportTerms, SealedReport, seal_deal
 from protocol.validity import deal_numbers
@@ -69,3 +72,14 @@ async def test_reports_left_out_as_invalid_stay_free_and_good_ones_are_counted_o
         answer = (await three.ask(three.query(second, LENIENT), second)).answer
         assert answer.counted == 3
         assert [dict(counts) for counts in answer.rejections] == [{Rejection.SEEN: 5, Rejection.INVALID: 1}] * 3
+
+
+async def test_reports_that_nobody_can_check_are_taken_only_where_the_operators_say_so(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path, options={"unchecked_histograms": False}) as three:
+        batch = three.batch(three.seal([[0, 1, 0, 0]] * 3, terms(BUCKETS)))
+        with pytest.raises(QueryFailed, match="have no cap"):
+            await three.ask(three.query(batch), batch)
+        checked = three.batch(three.seal([[0, 1, 0, 0]] * 3, checked_terms()))
+        assert (await three.ask(three.query(checked), checked)).answer.counted == 3
+        debug = three.batch(three.seal([[0, 1, 0, 0]] * 3, terms(BUCKETS, debug=True)))
+        assert (await three.ask(three.query(debug, QueryOptions(debug=True, seconds=30)), debug)).answer.counted == 3

@@ -29,7 +29,7 @@ from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_b
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    folder, options = tmp_path_factory.mktemp("trio"), {"processes": 0}
+    folder, options = tmp_path_factory.mktemp("trio"), {"processes": 0, "unchecked_histograms": True}
     with launched_helpers(folder, now=real_now(), sites={SITE: [SITE]}, options=options) as trio:
         yield trio
 

@@ -43,7 +43,7 @@ def site(index: int) -> str:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     sites = {site(index): [site(index)] for index in range(SITES)}
-    options = {"processes": 0, "limits": {"running": 2}}
+    options = {"processes": 0, "unchecked_histograms": True, "limits": {"running": 2}}
     with launched_helpers(tmp_path_factory.mktemp("load"), now=real_now(), sites=sites, options=options) as trio:
         yield trio
 

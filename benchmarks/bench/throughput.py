@@ -390,7 +390,15 @@ def _commit() -> str:
 
 def _terms(buckets: int) -> ReportTerms:
     return ReportTerms(
-        SITE, SITE, coarse_time(_now()), EPSILON_MICROS, sensitivity=2 * MAX_VALUE, buckets=buckets, unit="purchases"
+        SITE,
+        SITE,
+        coarse_time(_now()),
+        EPSILON_MICROS,
+        sensitivity=2 * MAX_VALUE,
+        buckets=buckets,
+        unit="purchases",
+        cap=MAX_VALUE,
+        spread=1,
     )
 
 

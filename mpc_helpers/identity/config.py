@@ -86,6 +86,8 @@ class HelperConfig:
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
     # Joint noise makes (ε, δ) of the pure ε that devices paid, so an operator has to name it.
     noise_modes: tuple[NoiseMode, ...] = (NoiseMode.LOCAL, NoiseMode.PAIRWISE)
+    # Whether reports are taken whose numbers nobody can check: one device that lies ruins an answer over them.
+    unchecked_histograms: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -149,6 +151,8 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
     values["mpc_ports"] = tuple(_list_of(values, "mpc_ports", int)) or (0,)
     values["sites"] = {site: _site(site, entry) for site, entry in _typed(values, "sites", dict).items()}
     values["limits"] = _limits(values.get("limits", {}))
+    if not isinstance(values.get("unchecked_histograms", False), bool):
+        raise ConfigError("the field 'unchecked_histograms' must be true or false", _HINT)
     if "noise_modes" in values:
         values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
     for name, kind in (("name", str), ("host", str), ("port", int)):

@@ -24,6 +24,7 @@ class Policy:
         self._sites = config.sites
         self._limits = config.limits
         self._noise_modes = config.noise_modes
+        self._unchecked = config.unchecked_histograms
         self._failed_proofs = failed_proofs
         self._clock = clock
 
@@ -65,6 +66,12 @@ class Policy:
 
     def _check_terms(self, query: Query) -> None:
         limits, now = self._limits, self._clock()
+        if not (query.shape.checked or query.debug or self._unchecked):
+            raise Refusal(
+                Trouble.UNWILLING,
+                "the reports have no cap, so this helper could not check their numbers",
+                "Collect checked reports, as devices make them; or ask the operators for unchecked_histograms.",
+            )
         if query.helper_set not in {known.digest for known in self._membership.known_sets}:
             raise Refusal(Trouble.UNWILLING, "the query names another helper set", "Use the current helpers.json.")
         if not (limits.minimum_reports <= query.batch_size <= limits.maximum_reports):

@@ -265,7 +265,10 @@ async def three_helpers(
     """Three helpers in one process, over real HTTPS and real ledgers."""
     shutil.copytree(_template(), folder / "trio")
     trio = prepare(
-        folder / "trio", now=clock(), sites=sites or {SITE: [SITE]}, options={"processes": 0, **(options or {})}
+        folder / "trio",
+        now=clock(),
+        sites=sites or {SITE: [SITE]},
+        options={"processes": 0, "unchecked_histograms": True, **(options or {})},
     )
     three = ThreeHelpers(trio, MemoryMpc(intercept), folder, dict(steps or {}), clock)
     try:
