@@ -16,7 +16,7 @@ from device.attribution import AttributionFunction, LastNTouch, LastTouch, is_ou
 from device.epoch import EpochCalendar
 from device.errors import RangeError
 from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
-from device.limits import MAX_EPOCHS, DeviceLimits
+from device.limits import MAX_EPOCHS, DeviceLimits, OwnSite
 from device.option import entries, real, whole, wholes, word
 from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery, SideQueryForm
@@ -53,6 +53,8 @@ class Conversion:
     hides_own_site: bool = False
     # The largest value of any conversion in the query, which helpers check; 0 stands for the query's sensitivity.
     max_value: int = 0
+    # Impressions on the querier's own site cost nothing and are always counted; others are charged for what they add.
+    own_site_is_free: bool = False
 
     @property
     def cap(self) -> int:
@@ -153,6 +155,7 @@ class ConversionOptions:
                 "impression_callers", self.impression_callers, limits.max_impression_callers
             ),
             side_query=SideQuery(kappa) if kappa else None,
+            own_site_is_free=limits.own_site is OwnSite.CHARGED,
         )
 
     def _last_n_touch(self, limits: DeviceLimits) -> LastNTouch:

@@ -60,6 +60,10 @@ class Reach(NamedTuple):
 Read = Callable[[Collection[int]], Mapping[int, Sequence[Impression]]]
 
 
+def _nothing(_: Collection[int]) -> Mapping[int, Sequence[Impression]]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What *Match* found: where it looked, the sites of relevant impressions by epoch, and how to read those."""
@@ -70,6 +74,8 @@ class Found:
     read: Read
     # Epochs that the querier's own functions were not shown, because they could not have paid for it.
     hidden: Collection[int] = ()
+    # The same for what the querier itself has shown, where that is free: F ∩ P, which no epoch has to pay for.
+    own: Read = _nothing
 
     @property
     def relevant(self) -> Mapping[int, Sequence[Impression]]:
@@ -86,6 +92,8 @@ class Settled:
     paid: Mapping[int, int]
     output: tuple[int, ...] | None
     fault: bool = False
+    # What the report is if its one epoch cannot pay.
+    free: tuple[int, ...] = ()
 
 
 class Device(Generic[R]):
@@ -292,7 +300,7 @@ class Device(Generic[R]):
         """Step 1 of Listing 1. Which epochs have relevant impressions, and on which sites they were shown."""
         reach = self._reach(conversion, now, action)
         if not reach.usable:
-            return Found(reach, {}, lambda _: {})
+            return Found(reach, {}, _nothing)
         selection = conversion.selection(reach.calendar, reach.usable, now)
         sites = self._store.matched_sites(selection, reach.calendar)
         asked = {epoch: sites[epoch] for epoch in reach.usable if epoch in sites}
@@ -302,7 +310,20 @@ class Device(Generic[R]):
             tested = self._test(conversion.relevant, selection, reach, shown)
             return replace(tested, hidden=hidden)
         need = needs(conversion.function, conversion.buckets)
-        return Found(reach, shown, lambda epochs: self._read(selection, need, reach.calendar, epochs), hidden)
+        found = Found(reach, shown, lambda epochs: self._read(selection, need, reach.calendar, epochs), hidden)
+        return self._without_own(conversion, selection, found) if conversion.own_site_is_free else found
+
+    def _without_own(self, conversion: Conversion, selection: Selection, found: Found) -> Found:
+        """The same where only epochs with impressions of other sites owe anything."""
+        own = replace(selection, impression_sites=frozenset({conversion.site}))
+        having = {epoch for epoch, sites in found.sites.items() if conversion.site in sites}
+        others = {epoch: set(sites) - {conversion.site} for epoch, sites in found.sites.items()}
+        need = needs(conversion.function, conversion.buckets)
+        return replace(
+            found,
+            sites={epoch: sites for epoch, sites in others.items() if sites},
+            own=lambda epochs: self._read(own, need, found.reach.calendar, having & set(epochs)),
+        )
 
     def _unable(self, conversion: Conversion, reach: Reach, asked: Collection[int]) -> Collection[int]:
         """Epochs that could not pay for the worst that a report may say: the querier's functions must not see them.
@@ -337,9 +358,12 @@ class Device(Generic[R]):
     def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
         """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch."""
         single = len(found.reach.window) == 1
-        output = attribute(conversion.function, found.relevant, award) if single else None
-        owed = self._owed(conversion, found, None if output is None else sum(output))
-        return Settled(self._pay(conversion, owed), output)
+        if not single:
+            return Settled(self._pay(conversion, self._owed(conversion, found, None)), None)
+        output = attribute(conversion.function, found.relevant, award)
+        free = attribute(conversion.function, found.own(found.reach.usable), award)
+        moved = sum(abs(part - without) for part, without in zip(output, free, strict=True))
+        return Settled(self._pay(conversion, self._owed(conversion, found, moved)), output, free=free)
 
     def _pay(self, conversion: Conversion, owed: Mapping[int, Charges]) -> Mapping[int, int]:
         """What each epoch that could pay has paid to the querier's own filter."""
@@ -355,7 +379,9 @@ class Device(Generic[R]):
 
     def _worst(self, conversion: Conversion, window: Sequence[int]) -> Charges:
         """What the epochs of a window owe for the worst that a report could say, whatever they hold."""
-        output = conversion.value if len(window) == 1 else None
+        # What the querier's own impressions give can be taken from one bucket and put into another.
+        most = 2 * conversion.value if conversion.own_site_is_free else conversion.value
+        output = most if len(window) == 1 else None
         sensitivity = conversion.sensitivity(window)
         loss = epoch_loss(conversion.loss_terms, relevant=True, sensitivity=sensitivity, output=output)
         return charges_of(conversion.site, (), loss)
@@ -374,14 +400,15 @@ class Device(Generic[R]):
         }
 
     def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
-        """Step 4. An epoch that could not pay gives exactly the report of an absent one."""
+        """Step 4. An epoch that could not pay gives exactly the report of an absent one, or of what is free in it."""
         if not found.reach.measuring:
             return _zeros(conversion)
         kept = [epoch for epoch in found.sites if epoch in settled.paid]
         if settled.output is not None:
-            histogram = settled.output if kept else (0,) * conversion.buckets
+            histogram = settled.output if kept else settled.free or (0,) * conversion.buckets
         else:
-            histogram = attribute(conversion.function, found.read(kept), award)
+            free = found.own([epoch for epoch in found.reach.usable if epoch not in kept])
+            histogram = attribute(conversion.function, {**free, **found.read(kept)}, award)
         if conversion.side_query is None:
             return histogram
         return (*histogram, conversion.side_query.flag(found.reach.usable, settled.paid, kept))

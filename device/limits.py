@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from device.tick import GUARD, MARGIN
 from protocol.epsilon import MICROS
@@ -38,6 +39,15 @@ _RANGES = {
 _OPTIONAL = {"sites_per_action"}
 
 
+class OwnSite(Enum):
+    """What impressions on the querier's own site cost in the standard's call. They are public to the querier."""
+
+    # As those of any other site, by the standard: a site with ads on its own pages learns up to 2ε (Theorem 1, case 2).
+    COUNTED = "counted"
+    # Only what the others add to them is charged and may be dropped, ‖A(F) − A(F ∩ P)‖: then it is ε, as in case 1.
+    CHARGED = "charged"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
     """Budgets are micro-epsilons per epoch; the rest are counts and days, as the standard names them."""
@@ -47,6 +57,7 @@ class DeviceLimits:
     impression_site_quota: int = 4 * MICROS
     # One more that the standard leaves open, against many sites acting together to drain a device; None is off.
     sites_per_action: int | None = None
+    own_site: OwnSite = OwnSite.COUNTED
     epoch_days: int = 7
     max_lookback_days: int = 30
     max_histogram_size: int = 1024
@@ -71,6 +82,8 @@ class DeviceLimits:
                 continue
             if type(value) is not int or value not in allowed:
                 raise TrefoilError(f"the limit {name} must be {allowed[0]} to {allowed[-1]}, not {value!r}")
+        if type(self.own_site) is not OwnSite:
+            raise TrefoilError(f"the limit own_site must be an OwnSite, not {self.own_site!r}")
         services = self.aggregation_services
         if not isinstance(services, frozenset) or not all(type(name) is str for name in services):
             raise TrefoilError(f"the limit aggregation_services must be a frozenset of names, not {services!r}")
