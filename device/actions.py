@@ -10,12 +10,12 @@ from rich.table import Table
 
 from device import agent
 from device.asked import Asked
-from device.conversion import AttributionRequest, ConversionOptions
+from device.conversion import AttributionRequest, Conversion
 from device.device import Device
 from device.impression import ImpressionOptions
 from device.privacy_filter import FilterKind, FilterState
 from device.privacy_loss import report_sensitivity
-from device.report import DebugReport
+from device.report import DebugReport, report_terms
 from device.shortfall import shortfall
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
@@ -24,7 +24,7 @@ from protocol.epsilon import show
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
-from protocol.report import SealedReport
+from protocol.report import ReportTerms, SealedReport
 
 _KINDS = {
     FilterKind.SITE: "reports to this site",
@@ -49,20 +49,18 @@ class Destination:
             return cls(report, is_batch=False)
         raise TrefoilError("name one place for the report", "Give --batch FILE or --report FILE.")
 
-    def check(self, site: str, intermediary: str | None, options: ConversionOptions) -> None:
+    def check(self, conversion: Conversion, now: int) -> None:
         """Refuse a batch that the report would not fit, before it is paid for."""
         if not self.is_batch or not self.path.exists() or not self.path.stat().st_size:
             return
         batch = BatchReader(self.path)
         if len(batch):
             terms = batch[0].terms()
-            parties = (parse_site(site), parse_site(intermediary or site))
-            shape = (*parties, options.histogram_size, options.unit, options.kappa)
-            if (terms.site, terms.caller, terms.buckets, terms.unit, terms.kappa) != shape:
+            if _shape(terms) != _shape(report_terms(conversion, now, debug=terms.debug)):
                 raise TrefoilError(
                     f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}, "
-                    f"and κ = {terms.kappa}",
-                    "Keep one file per site, caller, unit, number of buckets and κ.",
+                    f"at most {terms.cap} each, and κ = {terms.kappa}",
+                    "Keep one file per site, caller, unit, number of buckets, largest value and κ.",
                 )
 
     def write(self, report: SealedReport) -> None:
@@ -72,6 +70,11 @@ class Destination:
             return
         with BatchWriter(self.path) as batch:
             batch.add(report)
+
+
+def _shape(terms: ReportTerms) -> tuple[object, ...]:
+    """What all reports of a batch have in common."""
+    return (terms.site, terms.caller, terms.buckets, terms.unit, terms.kappa, terms.cap, terms.spread)
 
 
 def save_impression(db: Path, site: str, options: ImpressionOptions, intermediary: str | None) -> dict[str, object]:
@@ -92,9 +95,11 @@ def convert(
 ) -> dict[str, object]:
     """Measure one conversion and write its report."""
     helper_set = HelperSet.load(helpers)
-    destination.check(site, intermediary, asked.options)
     with agent.opened(_present(db), helper_set) as device:
-        wanted = asked.on(device, agent.system_clock())
+        now = agent.system_clock()
+        wanted, limits = asked.on(device, now), device.overview().limits
+        conversion = wanted.checked(parse_site(site), parse_site(intermediary or site), limits)
+        destination.check(conversion, now)
         report = device.measure_conversion(site, wanted, intermediary=intermediary)
         overview = device.overview()
     sealed = report.sealed if isinstance(report, DebugReport) else report
@@ -104,7 +109,6 @@ def convert(
     if isinstance(wanted, AttributionRequest):
         moved = report_sensitivity(wanted.value, wanted.buckets, len(wanted.epochs))
         say(f"one week can move it by at most {moved}, and noise is made for {wanted.query_sensitivity} (Theorem 18)")
-    conversion = wanted.checked(parse_site(site), parse_site(intermediary or site), overview.limits)
     told = shortfall(conversion, overview)
     if told is not None:
         say(told)

@@ -19,7 +19,7 @@ from device.asked import Asked
 from device.conversion import ConversionOptions
 from device.impression import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.tick import Ticks, Turn
+from device.tick import AtOnce, Ticks, Turn
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet, HpkeKeyConfig
@@ -44,6 +44,12 @@ def fail(*arguments: str | Path) -> TrefoilError:
     result = run(*arguments)
     assert isinstance(result.exception, TrefoilError), result.output
     return result.exception
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no bug: no call is cut off because it took long."""
+    monkeypatch.setattr("device.agent.Ticks", lambda _: AtOnce())
 
 
 @pytest.fixture
@@ -207,9 +213,18 @@ def test_functions_and_flags_that_cannot_be(
 def test_a_batch_holds_reports_of_one_kappa(db: Path, helpers: Path, tmp_path: Path) -> None:
     convert = ("device", "convert", "shop.example", "--db", db, "--helpers", helpers, "--buckets", "2")
     succeed(*convert, "--kappa", "3", "--batch", tmp_path / "b")
-    succeed(*convert, "--kappa", "3", "--function", "last", "--flag", "last-touch", "--batch", tmp_path / "b")
+    succeed(*convert, "--kappa", "3", "--batch", tmp_path / "b")
+    succeed(*convert, "--kappa", "3", "--function", "last", "--flag", "last-touch", "--batch", tmp_path / "c")
     assert "one file per site" in fail(*convert, "--batch", tmp_path / "b").hint
-    assert [report.terms().kappa for report in BatchReader(tmp_path / "b")] == [3, 3]
+    # Nor of two largest values, which helpers check; and what does not fit is not paid for.
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "1")
+    with agent.opened(db) as device:
+        before = device.budget()
+    more = ("--kappa", "3", "--value", "2", "--max-value", "2", "--epsilon", "0.01")
+    assert "at most 1 each" in str(fail(*convert, *more, "--batch", tmp_path / "b"))
+    with agent.opened(db) as device:
+        assert device.budget() == before
+    assert [report.terms().kappa for name in "bc" for report in BatchReader(tmp_path / name)] == [3, 3, 3]
 
 
 def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None:
@@ -325,6 +340,7 @@ def test_reports_of_the_command_line_leave_at_the_tick(
         waited.append(self.tick)
         return original(self, queue, work)
 
+    monkeypatch.setattr("device.agent.Ticks", Ticks)
     monkeypatch.setattr(Ticks, "turn", turn)
     actions.save_impression(db, "news.example", ImpressionOptions(0), None)
     options = ConversionOptions(TREFOIL_SERVICE, 1)
