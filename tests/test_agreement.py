@@ -43,6 +43,21 @@ def test_a_report_counts_only_if_all_three_admitted_it(three: ThreeAgreements) -
     play(three, scenario)
 
 
+def test_reports_that_the_watermark_passes_after_they_were_admitted_are_left_out(three: ThreeAgreements) -> None:
+    """At one helper alone, between Admit and Agree. Only they go; before, the whole query failed at its deadline."""
+    batch = QUERY.batch()
+    old = replace(batch, hours=np.array([9, 9, 7, 9, 8, 9], dtype=np.uint32))
+
+    async def scenario() -> None:
+        three.ledgers[1].reports.advance_watermark(8 * 3600)
+        attempts = await three.agree(batches=dict.fromkeys(range(3), old))
+        assert attempts[0].accepted.tolist() == [True, True, False, True, False, True]
+        assert attempts[0].rejections == ({}, {Rejection.EXPIRED: 2}, {})
+        assert await three.commit(attempts) == [AttemptOutcome.RELEASED] * 3
+
+    play(three, scenario)
+
+
 def test_what_one_query_released_is_seen_by_the_next(three: ThreeAgreements) -> None:
     async def scenario() -> None:
         await three.commit(await three.agree())

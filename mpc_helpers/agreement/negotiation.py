@@ -148,6 +148,8 @@ class Negotiation:
     # How many admitted reports were spent already when this helper last looked, and how many of the others invalid.
     seen: int = 0
     invalid: int = 0
+    # And how many the watermark had passed by then.
+    expired: int = 0
     # A number that was proposed and not reserved is not proposed again, or old and new proposals of it would mix.
     least_number: int = 1
     proposals: dict[int, Propose] = field(default_factory=dict)
@@ -279,6 +281,7 @@ class Negotiation:
         counts = dict(self.batch.rejections)
         counts[Rejection.SEEN] = counts.get(Rejection.SEEN, 0) + self.seen
         counts[Rejection.INVALID] = counts.get(Rejection.INVALID, 0) + self.invalid
+        counts[Rejection.EXPIRED] = counts.get(Rejection.EXPIRED, 0) + self.expired
         return counts
 
     def _same_question(self, sender: int, proposal: Propose) -> bool:

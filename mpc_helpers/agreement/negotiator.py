@@ -22,6 +22,7 @@ from mpc_helpers.agreement.surroundings import Surroundings
 from mpc_helpers.agreement.voting import Voting
 from mpc_helpers.ledger.attempt import AttemptState, Step
 from mpc_helpers.ledger.reports import Conflict, Standing
+from protocol.report import TIME_STEP
 
 
 class Announcer:
@@ -143,12 +144,17 @@ class Negotiator:
         while True:
             self._alarms.heed()
             standings = await self._offload(lambda: self._ledger.reports.lookup(batch.digests, key))
-            seen = batch.admitted & (standings == Standing.SEEN)
-            invalid = batch.admitted & batch.invalid & ~seen
-            free: Mask = batch.admitted & ~seen & ~invalid
+            # The watermark may have risen since Admit. What it has passed is left out, not the whole query with it.
+            watermark = await self._offload(lambda: self._ledger.reports.watermark)
+            expired = batch.admitted & (batch.hours <= watermark // TIME_STEP)
+            admitted = batch.admitted & ~expired
+            seen = admitted & (standings == Standing.SEEN)
+            invalid = admitted & batch.invalid & ~seen
+            free: Mask = admitted & ~seen & ~invalid
             busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
                 negotiation.seen, negotiation.invalid = int(np.count_nonzero(seen)), int(np.count_nonzero(invalid))
+                negotiation.expired = int(np.count_nonzero(expired))
                 return free
             negotiation.waiting = f"{busy} reports that another query holds"
             await negotiation.pause(self._pace.longest_agree)
