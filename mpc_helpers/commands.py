@@ -63,6 +63,7 @@ def keygen_helper(
     address: Annotated[str, typer.Option(help="Where others reach it, as https://host:port.")],
     folder: Annotated[Path, typer.Option("--dir", help="Where its keys are kept; private to its user.")],
     days: Annotated[int, typer.Option(help="For how many days devices may seal to its key.")] = 90,
+    suite: Annotated[int, typer.Option(min=1, max=2, help="Cipher suite of its key: 2 is post-quantum.")] = 1,
 ) -> None:
     """Make a new helper's keys and a configuration to fill in. Prints where its public entry for the set is.
 
@@ -70,8 +71,9 @@ def keygen_helper(
     """
     from mpc_helpers.identity.keygen import make_helper
     from protocol.console import say
+    from protocol.hpke import Suite
 
-    entry = make_helper(folder, name, address, _now(), days=days)
+    entry = make_helper(folder, name, address, _now(), days=days, suite=Suite(suite))
     say(f"public entry:  {entry}")
     say("Give it to whoever makes the helper set: trefoil helper-set new")
 
@@ -80,6 +82,7 @@ def keygen_helper(
 def keygen_hpke(
     folder: Annotated[Path, typer.Option("--dir", help="Where the helper's keys are kept.")],
     days: Annotated[int, typer.Option(help="For how many days devices may seal to the new key.")] = 90,
+    suite: Annotated[int, typer.Option(min=1, max=2, help="Cipher suite of the new key: 2 is post-quantum.")] = 1,
 ) -> None:
     """Add an HPKE key to a helper, and to its public entry, before the old one expires.
 
@@ -87,8 +90,9 @@ def keygen_hpke(
     """
     from mpc_helpers.identity.keygen import renew_entry
     from protocol.console import say
+    from protocol.hpke import Suite
 
-    say(f"public entry:  {renew_entry(folder, _now(), days)}")
+    say(f"public entry:  {renew_entry(folder, _now(), days, Suite(suite))}")
 
 
 @keygen.command("site")

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from mpc_helpers.admission.blocks import shown_beside
+from mpc_helpers.identity import keygen
 from mpc_helpers.identity.config import load_config
+from mpc_helpers.local.launcher import prepare
 from protocol.errors import Rejection
 from protocol.helper_set import HelperSet
+from protocol.hpke import POST_QUANTUM
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
-from protocol.report import ReportTerms, SealedReport, seal_deal
+from protocol.report import Header, ReportTerms, SealedReport, seal_deal
 from protocol.validity import deal_numbers
 from tests.support.checked_reports import draw, numbers_of, planes_of
-from tests.support.three_helpers import terms, three_helpers
+from tests.support.three_helpers import SITE, MemoryMpc, ThreeHelpers, real_now, terms, three_helpers
 
 BUCKETS = 4
 LENIENT = QueryOptions(tolerated_bad_permille=1000, seconds=30)
@@ -83,3 +86,21 @@ async def test_reports_that_nobody_can_check_are_taken_only_where_the_operators_
         assert (await three.ask(three.query(checked), checked)).answer.counted == 3
         debug = three.batch(three.seal([[0, 1, 0, 0]] * 3, terms(BUCKETS, debug=True)))
         assert (await three.ask(three.query(debug, QueryOptions(debug=True, seconds=30)), debug)).answer.counted == 3
+
+
+async def test_reports_of_the_second_suite_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = keygen.add_hpke_key
+    monkeypatch.setattr(keygen, "add_hpke_key", lambda folder, now, days, _: made(folder, now, days, POST_QUANTUM))
+    trio = prepare(tmp_path / "trio", now=real_now(), sites={SITE: [SITE]}, options={"processes": 0})
+    three = ThreeHelpers(trio, MemoryMpc(), tmp_path)
+    try:
+        for party in range(3):
+            await three.start(party)
+        reports = three.seal([[0, 1, 0, 0]] * 3, checked_terms())
+        assert {Header.decode(report.header).suite for report in reports} == {POST_QUANTUM}
+        batch = three.batch(reports)
+        result = await three.ask(three.query(batch), batch)
+        assert result.answer.counted == 3 and result.query.suite is POST_QUANTUM
+    finally:
+        for party in range(3):
+            await three.stop(party)

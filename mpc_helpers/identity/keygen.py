@@ -15,7 +15,7 @@ from mpc_helpers.identity.config import FORMAT
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
-from protocol.hpke import PrivateKey
+from protocol.hpke import CLASSICAL, PrivateKey, Suite
 from protocol.keys import IdentityKey, save_hpke_key, save_identity
 from protocol.seconds import DAY
 from protocol.set_files import read_entry
@@ -25,22 +25,24 @@ CONFIG_NAME = "config.json"
 ENTRY_NAME = "entry.json"
 
 
-def make_keys(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> HelperEntry:
+def make_keys(
+    folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS, suite: Suite = CLASSICAL
+) -> HelperEntry:
     """Identity, HPKE key and certificate of a new helper; what it returns is public and goes into the helper set."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     identity = IdentityKey.generate()
     save_identity(folder / "identity.key", identity)
     certificate = tls.make_identity(folder, name, now)
-    return HelperEntry(name, identity.public, (add_hpke_key(folder, now, days),), address, certificate.pin)
+    return HelperEntry(name, identity.public, (add_hpke_key(folder, now, days, suite),), address, certificate.pin)
 
 
-def add_hpke_key(folder: Path, now: int, days: int) -> HpkeKeyConfig:
+def add_hpke_key(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> HpkeKeyConfig:
     """One more HPKE key in the folder that the helper loads its keys from."""
     if not (0 < days <= 3650):
         raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
     keys = folder / "hpke"
     keys.mkdir(exist_ok=True, mode=0o700)
-    key = PrivateKey.generate()
+    key = PrivateKey.generate(suite)
     save_hpke_key(keys / f"{key.public.key_id.hex()}.key", key)
     # From yesterday: reports carry the hour they were made in, which began before this key was made.
     return HpkeKeyConfig(key.public, max(0, now - DAY), now + days * DAY)
@@ -64,9 +66,11 @@ def write_config(folder: Path, name: str, fields: Mapping[str, object]) -> Path:
     return path
 
 
-def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS) -> Path:
+def make_helper(
+    folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS, suite: Suite = CLASSICAL
+) -> Path:
     """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
-    entry = make_keys(folder, name, address, now, days=days)
+    entry = make_keys(folder, name, address, now, days=days, suite=suite)
     path = folder / ENTRY_NAME
     write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
     everywhere = "0.0.0.0"  # noqa: S104 - others must reach it
@@ -75,11 +79,11 @@ def make_helper(folder: Path, name: str, address: str, now: int, *, days: int = 
     return path
 
 
-def renew_entry(folder: Path, now: int, days: int) -> Path:
+def renew_entry(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> Path:
     """One more HPKE key, in the folder and in the public entry, for the next helper set."""
     path = folder / ENTRY_NAME
     old = read_entry(path)
-    keys = (*old.hpke_keys, add_hpke_key(folder, now, days))
+    keys = (*old.hpke_keys, add_hpke_key(folder, now, days, suite))
     new = HelperEntry(old.name, old.identity_key, keys, old.address, old.tls_pin)
     write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
     return path
