@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -93,6 +94,7 @@ def test_however_many_sessions_are_under_way_no_more_than_eight_checks_fail(proo
 
     def check() -> bool:
         ran.append(1)
+        time.sleep(0.01)  # long enough for all the others to have looked how many there are
         return False
 
     def session() -> None:
