@@ -58,12 +58,12 @@ def device_table() -> Iterator[str]:
 
 
 def noise_table() -> Iterator[str]:
-    yield "| mode | buckets | session | bytes between helpers | rounds | standard deviation |"
+    yield "| mode | buckets | processor time of a helper | bytes it sends | rounds | standard deviation |"
     yield "|---|---|---|---|---|---|"
     for found in stored("noise")["noise"]:
-        if found["buckets"] in (64, 1024):
+        if found["buckets"] in (128, 4096):
             yield (
-                f"| `{found['mode']}` | {found['buckets']:,} | {1000 * found['session_seconds']:.0f} ms "
+                f"| `{found['mode']}` | {found['buckets']:,} | {1000 * found['cpu_seconds']:.0f} ms "
                 f"| {found['bytes']:,} | {found['rounds']} | {found['standard_deviation']:.0f} |"
             )
 
