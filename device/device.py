@@ -16,7 +16,7 @@ from device.attribution import Award, Need, attribute, needs
 from device.coins import DeviceCoins
 from device.conversion import AttributionRequest, Conversion, ConversionOptions
 from device.epoch import EpochCalendar, draw_start
-from device.errors import DatabaseBusy, RangeError
+from device.errors import DatabaseBusy, DOMException
 from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
 from device.limits import DeviceLimits
 from device.overview import Overview
@@ -459,8 +459,10 @@ class Device(Generic[R]):
 
     def _check_action(self, action: str | None) -> None:
         """Where actions are counted, every call must name its own; checked before anything that is on or off."""
-        if self._limits.sites_per_action is not None and not action:
-            raise RangeError("this device bounds how many sites act on one user action, and the call names no action")
+        if self._limits.sites_per_action is not None and (type(action) is not str or not action):
+            raise DOMException(
+                "NotAllowedError", "this device counts sites per user action, and the call comes of no action"
+            )
 
 
 def _runs(epochs: Iterable[int]) -> Iterator[Sequence[int]]:

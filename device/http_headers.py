@@ -43,6 +43,15 @@ def parse_measure_conversion(header: str, base_url: str) -> MeasureConversionHea
     return MeasureConversionHeader(ConversionOptions(**values), report_url)
 
 
+def clears_impressions(header: str) -> bool:
+    """Whether a Clear-Site-Data header of a response asks to remove what its site stored: by name, or with all else.
+
+    Then run `Device.clear_impressions_for_site` for the response's host. Types that are unknown are ignored.
+    """
+    types = {part.strip(" \t") for part in header.split(",")}
+    return not types.isdisjoint({'"impressions"', '"*"'})
+
+
 def _read(members: dict[str, Member], readers: dict[str, Reader], required: set[str]) -> dict[str, Any]:
     missing = required - set(members)
     if missing:

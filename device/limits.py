@@ -62,10 +62,10 @@ class DeviceLimits:
     max_lookback_days: int = 30
     max_histogram_size: int = 1024
     max_credit_size: int = 10
-    max_match_values: int = 10
+    max_match_values: int = 30
     max_conversion_sites: int = 10
     max_conversion_callers: int = 10
-    max_impression_sites: int = 10
+    max_impression_sites: int = 30
     max_impression_callers: int = 10
     # Of one epoch each: so many of one impression site, as the standard advises, so many in all, from so many sites.
     max_impressions_per_site: int = 1_000

@@ -55,11 +55,29 @@ def _site(host: str) -> str:
 
 def _ascii(host: str) -> str:
     """Lower-case A-labels, without the final dot that would make two names of one site."""
+    if host.isascii():
+        return host.lower().removesuffix(".")
+    # Reading its tables takes a while: only for names that need them.
+    import idna
+
     try:
-        name = host if host.isascii() else host.encode("idna").decode("ascii")
-    except UnicodeError:
+        # As the URL standard: non-transitional, so that straße.de and strasse.de stay two; without the rules of STD3.
+        mapped = idna.uts46_remap(host[: 4 * MAX_HOST_LENGTH], std3_rules=False, transitional=False)
+        labels = [_a_label(label) for label in mapped.removesuffix(".").split(".")]
+    except (idna.IDNAError, UnicodeError):
         raise _refused(host, "is not an international domain name") from None
-    return name.lower().removesuffix(".")
+    return ".".join(labels)
+
+
+def _a_label(label: str) -> str:
+    """One label of a mapped name in ASCII."""
+    import idna
+
+    if label.isascii():
+        return label
+    idna.check_initial_combiner(label)
+    idna.check_bidi(label)
+    return f"xn--{label.encode('punycode').decode('ascii')}"
 
 
 def _refused(host: str, why: str) -> DOMException:

@@ -1,4 +1,4 @@
-"""Structured fields (RFC 8941), as far as the standard's headers need them: dictionaries of items and inner lists.
+"""Structured fields (RFC 9651), as far as the standard's headers need them: dictionaries of items and inner lists.
 
 A parser that refuses everything the grammar does not have. Parameters are read, so that bad ones are noticed, and
 dropped: no header of ours gives them a meaning.
@@ -10,12 +10,15 @@ import base64
 import binascii
 import re
 from typing import NamedTuple, TypeVar
+from urllib.parse import unquote_to_bytes
 
 from protocol.errors import ProtocolError
 
 MAX_LENGTH = 65_536
 _KEY = re.compile(r"[a-z*][a-z0-9_\-.*]*")
-_NUMBER = re.compile(r"(-?)(\d+)(?:\.(\d+))?(\.?)")
+_NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(\.?)")
+_DATE = re.compile(r"@(-?[0-9]{1,15})(?![0-9.])")
+_DISPLAY = re.compile(r'%"((?:[\x20\x21\x23\x24\x26-\x7e]|%[0-9a-f]{2})*)"')
 _STRING = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
 _TOKEN = re.compile(r"[A-Za-z*][!#$%&'*+\-.^_`|~0-9A-Za-z:/]*")
 _BYTES = re.compile(r":([A-Za-z0-9+/=]*):")
@@ -28,7 +31,19 @@ class Token(NamedTuple):
     word: str
 
 
-BareItem = int | float | str | bool | bytes | Token
+class Date(NamedTuple):
+    """A moment in seconds since 1970, which is not a number."""
+
+    moment: int
+
+
+class DisplayString(NamedTuple):
+    """Text for people, which is not a string."""
+
+    text: str
+
+
+BareItem = int | float | str | bool | bytes | Token | Date | DisplayString
 Member = BareItem | tuple[BareItem, ...]
 T = TypeVar("T")
 
@@ -88,8 +103,12 @@ class _Parser:
 
     def _bare_item(self) -> BareItem:
         first = self._peek()
-        if first == "-" or first.isdecimal():
+        if first and first in "-0123456789":
             return self._number()
+        if first == "@":
+            return Date(int(self._take(_DATE, "a date")[1]))
+        if first == "%":
+            return self._display_string()
         if first == '"':
             return re.sub(r"\\(.)", r"\1", self._take(_STRING, "a string")[1])
         if first == ":":
@@ -97,6 +116,13 @@ class _Parser:
         if first == "?":
             return self._take(_BOOLEAN, "a boolean")[1] == "1"
         return Token(self._take(_TOKEN, "an item")[0])
+
+    def _display_string(self) -> DisplayString:
+        encoded = self._take(_DISPLAY, "a display string")[1]
+        try:
+            return DisplayString(unquote_to_bytes(encoded).decode("utf-8"))
+        except UnicodeDecodeError:
+            raise self._error("text in UTF-8") from None
 
     def _number(self) -> int | float:
         sign, whole, fraction, dot = self._take(_NUMBER, "a number").groups()

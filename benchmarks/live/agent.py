@@ -22,7 +22,7 @@ from device.conversion import ConversionOptions
 from device.dashboard.guard import MAX_BODY, guarded
 from device.device import Device
 from device.errors import DOMException, StandardError
-from device.http_headers import parse_measure_conversion, parse_save_impression
+from device.http_headers import clears_impressions, parse_measure_conversion, parse_save_impression
 from device.impression import ImpressionOptions
 from protocol.errors import TrefoilError
 from protocol.report import SealedReport
@@ -92,6 +92,9 @@ class Agent:
         if not isinstance(passed, dict):
             raise WrongType("headers must be a dictionary")
         save, measure = passed.get("saveImpression"), passed.get("measureConversion")
+        clear = passed.get("clearSiteData")
+        if isinstance(clear, str) and clears_impressions(clear):
+            await asyncio.to_thread(self._device.clear_impressions_for_site, site)
         with contextlib.suppress(TrefoilError):
             if isinstance(save, str):
                 await asyncio.to_thread(self._device.save_impression, site, parse_save_impression(save))
