@@ -33,6 +33,12 @@ def seen(time: int, bucket: int, priority: int = 0) -> Impression:
     return Impression(time, "news.example", "news.example", bucket, 0, priority)
 
 
+def test_the_first_bucket_outside_the_histogram_takes_nothing_from_the_others() -> None:
+    relevant = {0: [seen(1, 0), seen(2, 2)]}
+    assert attribute(EqualCredit(), relevant, Award(4, 2)) == (2, 0)
+    assert attribute(EqualCredit(), relevant, Award(4, 3)) == (2, 0, 2)
+
+
 # Two epochs; the last touch in time is in bucket 2, the first in bucket 0.
 TWO_EPOCHS = {0: [seen(1, 0), seen(5, 1)], 1: [seen(9, 2)]}
 

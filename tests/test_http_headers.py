@@ -67,6 +67,24 @@ def test_our_own_example_of_each() -> None:
     assert conversion.report_url == "https://base.example/reports?x=1"
 
 
+def test_the_least_of_every_number_is_taken() -> None:
+    impression = parse_save_impression("histogram-index=0, match-value=0, lifetime-days=1, priority=0")
+    assert impression == ImpressionOptions(0, 0, lifetime_days=1)
+    least = "value=1, max-value=1, lookback-days=1, match-values=(0), kappa=0"
+    header = f'aggregation-service="trefoil", histogram-size=1, report-url="/r", {least}'
+    assert parse_measure_conversion(header, BASE).options == ConversionOptions(
+        "trefoil", 1, lookback_days=1, match_values=(0,)
+    )
+    assert parse_save_impression("histogram-index=1, lifetime-days=999999").lifetime_days == 999_999
+
+
+@pytest.mark.parametrize("wrong", ["match-values=3", 'impression-sites="a.example"', "credit=1", "histogram-size=0"])
+def test_a_list_is_in_brackets_and_a_size_is_not_zero(wrong: str) -> None:
+    header = f'aggregation-service="trefoil", histogram-size=1, report-url="/r", {wrong}'
+    with pytest.raises(ProtocolError):
+        parse_measure_conversion(header, BASE)
+
+
 def test_a_side_query_by_header_is_a_member_of_ours() -> None:
     """The standard ignores keys that it does not know, so the same header serves other devices too."""
     header = 'aggregation-service="trefoil", histogram-size=4, report-url="/r", kappa=5'
@@ -81,6 +99,9 @@ def test_a_side_query_by_header_is_a_member_of_ours() -> None:
         ("a", {"a": True}),
         ("a=1, b=-2", {"a": 1, "b": -2}),
         ("a=1.25", {"a": 1.25}),
+        ("a=1.255", {"a": 1.255}),
+        ("a=1; b;  c=2", {"a": 1}),
+        ("a=:aGk:", {"a": b"hi"}),
         ('a="x\\"\\\\y"', {"a": 'x"\\y'}),
         ("a=tok/en:1", {"a": Token("tok/en:1")}),
         ("a=?0;p=?1", {"a": False}),

@@ -69,3 +69,11 @@ def test_any_text_is_a_site_or_a_syntax_error(host: str) -> None:
     assert parse_site(site) == site
     assert site.isascii()
     assert " " not in site
+
+
+def test_a_host_has_at_most_253_characters() -> None:
+    longest = ".".join(["a" * 63, "b" * 63, "c" * 63, "d" * 61])
+    assert parse_site(longest) == f"{'c' * 63}.{'d' * 61}"
+    for wrong in (f"{longest}e", "", "."):
+        with pytest.raises(DOMException):
+            parse_site(wrong)
