@@ -3,6 +3,10 @@
 - `device`: what happens at each call, on one page: `Device.measure_conversion`
 - `impression`: what a site saved about an ad it showed
 - `conversion`: what a querier asks of a device, checked before anything runs
+- `checked_request`: what the engine needs to know of a request, whichever side asks
+- `conversion_event`: what an advertiser's page saved about a conversion, for publishers
+- `conversion_store`: where those are kept
+- `labelling`: a publisher asks whether a conversion followed an impression
 - `epoch`: the weeks in which a device keeps its filters
 - `privacy_loss`: what one epoch pays for one report
 - `privacy_filter`: what each epoch has paid, never overdrawn
@@ -30,5 +34,6 @@
 - `errors`: the standard's exceptions
 - `dashboard`: a page that shows a person what measurement has cost them
 - `actions`: what `trefoil device` does
+- `display_actions`: what `trefoil device` does for publishers and their advertisers
 - `commands`: `trefoil device`
 """

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from device import agent
 from device.asked import Asked
-from device.conversion import AttributionRequest, Conversion
+from device.checked_request import CheckedRequest
+from device.conversion import AttributionRequest
 from device.device import Device
 from device.impression import ImpressionOptions
 from device.privacy_filter import FilterKind, FilterState
@@ -30,6 +31,7 @@ _KINDS = {
     FilterKind.SITE: "reports to this site",
     FilterKind.GLOBAL: "all sites together",
     FilterKind.IMPRESSION_SITE: "impressions on this site",
+    FilterKind.ADVERTISER: "conversions on this site",
 }
 
 
@@ -49,14 +51,14 @@ class Destination:
             return cls(report, is_batch=False)
         raise TrefoilError("name one place for the report", "Give --batch FILE or --report FILE.")
 
-    def check(self, conversion: Conversion, now: int) -> None:
+    def check(self, request: CheckedRequest, now: int) -> None:
         """Refuse a batch that the report would not fit, before it is paid for."""
         if not self.is_batch or not self.path.exists() or not self.path.stat().st_size:
             return
         batch = BatchReader(self.path)
         if len(batch):
             terms = batch[0].terms()
-            if _shape(terms) != _shape(report_terms(conversion, now, debug=terms.debug)):
+            if _shape(terms) != _shape(report_terms(request, now, debug=terms.debug)):
                 raise TrefoilError(
                     f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}, "
                     f"at most {terms.cap} each, and κ = {terms.kappa}",
@@ -79,7 +81,7 @@ def _shape(terms: ReportTerms) -> tuple[object, ...]:
 
 def save_impression(db: Path, site: str, options: ImpressionOptions, intermediary: str | None) -> dict[str, object]:
     """Save one impression, on a device that is made if need be."""
-    with agent.opened(_present(db)) as device:
+    with agent.opened(present(db)) as device:
         device.save_impression(site, options, intermediary=intermediary)
     say(f"saved an impression on {parse_site(site)} for bucket {options.histogram_index}")
     return {"site": parse_site(site), "bucket": options.histogram_index}
@@ -95,7 +97,7 @@ def convert(
 ) -> dict[str, object]:
     """Measure one conversion and write its report."""
     helper_set = HelperSet.load(helpers)
-    with agent.opened(_present(db), helper_set) as device:
+    with agent.opened(present(db), helper_set) as device:
         now = agent.system_clock()
         wanted, limits = asked.on(device, now), device.overview().limits
         conversion = wanted.checked(parse_site(site), parse_site(intermediary or site), limits)
@@ -165,13 +167,13 @@ def _clear(device: Device[agent.Report], sites: Sequence[str], *, stored_data: b
 
 def switch(db: Path, state: bool) -> dict[str, object]:
     """Switch measurement on or off."""
-    with agent.opened(_present(db)) as device:
+    with agent.opened(present(db)) as device:
         device.enable() if state else device.disable()
     say(f"measurement is {'on' if state else 'off'}")
     return {"measuring": state}
 
 
-def _present(db: Path) -> Path:
+def present(db: Path) -> Path:
     """The database, made if there is none."""
     if not db.exists():
         agent.create(db)

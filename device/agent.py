@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from device.checked_request import CheckedRequest
 from device.coins import fair_coin
-from device.conversion import Conversion
 from device.device import Device
 from device.epoch import draw_start
 from device.limits import DeviceLimits
@@ -37,7 +37,7 @@ class NoHelpers:
 
     reveals: bool = field(default=False, init=False)
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:  # noqa: ARG002 - the protocol's shape
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:  # noqa: ARG002 - the protocol's shape
         raise TrefoilError("a report needs a helper set to be sealed to", "Name the file with --helpers.")
 
 

@@ -54,7 +54,7 @@ class Asked:
 
 def flag_form(text: str) -> SideQueryForm:
     """The form of the side query that a person names."""
-    for form in SideQueryForm:
+    for form in (SideQueryForm.GENERAL, SideQueryForm.LAST_TOUCH):
         if form.value.replace(" ", "-") == text:
             return form
     raise TrefoilError(f"the flag has no form {text!r}", "Known are general and last-touch.")

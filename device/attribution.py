@@ -164,6 +164,16 @@ class LastNSlots:
         return [each + (position < odd) for position in range(len(slots))]
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A publisher's features, whichever conversions followed: the report of one impression (paper, Appendix A)."""
+
+    numbers: tuple[int, ...]
+
+    def __call__(self, relevant: Mapping[int, Sequence[object]], award: Award, /) -> Sequence[int]:  # noqa: ARG002 - the protocol's shape
+        return self.numbers
+
+
 def most_buckets(function: AttributionFunction) -> int:
     """In how many buckets a function can ever put something: any number, unless we know it better."""
     # Exactly these: a subclass may give anything.

@@ -66,6 +66,72 @@ def impression(
 
 
 @device.command()
+def conversion(
+    site: Site,
+    db: Database,
+    publisher: Annotated[list[str], typer.Option(help="A site that may learn of it; repeatable.")],
+    label: Annotated[int, typer.Option(help="A number for what it was, in your own meaning.")] = 0,
+    lifetime_days: Annotated[int, typer.Option(help="For how long it may be used.")] = 30,
+    intermediary: Intermediary = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Save a conversion on SITE, so that publishers can learn which of their impressions lead to one.
+
+    Example: trefoil device conversion shop.example --db ann.db --publisher news.example
+    """
+    from device import display_actions
+    from device.conversion_event import ConversionEventOptions
+    from protocol.console import write_json
+
+    options = ConversionEventOptions(tuple(publisher), label, lifetime_days)
+    write_json(json_file, display_actions.save_conversion(db, site, options, intermediary))
+
+
+@device.command()
+def label(
+    site: Site,
+    db: Database,
+    helpers: Annotated[Path, typer.Option(metavar="FILE", help="The helper set to seal to.")],
+    features: Annotated[Path, typer.Option(metavar="FILE", help="The features file (trefoil regression features).")],
+    field: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="A field of the impression; repeatable.")],
+    ago: Annotated[int, typer.Option(help="How many seconds ago the impression was shown.")],
+    advertiser: Annotated[list[str], typer.Option(help="Whose conversions count; repeatable.")],
+    batch: Annotated[Path, typer.Option(metavar="FILE", help="Append the report to this batch.")],
+    records: Annotated[Path, typer.Option(metavar="FILE", help="Append what was handed in to this file.")],
+    epsilon: Annotated[float, typer.Option(help="The privacy budget that the query asks for.")] = 0.25,
+    window_days: Annotated[int, typer.Option(help="Conversions count for so many days, which must be over.")] = 7,
+    conversion_label: Annotated[list[int] | None, typer.Option(help="Only these labels count; repeatable.")] = None,
+    kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
+    visitor: Annotated[str, typer.Option(help="Your own name for a visitor that you measure more than once.")] = "",
+    intermediary: Intermediary = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Ask whether a conversion followed an impression that SITE showed; write the sealed report.
+
+    Example: trefoil device label news.example --db ann.db --helpers helpers.json --features features.json
+    --field advertiser=shop.example --field hour=20 --ago 700000 --advertiser shop.example --batch news.batch
+    --records news.records
+    """
+    from device import display_actions
+    from device.side_query import SideQuery, SideQueryForm
+    from protocol.console import write_json
+
+    labelled = display_actions.Labelled.of(
+        features,
+        field,
+        records,
+        visitor,
+        epsilon=epsilon,
+        shown_ago=ago,
+        advertisers=tuple(advertiser),
+        window_days=window_days,
+        labels=tuple(conversion_label or ()),
+        side_query=SideQuery(kappa, SideQueryForm.ANY) if kappa else None,
+    )
+    write_json(json_file, display_actions.label(db, helpers, site, labelled, intermediary, batch))
+
+
+@device.command()
 def convert(
     site: Site,
     db: Database,

@@ -7,84 +7,97 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import ClassVar
 
 from device import errors
-from device.attribution import AttributionFunction, LastNTouch, LastTouch, is_ours, most_buckets
+from device.attribution import AttributionFunction, LastNTouch, LastTouch, Need, is_ours, needs
+from device.checked_request import CheckedRequest, RelevantEvents, Unable
 from device.epoch import EpochCalendar
 from device.errors import RangeError
 from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
 from device.limits import MAX_EPOCHS, DeviceLimits, OwnSite
 from device.option import entries, real, whole, wholes, word
+from device.privacy_filter import FilterKind
 from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery, SideQueryForm
+from device.storage import Side, Store
 from protocol.epsilon import MAX_EPSILON, MAX_SENSITIVITY, MICROS
 from protocol.seconds import DAY
-from protocol.shape import MAX_SPREAD
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """A checked request, for one querier. `site` pays, also when an intermediary (`caller`) asks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion(CheckedRequest):
+    """A checked request of the site on which the conversion happened.
 
     The window is either `lookback` seconds before the conversion or the named `epochs`.
     """
 
-    site: str
-    caller: str
-    loss_terms: LossTerms
-    buckets: int
-    value: int
-    function: AttributionFunction
-    coins: int
-    unit: str
+    quota: ClassVar[FilterKind] = FilterKind.IMPRESSION_SITE
+    side: ClassVar[Side] = Side.ADVERTISER
+
     lookback: int | None = None
     epochs: tuple[int, ...] = ()
     match_values: frozenset[int] = frozenset()
     impression_sites: frozenset[str] = frozenset()
     impression_callers: frozenset[str] = frozenset()
     relevant: Callable[[Impression], bool] | None = None
-    side_query: SideQuery | None = None
-    # What the standard charges for a full report; None lets Theorem 18 decide by buckets and epochs.
-    fixed_sensitivity: int | None = None
     # The querier's own events stay hidden from the functions it supplies; the standard has no such functions.
     hides_own_site: bool = False
-    # The largest value of any conversion in the query, which helpers check; 0 stands for the query's sensitivity.
-    max_value: int = 0
     # Impressions on the querier's own site cost nothing and are always counted; others are charged for what they add.
     own_site_is_free: bool = False
 
     @property
-    def cap(self) -> int:
-        """What helpers let this report add to the answer at most: a constant of the query, never this value."""
-        return self.max_value or self.loss_terms.query_sensitivity
-
-    @property
-    def spread(self) -> int:
-        """In how many buckets the histogram may lie, from function and request alone, never from what it gives."""
-        return min(most_buckets(self.function), self.buckets, self.cap, MAX_SPREAD)
+    def worst_output(self) -> int:
+        """What the querier's own impressions give can be taken from one bucket and put into another."""
+        return 2 * self.value if self.own_site_is_free else self.value
 
     @property
     def brings_functions(self) -> bool:
         """Whether code of the querier's own is to look at impressions."""
         return self.relevant is not None or not is_ours(self.function)
 
-    @property
-    def kappa(self) -> int:
-        """κ, or 0 without a side query."""
-        return self.side_query.kappa if self.side_query else 0
-
     def window(self, calendar: EpochCalendar, now: int) -> Sequence[int]:
         """The epochs that are asked for, earliest first."""
         return self.epochs if self.lookback is None else calendar.window(now - self.lookback, now)
 
-    def sensitivity(self, window: Sequence[int]) -> int:
-        """Δ(ρ) of this report over `window`."""
-        if self.fixed_sensitivity is not None:
-            return self.fixed_sensitivity
-        return report_sensitivity(self.value, self.buckets, len(window))
+    def match(
+        self, store: Store, calendar: EpochCalendar, epochs: Sequence[int], now: int, unable: Unable
+    ) -> RelevantEvents:
+        """Impressions that this conversion may use: all that are selected, or those that pass the querier's test.
+
+        Epochs that could not pay for the worst that a report may say are not shown to functions of the querier's: what
+        one does with what it has seen cannot be taken back.
+        """
+        selection = self.selection(calendar, epochs, now)
+        sites = store.matched_sites(selection, calendar)
+        asked = {epoch: sites[epoch] for epoch in epochs if epoch in sites}
+        hidden = unable(asked) if self.brings_functions else frozenset[int]()
+        shown = {epoch: found for epoch, found in asked.items() if epoch not in hidden}
+        if self.relevant is None:
+            need = needs(self.function, self.buckets)
+            found = RelevantEvents(shown, lambda chosen: _read(store, selection, need, calendar, chosen), hidden)
+            return self._without_own(store, selection, calendar, found) if self.own_site_is_free else found
+        # The querier's own test of relevance has to see every impression of what it is shown.
+        everything, test = _read(store, selection, Need(), calendar, shown), self.relevant
+        passed = {epoch: [one for one in found if _passes(test, one)] for epoch, found in everything.items()}
+        tested = {epoch: {one.site for one in found} for epoch, found in passed.items() if found}
+        return RelevantEvents(tested, lambda chosen: {epoch: passed[epoch] for epoch in chosen}, hidden)
+
+    def _without_own(
+        self, store: Store, selection: Selection, calendar: EpochCalendar, found: RelevantEvents
+    ) -> RelevantEvents:
+        """The same where only epochs with impressions of other sites owe anything."""
+        own = replace(selection, impression_sites=frozenset({self.site}))
+        having = {epoch for epoch, sites in found.sites.items() if self.site in sites}
+        others = {epoch: set(sites) - {self.site} for epoch, sites in found.sites.items()}
+        need = needs(self.function, self.buckets)
+        return found._replace(
+            sites={epoch: sites for epoch, sites in others.items() if sites},
+            own=lambda epochs: _read(store, own, need, calendar, having & set(epochs)),
+        )
 
     def selection(self, calendar: EpochCalendar, window: Sequence[int], now: int) -> Selection:
         """Which impressions may be looked at. A lookback reaches its own last second."""
@@ -218,6 +231,8 @@ class AttributionRequest:
     def _check_functions(self) -> None:
         if not callable(self.function) or not (self.relevant is None or callable(self.relevant)):
             raise RangeError("the attribution function and the relevance test must be functions")
+        if self.side_query is not None and self.side_query.form is SideQueryForm.ANY:
+            raise RangeError("the side query of the form ANY is for labels of impressions", "Use the form GENERAL.")
         if self._last_touch_form() and type(self.function) is not LastTouch:
             raise RangeError("the last-touch side query is sound for last-touch attribution only (Theorem 16)")
 
@@ -242,3 +257,41 @@ def check_epsilon(epsilon: object) -> float:
 def floor_micros(epsilon: float) -> int:
     """⌊ε·10⁶⌋ for the header, exactly."""
     return math.floor(Fraction(epsilon) * MICROS)
+
+
+def _read(
+    store: Store, selection: Selection, need: Need, calendar: EpochCalendar, epochs: Collection[int]
+) -> Mapping[int, Sequence[Impression]]:
+    """As many of the selected impressions of `epochs` as are needed, by epoch."""
+    found: dict[int, list[Impression]] = {}
+    for run in _runs(epochs):
+        since = max(selection.since, calendar.first_second(run[0]))
+        part = replace(selection, since=since, until=calendar.first_second(run[-1] + 1))
+        for impression in store.matching(part, need):
+            found.setdefault(calendar.index(impression.time), []).append(impression)
+    return found
+
+
+def _runs(epochs: Iterable[int]) -> Iterator[Sequence[int]]:
+    """Epochs that follow one another, together; earliest first."""
+    run: list[int] = []
+    for epoch in sorted(epochs):
+        if run and epoch != run[-1] + 1:
+            yield run
+            run = []
+        run.append(epoch)
+    if run:
+        yield run
+
+
+def _passes(test: Callable[[Impression], bool], impression: Impression) -> bool:
+    """The querier's own test, impression by impression. One that fails finds nothing: an error would tell what it saw.
+
+    It must not take other impressions with it: then one epoch would decide what another is charged for.
+    """
+    try:
+        return bool(test(impression))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return False

@@ -1,23 +1,26 @@
 """The device: one person's impressions, what each conversion is worth, and what it costs them (paper, Listing 1).
 
-`measure_conversion` is the whole of it on one page. Its public face is W3C Attribution Level 1 in Python names; the
-paper's general request runs on the same engine through `measure`.
+`_report` is the whole of it on one page, whichever side asks. Its public face is W3C Attribution Level 1 in Python
+names. The paper's general request runs on the same engine through `measure`; a publisher's, by `measure_impression`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
-from device.attribution import Award, Need, attribute, needs
+from device.attribution import Award, attribute
+from device.checked_request import CheckedRequest, Events, Read, no_events
 from device.coins import DeviceCoins
-from device.conversion import AttributionRequest, Conversion, ConversionOptions
+from device.conversion import AttributionRequest, ConversionOptions
+from device.conversion_event import ConversionEventOptions
 from device.epoch import EpochCalendar, draw_start
 from device.errors import DatabaseBusy, DOMException
-from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
+from device.impression import ImpressionOptions, SavedImpression
+from device.labelling import LabelOptions
 from device.limits import DeviceLimits
 from device.overview import Overview
 from device.privacy_filter import (
@@ -57,28 +60,21 @@ class Reach(NamedTuple):
     measuring: bool
 
 
-Read = Callable[[Collection[int]], Mapping[int, Sequence[Impression]]]
-
-
-def _nothing(_: Collection[int]) -> Mapping[int, Sequence[Impression]]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What *Match* found: where it looked, the sites of relevant impressions by epoch, and how to read those."""
+    """What *Match* found: where it looked, the sites of relevant events by epoch, and how to read those."""
 
     reach: Reach
     sites: Mapping[int, Collection[str]]
-    # The impressions of some epochs that the attribution function needs to see; inside the transaction only.
+    # The events of some epochs that the attribution function needs to see; inside the transaction only.
     read: Read
     # Epochs that the querier's own functions were not shown, because they could not have paid for it.
     hidden: Collection[int] = ()
     # The same for what the querier itself has shown, where that is free: F ∩ P, which no epoch has to pay for.
-    own: Read = _nothing
+    own: Read = no_events
 
     @property
-    def relevant(self) -> Mapping[int, Sequence[Impression]]:
+    def relevant(self) -> Events:
         """All of them."""
         return self.read(self.sites)
 
@@ -134,33 +130,48 @@ class Device(Generic[R]):
         intermediary: str | None = None,
         action: str | None = None,
     ) -> R:
-        """Match · Charge · Attribute · Share · Seal. Always a report; errors depend on the options alone.
+        """A report of what led to a conversion on `site`, by the page itself or by an `intermediary` on it.
 
-        Run for a page of `site`, by the page itself or by an `intermediary` on it. `action` names the user's action
-        that led here, for devices that bound how many sites may measure on one action.
+        `action` names the user's action that led here, for devices that bound how many sites may measure on one action.
         """
+        return self._report(site, options, intermediary, action)
+
+    def measure_impression(
+        self, site: str, options: LabelOptions, *, intermediary: str | None = None, action: str | None = None
+    ) -> R:
+        """A report of whether a conversion followed an impression that `site` showed (`labelling`): the other side."""
+        return self._report(site, options, intermediary, action)
+
+    def _report(
+        self,
+        site: str,
+        options: ConversionOptions | AttributionRequest | LabelOptions,
+        intermediary: str | None,
+        action: str | None,
+    ) -> R:
+        """Match · Charge · Attribute · Share · Seal. Always a report; errors depend on the options alone."""
         now = self._clock()
         self._check_action(action)
-        conversion = options.checked(*_parties(site, intermediary), self._limits)
-        seal = self._seal.prepare(conversion, now, debug=self._store.debug)
+        request = options.checked(*_parties(site, intermediary), self._limits)
+        seal = self._seal.prepare(request, now, debug=self._store.debug)
         # Drawn once: the charge must be for exactly what is reported.
-        award = Award(conversion.value, conversion.buckets, [self._coins.credit() for _ in range(conversion.coins)])
+        award = Award(request.value, request.buckets, [self._coins.credit() for _ in range(request.coins)])
 
         def page() -> tuple[int, ...]:
             with self._store.transaction():
-                # Match: which epochs of the window have relevant impressions.
-                found = self._match(conversion, now, action)
+                # Match: which epochs of the window have relevant events.
+                found = self._match(request, now, action)
                 # Charge: each of them pays its individual privacy loss, from all of its filters or from none.
-                settled = self._charge(conversion, found, award)
-                # Attribute: divide the value among the impressions of epochs that paid.
-                numbers = self._attribute(conversion, found, settled, award)
-                record = _record(conversion, now, found.reach, settled, {*found.sites, *found.hidden})
+                settled = self._charge(request, found, award)
+                # Attribute: divide the value among the events of epochs that paid.
+                numbers = self._attribute(request, found, settled, award)
+                record = _record(request, now, found.reach, settled, {*found.sites, *found.hidden})
                 self._store.log(record, self._limits.max_log_records)
             return numbers
 
-        with self._ticker.turn((conversion.site, conversion.caller), self._limits.work_seconds) as turn:
+        with self._ticker.turn((request.site, request.caller), self._limits.work_seconds) as turn:
             # The turn ends when it was going to end. What is not ready by then is charged for, and not in the report.
-            numbers = turn.run(lambda: self._or_null(page, conversion, now, action), late=_zeros(conversion))
+            numbers = turn.run(lambda: self._or_null(page, request, now, action), late=_zeros(request))
             # Share, Seal: only now, when the charge is on disk.
             return seal(numbers)
 
@@ -179,17 +190,45 @@ class Device(Generic[R]):
         """Remember an impression on `site`. Options are checked also when measurement is off; then nothing is kept."""
         now = self._clock()
         self._check_action(action)
-        saved = options.saved(*_parties(site, intermediary), now, self._limits)
+        parties = _parties(site, intermediary)
+        saved = options.saved(*parties, now, self._limits)
+
+        def save() -> None:
+            self._make_room(saved)
+            self._store.save(saved)
+
+        self._keep(save, parties, action, now)
+
+    def save_conversion(
+        self,
+        site: str,
+        options: ConversionEventOptions,
+        *,
+        intermediary: str | None = None,
+        action: str | None = None,
+    ) -> None:
+        """Remember a conversion on `site`, for the publishers that it names. Checked, kept and answered as above."""
+        now = self._clock()
+        self._check_action(action)
+        parties = _parties(site, intermediary)
+        saved = options.saved(*parties, now, self._limits)
+
+        def save() -> None:
+            self._make_room_for_conversion(now)
+            self._store.conversions.save(saved)
+
+        self._keep(save, parties, action, now)
+
+    def _keep(self, save: Callable[[], None], parties: tuple[str, str], action: str | None, now: int) -> None:
+        """Run `save` if measurement is on and the site may still act on this action; in a turn of its own."""
 
         def page() -> None:
             # A site must not learn what the device holds, nor what else it is doing: if this fails, it is not told.
             with suppress(Exception), self._store.transaction():
-                if self._store.enabled and self._admits(Register.SAVES, action, saved.impression.site, now):
-                    self._make_room(saved)
-                    self._store.save(saved)
+                if self._store.enabled and self._admits(Register.SAVES, action, parties[0], now):
+                    save()
 
-        queue = (saved.impression.site, saved.impression.caller)
-        with self._ticker.turn(queue, self._limits.work_seconds) as turn:
+        with self._ticker.turn(parties, self._limits.work_seconds) as turn:
             turn.run(page, late=None)
 
     def clear_impressions_for_site(self, site: str) -> None:
@@ -255,6 +294,7 @@ class Device(Generic[R]):
                 filters=states(self._store.filters(), limits),
                 reports=self._store.reports(),
                 impressions=self._store.impressions(),
+                conversions=self._store.conversions.all(),
             )
 
     def calendar(self) -> EpochCalendar:
@@ -263,7 +303,7 @@ class Device(Generic[R]):
             return self._calendar(self._clock())
 
     def _or_null(
-        self, page: Callable[[], tuple[int, ...]], conversion: Conversion, now: int, action: str | None
+        self, page: Callable[[], tuple[int, ...]], request: CheckedRequest, now: int, action: str | None
     ) -> tuple[int, ...]:
         """What `page` gives, or a null report if it ends as nobody foresaw; if the program is being ended, the charge.
 
@@ -273,102 +313,56 @@ class Device(Generic[R]):
         try:
             return page()
         except DatabaseBusy:
-            return _zeros(conversion)
+            return _zeros(request)
         except BaseException as fault:
             with suppress(Exception), self._store.transaction():
-                reach = self._reach(conversion, now, action)
-                owed = dict.fromkeys(reach.usable, self._worst(conversion, reach.window))
-                settled = Settled(self._pay(conversion, owed), None, fault=True)
-                self._store.log(_record(conversion, now, reach, settled, ()), self._limits.max_log_records)
+                reach = self._reach(request, now, action)
+                owed = dict.fromkeys(reach.usable, self._worst(request, reach.window))
+                settled = Settled(self._pay(request, owed), None, fault=True)
+                self._store.log(_record(request, now, reach, settled, ()), self._limits.max_log_records)
             if not isinstance(fault, Exception):
                 raise
-            return _zeros(conversion)
+            return _zeros(request)
 
-    def _reach(self, conversion: Conversion, now: int, action: str | None) -> Reach:
+    def _reach(self, request: CheckedRequest, now: int, action: str | None) -> Reach:
         """Which epochs are asked for, and which of them may be used. While measurement is off, epochs of no device."""
         if not self._store.enabled:
             calendar = EpochCalendar(now, self._limits.epoch_length)
-            return Reach(calendar, conversion.window(calendar, now), (), measuring=False)
+            return Reach(calendar, request.window(calendar, now), (), measuring=False)
         calendar = self._calendar(now)
-        window = conversion.window(calendar, now)
-        if not self._admits(Register.MEASUREMENTS, action, conversion.site, now):
+        window = request.window(calendar, now)
+        if not self._admits(Register.MEASUREMENTS, action, request.site, now):
             return Reach(calendar, window, (), measuring=False)
         self._close_unreachable(calendar, now)
         return Reach(calendar, window, self._usable(calendar, window, now), measuring=True)
 
-    def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
-        """Step 1 of Listing 1. Which epochs have relevant impressions, and on which sites they were shown."""
-        reach = self._reach(conversion, now, action)
+    def _match(self, request: CheckedRequest, now: int, action: str | None) -> Found:
+        """Step 1 of Listing 1. Which epochs have relevant events, and on which sites they happened."""
+        reach = self._reach(request, now, action)
         if not reach.usable:
-            return Found(reach, {}, _nothing)
-        selection = conversion.selection(reach.calendar, reach.usable, now)
-        sites = self._store.matched_sites(selection, reach.calendar)
-        asked = {epoch: sites[epoch] for epoch in reach.usable if epoch in sites}
-        hidden = self._unable(conversion, reach, asked) if conversion.brings_functions else frozenset[int]()
-        shown = {epoch: found for epoch, found in asked.items() if epoch not in hidden}
-        if conversion.relevant is not None:
-            tested = self._test(conversion.relevant, selection, reach, shown)
-            return replace(tested, hidden=hidden)
-        need = needs(conversion.function, conversion.buckets)
-        found = Found(reach, shown, lambda epochs: self._read(selection, need, reach.calendar, epochs), hidden)
-        return self._without_own(conversion, selection, found) if conversion.own_site_is_free else found
+            return Found(reach, {}, no_events)
 
-    def _without_own(self, conversion: Conversion, selection: Selection, found: Found) -> Found:
-        """The same where only epochs with impressions of other sites owe anything."""
-        own = replace(selection, impression_sites=frozenset({conversion.site}))
-        having = {epoch for epoch, sites in found.sites.items() if conversion.site in sites}
-        others = {epoch: set(sites) - {conversion.site} for epoch, sites in found.sites.items()}
-        need = needs(conversion.function, conversion.buckets)
-        return replace(
-            found,
-            sites={epoch: sites for epoch, sites in others.items() if sites},
-            own=lambda epochs: self._read(own, need, found.reach.calendar, having & set(epochs)),
-        )
+        def unable(asked: Collection[int]) -> Collection[int]:
+            worst = self._worst(request, reach.window)
+            filters = self._store.filters_of(worst)
+            return {epoch for epoch in asked if not check_and_consume(epoch, worst, filters, self._capacities)}
 
-    def _unable(self, conversion: Conversion, reach: Reach, asked: Collection[int]) -> Collection[int]:
-        """Epochs that could not pay for the worst that a report may say: the querier's functions must not see them.
+        return Found(reach, *request.match(self._store, reach.calendar, reach.usable, now, unable))
 
-        What a function does with what it was shown cannot be taken back, so the filters are asked first.
-        """
-        worst = self._worst(conversion, reach.window)
-        filters = self._store.filters_of(worst)
-        return {epoch for epoch in asked if not check_and_consume(epoch, worst, filters, self._capacities)}
-
-    def _read(
-        self, selection: Selection, need: Need, calendar: EpochCalendar, epochs: Collection[int]
-    ) -> Mapping[int, Sequence[Impression]]:
-        """As many of the selected impressions of `epochs` as are needed, by epoch."""
-        found: dict[int, list[Impression]] = {}
-        for run in _runs(epochs):
-            since = max(selection.since, calendar.first_second(run[0]))
-            part = replace(selection, since=since, until=calendar.first_second(run[-1] + 1))
-            for impression in self._store.matching(part, need):
-                found.setdefault(calendar.index(impression.time), []).append(impression)
-        return found
-
-    def _test(
-        self, test: Callable[[Impression], bool], selection: Selection, reach: Reach, shown: Collection[int]
-    ) -> Found:
-        """The same by the querier's own test of relevance, which has to see every impression of what it is shown."""
-        everything = self._read(selection, Need(), reach.calendar, shown)
-        passed = {epoch: [one for one in found if _passes(test, one)] for epoch, found in everything.items()}
-        sites = {epoch: {one.site for one in found} for epoch, found in passed.items() if found}
-        return Found(reach, sites, lambda epochs: {epoch: passed[epoch] for epoch in epochs})
-
-    def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
+    def _charge(self, request: CheckedRequest, found: Found, award: Award) -> Settled:
         """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch."""
         single = len(found.reach.window) == 1
         if not single:
-            return Settled(self._pay(conversion, self._owed(conversion, found, None)), None)
-        output = attribute(conversion.function, found.relevant, award)
-        free = attribute(conversion.function, found.own(found.reach.usable), award)
+            return Settled(self._pay(request, self._owed(request, found, None)), None)
+        output = attribute(request.function, found.relevant, award)
+        free = attribute(request.function, found.own(found.reach.usable), award)
         moved = sum(abs(part - without) for part, without in zip(output, free, strict=True))
-        return Settled(self._pay(conversion, self._owed(conversion, found, moved)), output, free=free)
+        return Settled(self._pay(request, self._owed(request, found, moved)), output, free=free)
 
-    def _pay(self, conversion: Conversion, owed: Mapping[int, Charges]) -> Mapping[int, int]:
+    def _pay(self, request: CheckedRequest, owed: Mapping[int, Charges]) -> Mapping[int, int]:
         """What each epoch that could pay has paid to the querier's own filter."""
         filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
-        own = FilterOwner(FilterKind.SITE, conversion.site)
+        own = FilterOwner(FilterKind.SITE, request.site)
         paid = {
             epoch: charges[own]
             for epoch, charges in owed.items()
@@ -377,41 +371,42 @@ class Device(Generic[R]):
         self._store.keep(filters)
         return paid
 
-    def _worst(self, conversion: Conversion, window: Sequence[int]) -> Charges:
+    def _worst(self, request: CheckedRequest, window: Sequence[int]) -> Charges:
         """What the epochs of a window owe for the worst that a report could say, whatever they hold."""
-        # What the querier's own impressions give can be taken from one bucket and put into another.
-        most = 2 * conversion.value if conversion.own_site_is_free else conversion.value
-        output = most if len(window) == 1 else None
-        sensitivity = conversion.sensitivity(window)
-        loss = epoch_loss(conversion.loss_terms, relevant=True, sensitivity=sensitivity, output=output)
-        return charges_of(conversion.site, (), loss)
+        output = request.worst_output if len(window) == 1 else None
+        sensitivity = request.sensitivity(window)
+        loss = epoch_loss(request.loss_terms, relevant=True, sensitivity=sensitivity, output=output)
+        return charges_of(request.site, (), loss, request.quota)
 
-    def _owed(self, conversion: Conversion, found: Found, output: int | None) -> dict[int, Charges]:
+    def _owed(self, request: CheckedRequest, found: Found, output: int | None) -> dict[int, Charges]:
         """What every usable epoch owes to each of its filters (Theorem 4; two cases at most in one window)."""
-        sensitivity, terms = conversion.sensitivity(found.reach.window), conversion.loss_terms
+        sensitivity, terms = request.sensitivity(found.reach.window), request.loss_terms
         nothing = epoch_loss(terms, relevant=False, sensitivity=sensitivity, output=output)
         something = epoch_loss(terms, relevant=True, sensitivity=sensitivity, output=output)
         return {
             epoch: charges_of(
-                conversion.site, found.sites.get(epoch, ()), something if epoch in found.sites else nothing
+                request.site,
+                found.sites.get(epoch, ()),
+                something if epoch in found.sites else nothing,
+                request.quota,
             )
             for epoch in found.reach.usable
-            if epoch not in found.hidden and (epoch in found.sites or conversion.kappa)
+            if epoch not in found.hidden and (epoch in found.sites or request.kappa)
         }
 
-    def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
+    def _attribute(self, request: CheckedRequest, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         """Step 4. An epoch that could not pay gives exactly the report of an absent one, or of what is free in it."""
         if not found.reach.measuring:
-            return _zeros(conversion)
+            return _zeros(request)
         kept = [epoch for epoch in found.sites if epoch in settled.paid]
         if settled.output is not None:
-            histogram = settled.output if kept else settled.free or (0,) * conversion.buckets
+            histogram = settled.output if kept else settled.free or (0,) * request.buckets
         else:
             free = found.own([epoch for epoch in found.reach.usable if epoch not in kept])
-            histogram = attribute(conversion.function, {**free, **found.read(kept)}, award)
-        if conversion.side_query is None:
+            histogram = attribute(request.function, {**free, **found.read(kept)}, award)
+        if request.side_query is None:
             return histogram
-        return (*histogram, conversion.side_query.flag(found.reach.usable, settled.paid, kept))
+        return (*histogram, request.side_query.flag(found.reach.usable, settled.paid, kept))
 
     def _calendar(self, now: int) -> EpochCalendar:
         """This device's epochs; the first lookup fixes where they start."""
@@ -450,6 +445,18 @@ class Device(Generic[R]):
             self._store.drop_impressions_before(calendar.first_second(calendar.index(self._store.barrier) + 1))
         make_room(self._store, saved, calendar, self._limits)
 
+    def _make_room_for_conversion(self, now: int) -> None:
+        """Evict within this epoch only, as for impressions. The two kinds of events never take each other's room."""
+        if self._store.epoch_start is None:
+            return
+        calendar = EpochCalendar(self._store.epoch_start, self._limits.epoch_length)
+        if self._store.barrier is not None:
+            self._store.conversions.drop_before(calendar.first_second(calendar.index(self._store.barrier) + 1))
+        since = calendar.first_second(calendar.index(now))
+        until = since + calendar.length
+        if self._store.conversions.count_between(since, until) >= self._limits.max_conversions_per_epoch:
+            self._store.conversions.evict_between(since, until)
+
     def _admits(self, register: Register, action: str | None, site: str, now: int) -> bool:
         """Whether `site` may still act on this user action. Decided by who calls, never by what is found."""
         limit = self._limits.sites_per_action
@@ -465,46 +472,21 @@ class Device(Generic[R]):
             )
 
 
-def _runs(epochs: Iterable[int]) -> Iterator[Sequence[int]]:
-    """Epochs that follow one another, together; earliest first."""
-    run: list[int] = []
-    for epoch in sorted(epochs):
-        if run and epoch != run[-1] + 1:
-            yield run
-            run = []
-        run.append(epoch)
-    if run:
-        yield run
-
-
 def _parties(site: str, intermediary: str | None) -> tuple[str, str]:
     """The top-level site, which pays, and the caller: the intermediary if there is one."""
     top_level = parse_site(site)
     return top_level, top_level if intermediary is None else parse_site(intermediary)
 
 
-def _passes(test: Callable[[Impression], bool], impression: Impression) -> bool:
-    """The querier's own test, impression by impression. One that fails finds nothing: an error would tell what it saw.
-
-    It must not take other impressions with it: then one epoch would decide what another is charged for.
-    """
-    try:
-        return bool(test(impression))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return False
-
-
-def _zeros(conversion: Conversion) -> tuple[int, ...]:
-    return (0,) * (conversion.buckets + (1 if conversion.side_query else 0))
+def _zeros(request: CheckedRequest) -> tuple[int, ...]:
+    return (0,) * (request.buckets + (1 if request.side_query else 0))
 
 
 def _record(
-    conversion: Conversion, now: int, reach: Reach, settled: Settled, relevant: Collection[int]
+    request: CheckedRequest, now: int, reach: Reach, settled: Settled, relevant: Collection[int]
 ) -> ReportRecord:
     """The line in the log: as long for a null report as for any other."""
-    terms = conversion.loss_terms
+    terms = request.loss_terms
 
     def outcome(epoch: int) -> EpochOutcome:
         """What the person is told about one epoch of a request."""
@@ -514,11 +496,12 @@ def _record(
             return EpochOutcome.CLOSED
         if settled.fault:
             return EpochOutcome.FAULT
-        if epoch not in relevant and conversion.side_query is None:
+        if epoch not in relevant and request.side_query is None:
             return EpochOutcome.NOTHING_FOUND
         return EpochOutcome.PAID if epoch in settled.paid else EpochOutcome.OUT_OF_BUDGET
 
     epochs = tuple(
         EpochEntry(epoch, outcome(epoch), settled.paid.get(epoch, 0)) for epoch in reach.window[-LOGGED_EPOCHS:]
     )
-    return ReportRecord(now, terms.epsilon_micros, terms.query_sensitivity, conversion.site, conversion.caller, epochs)
+    asked = (terms.epsilon_micros, terms.query_sensitivity, request.site, request.caller)
+    return ReportRecord(now, *asked, epochs, request.side)

@@ -21,6 +21,7 @@ _RANGES = {
     "site_budget": _BUDGET,
     "global_budget": _BUDGET,
     "impression_site_quota": _BUDGET,
+    "advertiser_quota": _BUDGET,
     "sites_per_action": _LIST[1:],
     "epoch_days": range(1, 3661),
     "max_lookback_days": range(1, 36_601),
@@ -34,6 +35,10 @@ _RANGES = {
     "max_impressions_per_site": range(1, 2**31),
     "max_impressions_per_epoch": range(1, 2**31),
     "max_sites_per_epoch": range(1, 2**31),
+    "max_conversions_per_epoch": range(1, 2**31),
+    "max_publishers": _LIST[1:],
+    "max_advertisers": _LIST[1:],
+    "max_labels": _LIST,
     "max_log_records": range(1, 2**31),
 }
 _OPTIONAL = {"sites_per_action"}
@@ -55,6 +60,9 @@ class DeviceLimits:
     site_budget: int = 1 * MICROS
     global_budget: int = 8 * MICROS
     impression_site_quota: int = 4 * MICROS
+    # A ledger of its own, so that publishers' questions never change what the standard's calls give. Half as large:
+    # queriers who use up both of one site's quotas still leave a quarter of the global budget.
+    advertiser_quota: int = 2 * MICROS
     # One more that the standard leaves open, against many sites acting together to drain a device; None is off.
     sites_per_action: int | None = None
     own_site: OwnSite = OwnSite.COUNTED
@@ -71,6 +79,11 @@ class DeviceLimits:
     max_impressions_per_site: int = 1_000
     max_impressions_per_epoch: int = 2_000
     max_sites_per_epoch: int = 200
+    # The display side: conversion events of one epoch, and how many sites or labels one call may name.
+    max_conversions_per_epoch: int = 1_000
+    max_publishers: int = 10
+    max_advertisers: int = 10
+    max_labels: int = 10
     max_log_records: int = 10_000
     aggregation_services: frozenset[str] = frozenset({TREFOIL_SERVICE})
 
@@ -101,7 +114,8 @@ class DeviceLimits:
         impression, 4 µs a site's quota, 1 ms for the rest.
         """
         epochs = self.max_lookback_days // self.epoch_days + 2
-        return 6e-3 + epochs * (self.max_impressions_per_epoch * 1.2e-6 + self.max_sites_per_epoch * 8e-6)
+        impressions = self.max_impressions_per_epoch * 1.2e-6 + self.max_sites_per_epoch * 8e-6
+        return 6e-3 + epochs * max(impressions, self.max_conversions_per_epoch * 4e-6)
 
     @property
     def tick_seconds(self) -> float:

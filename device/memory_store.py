@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from device.attribution import Need, Order
+from device.conversion_store import ConversionList
 from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
@@ -25,6 +26,7 @@ class MemoryStore:
         self.enabled = True
         self.epoch_start: int | None = None
         self.barrier: int | None = None
+        self.conversions = ConversionList()
         self._impressions: list[SavedImpression] = []
         self._filters: dict[FilterOwner, PrivacyFilter] = {}
         self._log: list[ReportRecord] = []
@@ -36,12 +38,13 @@ class MemoryStore:
         """One at a time, whole or not at all: lists grow at their end or are replaced; all else is replaced."""
         with self._lock:
             before = dict(vars(self))
-            impressions, records = len(self._impressions), len(self._log)
+            impressions, records, events = len(self._impressions), len(self._log), self.conversions.saved
             try:
                 yield
             except BaseException:
                 vars(self).update(before)
                 del self._impressions[impressions:], self._log[records:]
+                self.conversions.saved = events
                 raise
 
     def set_enabled(self, enabled: bool) -> None:
@@ -98,6 +101,7 @@ class MemoryStore:
         others = (saved for saved in self._impressions if saved.impression.caller != site)
         stripped = (_without(saved, site) for saved in others)
         self._impressions = [saved for saved in stripped if saved is not None]
+        self.conversions.clear_caller(site)
 
     def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
         return {owner: self._filters[owner].copy() if owner in self._filters else PrivacyFilter() for owner in owners}
@@ -110,6 +114,7 @@ class MemoryStore:
 
     def forget(self, sites: Collection[str]) -> None:
         self._log = []
+        self.conversions.forget(sites)
         if not sites:
             self._impressions = []
             self._filters = {}
@@ -123,6 +128,7 @@ class MemoryStore:
             ledger.forget_before(first_epoch)
         self._filters = {owner: ledger for owner, ledger in kept.items() if ledger.paid}
         self._impressions = [saved for saved in self._impressions if saved.impression.time >= before]
+        self.conversions.drop_before(before)
         self._log = [record for record in self._log if record.time >= before]
         self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}
         return True

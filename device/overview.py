@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from device.conversion_event import SavedConversion
 from device.epoch import EpochCalendar
 from device.impression import SavedImpression
 from device.limits import DeviceLimits
@@ -28,3 +29,4 @@ class Overview:
     filters: Sequence[FilterState]
     reports: Sequence[ReportRecord]
     impressions: Sequence[SavedImpression]
+    conversions: Sequence[SavedConversion] = ()

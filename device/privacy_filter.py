@@ -27,6 +27,8 @@ class FilterKind(IntEnum):
     SITE = 1
     GLOBAL = 2
     IMPRESSION_SITE = 3
+    # 4 was a quota that no device could set.
+    ADVERTISER = 5
 
 
 class FilterOwner(NamedTuple):
@@ -102,21 +104,27 @@ def capacities(limits: DeviceLimits) -> Capacities:
         FilterKind.SITE: limits.site_budget,
         FilterKind.GLOBAL: limits.global_budget,
         FilterKind.IMPRESSION_SITE: limits.impression_site_quota,
+        FilterKind.ADVERTISER: limits.advertiser_quota,
     }
 
 
-def charges_of(site: str, impression_sites: Collection[str], loss: EpochLoss) -> Charges:
-    """What an epoch owes to each of its filters for a report to `site`: each is charged once, however many match."""
+def charges_of(
+    site: str, event_sites: Collection[str], loss: EpochLoss, quota: FilterKind = FilterKind.IMPRESSION_SITE
+) -> Charges:
+    """What an epoch owes to each of its filters for a report to `site`: each is charged once, however many match.
+
+    `quota` is the kind of filter that the sites of matching events have.
+    """
     charges = {FilterOwner(FilterKind.SITE, site): loss.site, FilterOwner(FilterKind.GLOBAL, ""): loss.everyone}
-    for impression_site in impression_sites:
-        charges[_quota_of(impression_site)] = loss.quota
+    for event_site in event_sites:
+        charges[_quota_of(quota, event_site)] = loss.quota
     return charges
 
 
 @lru_cache(maxsize=1024)
-def _quota_of(impression_site: str) -> FilterOwner:
+def _quota_of(kind: FilterKind, event_site: str) -> FilterOwner:
     """Kept, because a conversion asks for the same few once per epoch."""
-    return FilterOwner(FilterKind.IMPRESSION_SITE, impression_site)
+    return FilterOwner(kind, event_site)
 
 
 def check_and_consume(

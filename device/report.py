@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from device.conversion import Conversion
+from device.checked_request import CheckedRequest
 from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
 from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
@@ -21,12 +21,12 @@ _LOG = logging.getLogger("trefoil.device")
 
 
 class Seal(Protocol[R_co]):
-    """Turns a conversion's numbers into a report. One that shows them `reveals`, which only debug devices may."""
+    """Turns a request's numbers into a report. One that shows them `reveals`, which only debug devices may."""
 
     @property
     def reveals(self) -> bool: ...
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], R_co]: ...
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], R_co]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class HelperSetSeal:
     helper_set: HelperSet
     reveals: bool = field(default=False, init=False)
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
-        terms = report_terms(conversion, now, debug=debug)
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
+        terms = report_terms(request, now, debug=debug)
         self.helper_set.sealing_keys(terms.time)
         return lambda histogram: _seal_or_null(histogram, terms, self.helper_set)
 
@@ -66,8 +66,8 @@ class DebugSeal:
     helper_set: HelperSet
     reveals: bool = field(default=True, init=False)
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], DebugReport]:
-        seal = HelperSetSeal(self.helper_set).prepare(conversion, now, debug=debug)
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], DebugReport]:
+        seal = HelperSetSeal(self.helper_set).prepare(request, now, debug=debug)
         return lambda histogram: DebugReport(seal(histogram), tuple(histogram))
 
 
@@ -77,23 +77,23 @@ class PlainSeal:
 
     reveals: bool = field(default=True, init=False)
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], tuple[int, ...]]:  # noqa: ARG002 - the protocol's shape
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], tuple[int, ...]]:  # noqa: ARG002 - the protocol's shape
         return tuple
 
 
-def report_terms(conversion: Conversion, now: int, *, debug: bool) -> ReportTerms:
+def report_terms(request: CheckedRequest, now: int, *, debug: bool) -> ReportTerms:
     """The public promise of a report: the ε and Δ that were asked for, never what was charged, and nothing found."""
-    terms = conversion.loss_terms
+    terms = request.loss_terms
     return ReportTerms(
-        site=conversion.site,
-        caller=conversion.caller,
+        site=request.site,
+        caller=request.caller,
         time=coarse_time(now),
         epsilon_micros=terms.epsilon_micros,
         sensitivity=terms.query_sensitivity,
-        buckets=conversion.buckets,
-        kappa=conversion.kappa,
-        unit=conversion.unit,
+        buckets=request.buckets,
+        kappa=request.kappa,
+        unit=request.unit,
         debug=debug,
-        cap=conversion.cap,
-        spread=conversion.spread,
+        cap=request.cap,
+        spread=request.spread,
     )

@@ -14,7 +14,7 @@ from device.instance import InstanceToken, fresh_token, last_report_beside
 from protocol.errors import TrefoilError
 
 APPLICATION_ID = 0x54464C31  # "TFL1"
-VERSION = 1
+VERSION = 2
 _HEADER_SIZE = 100
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _NOT_NOW = {
@@ -67,6 +67,21 @@ CREATE TABLE action (
     PRIMARY KEY (action, site)
 ) WITHOUT ROWID;
 """
+_CONVERSION = (
+    """
+CREATE TABLE conversion (
+    id INTEGER PRIMARY KEY,
+    time INTEGER NOT NULL,
+    expires INTEGER NOT NULL,
+    site TEXT NOT NULL,
+    caller TEXT NOT NULL,
+    label INTEGER NOT NULL,
+    publishers TEXT NOT NULL
+)""",
+    "CREATE INDEX conversion_time ON conversion (time)",
+)
+# What makes a file of each version one of the next. Nothing that an older program wrote is touched.
+_UPGRADES = {1: _CONVERSION}
 
 
 def create_database(path: Path, *, epoch_length: int, epoch_start: int | None, debug: bool) -> None:
@@ -97,6 +112,8 @@ def _fill(path: Path, row: tuple[bytes, bool, int, int | None, int | None]) -> N
         connection.executescript(
             f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {_TABLES}"
         )
+        for statement in _CONVERSION:
+            connection.execute(statement)
         connection.execute(
             "INSERT INTO device (one, token, counter, debug, epoch_length, enabled, epoch_start, barrier)"
             " VALUES (1, ?, 0, ?, ?, 1, ?, ?)",
@@ -127,11 +144,37 @@ def check_header(path: Path) -> None:
         raise DatabaseError(
             f"{path} is a database of another program", "Choose another file; this one was not touched."
         )
+    if version not in _UPGRADES:
+        check_version(path, version)
+
+
+def check_version(path: Path, version: int) -> None:
+    """Refuse a file that is not of this program's format."""
     if version != VERSION:
         raise DatabaseError(
             f"{path} has format {version}; this program knows format {VERSION}",
             "Use the program that wrote it, or a newer one. The file was not touched.",
         )
+
+
+def upgrade(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring an older file to this version, whole or not at all: in one transaction, on disk when this returns."""
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == VERSION:
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        # Once more: another process may have done it while we waited.
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        while version in _UPGRADES:
+            for statement in _UPGRADES[version]:
+                connection.execute(statement)
+            version += 1
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        connection.close()
+        raise refusal(path, error) from None
 
 
 def connect(path: Path, wait: float) -> sqlite3.Connection:

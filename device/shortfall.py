@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from device.conversion import Conversion
+from device.checked_request import CheckedRequest
 from device.overview import Overview
 from device.privacy_filter import FilterKind, FilterState
 from device.storage import EpochOutcome, ReportRecord
@@ -21,7 +21,7 @@ def lacked_budget(record: ReportRecord) -> bool:
     return EpochOutcome.OUT_OF_BUDGET in outcomes and EpochOutcome.PAID not in outcomes
 
 
-def shortfall(conversion: Conversion, overview: Overview) -> str | None:
+def shortfall(conversion: CheckedRequest, overview: Overview) -> str | None:
     """What to say about the report just made for `conversion`, or None if some week has enough left for it."""
     record = next((one for one in reversed(overview.reports) if one.site == conversion.site), None)
     if record is None or not record.epochs:
@@ -38,7 +38,7 @@ def shortfall(conversion: Conversion, overview: Overview) -> str | None:
     return None
 
 
-def _asked(conversion: Conversion, weeks: int) -> int:
+def _asked(conversion: CheckedRequest, weeks: int) -> int:
     """What a week with an impression owes to the querier's own filter for a full report (Theorem 4, cases 2 and 3)."""
     full = conversion.value if weeks == 1 else conversion.sensitivity(range(weeks))
     return conversion.loss_terms.loss(full + conversion.kappa)

@@ -23,6 +23,7 @@ class SideQueryForm(Enum):
 
     GENERAL = "general"
     LAST_TOUCH = "last touch"
+    ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SideQuery:
         return SideQuery(self.kappa, self.form)
 
     def flag(self, epochs: Collection[int], paid: Collection[int], relevant: Collection[int]) -> int:
-        """κ or 0. `paid` are the epochs that could pay; `relevant` those of them that have relevant impressions."""
+        """κ or 0. `paid` are the epochs that could pay; `relevant` those of them that have relevant events."""
         unpaid = [epoch for epoch in epochs if epoch not in paid]
         match self.form:
             case SideQueryForm.GENERAL:
@@ -52,6 +53,9 @@ class SideQuery:
                 # Theorem 16: a dropped epoch changes nothing if a later one that paid holds the last touch.
                 last_touch = max(relevant, default=None)
                 biased = any(last_touch is None or epoch > last_touch for epoch in unpaid)
+            case SideQueryForm.ANY:
+                # A label is 1 if any epoch that paid holds a conversion: then a dropped one cannot have changed it.
+                biased = bool(unpaid) and not relevant
             case _:
                 assert_never(self.form)
         return self.kappa if biased else 0

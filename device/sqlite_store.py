@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from device.attribution import Need, Order
+from device.conversion_store import SqlConversions
 from device.epoch import EpochCalendar
 from device.errors import DatabaseBusy, DatabaseUnavailable
 from device.impression import Impression, SavedImpression, Selection
 from device.instance import InstanceToken, fresh_token
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
-from device.schema import connect, create_database, inspect, refusal
+from device.schema import check_version, connect, create_database, inspect, refusal, upgrade
 from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
 
 # As Impression._make, without its check of the length: the query below has the right one, and rows come by the hundred.
 _IMPRESSION = cast("Callable[[Any], Impression]", partial(tuple.__new__, Impression))
-_STATE = "SELECT token, counter, enabled, epoch_start, barrier FROM device"
+_STATE = "SELECT user_version, token, counter, enabled, epoch_start, barrier FROM pragma_user_version, device"
 _ACCEPTED = """ FROM impression
 WHERE time >= ? AND time < ? AND expires >= ? AND site <> ?
 AND (conversion_sites = '' OR instr(conversion_sites, ?) > 0)
@@ -80,6 +81,7 @@ class SqliteStore:
         self, connection: sqlite3.Connection, path: Path, instance: InstanceToken, *, wait: float, debug: bool
     ) -> None:
         self.debug = debug
+        self.conversions = SqlConversions(connection)
         self._connection = connection
         self._path = path
         self._instance = instance
@@ -102,7 +104,9 @@ class SqliteStore:
         """
         debug = inspect(path, wait, epoch_length)
         path.chmod(0o600)
-        store = cls(connect(path, wait), path, InstanceToken(path), wait=wait, debug=debug)
+        connection = connect(path, wait)
+        upgrade(connection, path)
+        store = cls(connection, path, InstanceToken(path), wait=wait, debug=debug)
         try:
             with store.transaction():
                 store._recognise(clock())
@@ -182,7 +186,10 @@ class SqliteStore:
         return self._state
 
     def _read_state(self) -> None:
-        self._state = _State(*self._connection.execute(_STATE).fetchone())
+        version, *state = self._connection.execute(_STATE).fetchone()
+        # A newer program may have changed the file since it was opened.
+        check_version(self._path, version)
+        self._state = _State(*state)
 
     def _set(self, column: str, value: int | bytes) -> None:
         self._connection.execute(f"UPDATE device SET {column} = ?", (value,))  # noqa: S608 - columns named in this file
@@ -250,6 +257,7 @@ class SqliteStore:
         self._connection.execute(_DROP, (moment, _AT_ONCE))
 
     def clear_caller(self, site: str) -> None:
+        self.conversions.clear_caller(site)
         self._connection.execute("DELETE FROM impression WHERE caller = ?", (site,))
         entry = f" {site} "
         for number, *lists in self._connection.execute(_LISTED, (entry, entry)).fetchall():
@@ -282,6 +290,7 @@ class SqliteStore:
 
     def forget(self, sites: Collection[str]) -> None:
         self._connection.execute("DELETE FROM log")
+        self.conversions.forget(sites)
         if not sites:
             self._connection.execute("DELETE FROM impression")
             self._connection.execute("DELETE FROM filter")
@@ -290,7 +299,7 @@ class SqliteStore:
             self._connection.execute("DELETE FROM filter WHERE site = ?", (site,))
 
     def prune(self, first_epoch: int, before: int) -> bool:
-        finished = self._prune_filters(first_epoch)
+        finished = self._prune_filters(first_epoch) & self.conversions.drop_before(before)
         for query in (_DROP, _DROP_LOG, _DROP_ACTIONS):
             finished &= self._connection.execute(query, (before, _AT_ONCE)).rowcount < _AT_ONCE
         return finished

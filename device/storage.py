@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from device.attribution import Need
+from device.conversion_store import ConversionStore
 from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
@@ -25,6 +26,8 @@ MAX_LOG_RECORDS = 10_000
 EVERYTHING = Need()
 _RECORD = struct.Struct(">qqqB253sB253sB")
 _EPOCH = struct.Struct(">qBq")
+# Of the byte that counts epochs, so that records of before the display side read as what they are.
+_SIDE_BIT = 7
 
 
 class EpochOutcome(IntEnum):
@@ -45,6 +48,13 @@ class SiteCount(NamedTuple):
     held: int
     first: int
     last: int
+
+
+class Side(IntEnum):
+    """Which side asked: the site of a conversion, about impressions, or that of an impression, about conversions."""
+
+    ADVERTISER = 0
+    PUBLISHER = 1
 
 
 class EpochEntry(NamedTuple):
@@ -68,21 +78,26 @@ class ReportRecord:
     site: str
     caller: str
     epochs: tuple[EpochEntry, ...] = ()
+    side: Side = Side.ADVERTISER
 
     def encode(self) -> bytes:
         """Always of one size, so that the database grows alike for real and null reports."""
         site, caller, epochs = self.site.encode(), self.caller.encode(), self.epochs[-LOGGED_EPOCHS:]
         head = (self.time, self.epsilon_micros, self.query_sensitivity, len(site), site, len(caller), caller)
         entries = b"".join(_EPOCH.pack(*entry) for entry in epochs)
-        return _RECORD.pack(*head, len(epochs)) + entries.ljust(LOGGED_EPOCHS * _EPOCH.size, b"\0")
+        return _RECORD.pack(*head, len(epochs) | self.side << _SIDE_BIT) + entries.ljust(
+            LOGGED_EPOCHS * _EPOCH.size, b"\0"
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> ReportRecord:
         """The record in `data`."""
-        time, epsilon, sensitivity, site_length, site, caller_length, caller, count = _RECORD.unpack_from(data)
+        time, epsilon, sensitivity, site_length, site, caller_length, caller, last = _RECORD.unpack_from(data)
+        side, count = divmod(last, 1 << _SIDE_BIT)
         entries = list(_EPOCH.iter_unpack(data[_RECORD.size :]))[:count]
         epochs = tuple(EpochEntry(epoch, EpochOutcome(outcome), paid) for epoch, outcome, paid in entries)
-        return cls(time, epsilon, sensitivity, site[:site_length].decode(), caller[:caller_length].decode(), epochs)
+        parties = (site[:site_length].decode(), caller[:caller_length].decode())
+        return cls(time, epsilon, sensitivity, *parties, epochs, Side(side))
 
 
 class Store(Protocol):
@@ -122,6 +137,11 @@ class Store(Protocol):
         """Move the barrier forward to `moment`; never back."""
         ...
 
+    @property
+    def conversions(self) -> ConversionStore:
+        """The conversion events; used inside this store's transaction."""
+        ...
+
     def save(self, saved: SavedImpression) -> None: ...
 
     def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
@@ -149,7 +169,7 @@ class Store(Protocol):
         ...
 
     def clear_caller(self, site: str) -> None:
-        """Remove what `site` saved as caller; strike it from all lists, deleting whose list that empties."""
+        """Remove what `site` saved as caller, of either kind; strike it from lists, deleting whose that empties."""
         ...
 
     def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
@@ -165,7 +185,7 @@ class Store(Protocol):
         ...
 
     def forget(self, sites: Collection[str]) -> None:
-        """Delete the sites' impressions and filters, or everything if none are named, and the log of reports."""
+        """Delete the sites' events and filters, or everything if none are named, and the log of reports."""
         ...
 
     def prune(self, first_epoch: int, before: int) -> bool:

@@ -333,7 +333,7 @@ def test_a_publishers_quota_is_the_sites_not_its_intermediarys(store: Store) -> 
         assert ann.spent(FilterKind.IMPRESSION_SITE, publisher) == {0: 500_000}
 
 
-@pytest.mark.parametrize("form", list(SideQueryForm))
+@pytest.mark.parametrize("form", [SideQueryForm.GENERAL, SideQueryForm.LAST_TOUCH])
 def test_a_device_that_is_switched_off_sends_no_flag(store: Store, form: SideQueryForm) -> None:
     """κ would say that it is off: all numbers are zero, there are as many as ever, and nothing is paid."""
     ann = Ann(store).see(0.1)

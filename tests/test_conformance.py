@@ -21,7 +21,7 @@ from benchmarks.conformance.runner import run_file, run_folder
 from benchmarks.conformance.scenario import CONFIG, ScenarioConfig, load_json, whole
 from benchmarks.conformance.view import show_results
 from device.attribution import Award
-from device.conversion import Conversion
+from device.checked_request import CheckedRequest
 from device.device import Device, Found, Settled
 from device.impression import Impression, SavedImpression
 from device.limits import DeviceLimits
@@ -140,7 +140,7 @@ def rounds_down(patch: Patch) -> None:
 def keyed_by_caller(patch: Patch) -> None:
     original = Device._charge
 
-    def charge(self: Any, conversion: Conversion, found: Found, award: Award) -> Settled:
+    def charge(self: Any, conversion: CheckedRequest, found: Found, award: Award) -> Settled:
         return original(self, replace(conversion, site=conversion.caller), found, award)
 
     patch.setattr(Device, "_charge", charge)
@@ -209,7 +209,7 @@ def draws_twice(patch: Patch) -> None:
     """Charges for one draw and reports another: the public simulator's second defect."""
     original = Device._charge
 
-    def charge(self: Any, conversion: Conversion, found: Found, award: Award) -> Settled:
+    def charge(self: Any, conversion: CheckedRequest, found: Found, award: Award) -> Settled:
         settled = original(self, conversion, found, award._replace(coins=[0.25] * len(award.coins)))
         if settled.output is None:
             return settled
@@ -234,7 +234,7 @@ def all_or_nothing(patch: Patch) -> None:
     """One epoch without budget takes all the others with it."""
     original = Device._attribute
 
-    def attribute(self: Any, conversion: Conversion, found: Found, settled: Settled, award: Award) -> Any:
+    def attribute(self: Any, conversion: CheckedRequest, found: Found, settled: Settled, award: Award) -> Any:
         kept = settled if set(found.sites) <= set(settled.paid) else Settled({}, settled.output)
         return original(self, conversion, found, kept, award)
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device.attribution import AttributionFunction, Award, attribute, clip
+from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest, Conversion
 from device.device import Device, Found, Settled
 from device.impression import Impression
@@ -54,7 +55,7 @@ def nothing_is_something(relevant: Relevant, award: Award, /) -> Sequence[int]:
 class AsksAboutNothing(Device[tuple[int, ...]]):
     """Broken: calls the function on an empty set too."""
 
-    def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
+    def _attribute(self, conversion: CheckedRequest, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         kept = {epoch: seen for epoch, seen in found.relevant.items() if epoch in settled.paid}
         return clip(conversion.function(kept, award), award)
 
@@ -112,10 +113,11 @@ def compares_with_own(relevant: Relevant, award: Award, /) -> Sequence[int]:
 class ShowsOwnEventsForFree(Device[tuple[int, ...]]):
     """Broken: public events cost nothing, and the function may read them all the same."""
 
-    def _match(self, conversion: Conversion, now: int, action: str | None) -> Found:
+    def _match(self, conversion: CheckedRequest, now: int, action: str | None) -> Found:
+        assert isinstance(conversion, Conversion)
         return super()._match(replace(conversion, hides_own_site=False), now, action)
 
-    def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
+    def _charge(self, conversion: CheckedRequest, found: Found, award: Award) -> Settled:
         others = {epoch: set(sites) - {conversion.site} for epoch, sites in found.sites.items()}
         private = {epoch: sites for epoch, sites in others.items() if sites}
         settled = super()._charge(conversion, replace(found, sites=private), award)

@@ -209,7 +209,7 @@ def test_a_relevance_test_that_fails_finds_nothing() -> None:
 # The side query
 
 
-@pytest.mark.parametrize("form", list(SideQueryForm))
+@pytest.mark.parametrize("form", [SideQueryForm.GENERAL, SideQueryForm.LAST_TOUCH])
 def test_every_requested_epoch_pays_kappa_with_data_or_without(form: SideQueryForm) -> None:
     world = World().see(1.1)
     side = SideQuery(kappa=1, form=form)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device.conversion import Conversion
+from device.checked_request import CheckedRequest
 from device.device import Device
 from device.impression import ImpressionOptions
 from device.instance import InstanceToken
@@ -68,7 +68,9 @@ class DyingSeal(PlainSeal):
     after: bool = False
     reveals: bool = field(default=True, init=False)
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    def prepare(
+        self, conversion: CheckedRequest, now: int, *, debug: bool
+    ) -> Callable[[Sequence[int]], tuple[int, ...]]:
         def seal(numbers: Sequence[int]) -> tuple[int, ...]:
             if not self.after:
                 die()

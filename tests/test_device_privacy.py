@@ -17,7 +17,8 @@ from functools import partial
 import pytest
 
 from device.attribution import Award, EqualCredit, FirstTouch, LastNTouch, LastTouch
-from device.conversion import AttributionRequest, Conversion
+from device.checked_request import CheckedRequest
+from device.conversion import AttributionRequest
 from device.device import Device, Found, Settled
 from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
@@ -115,14 +116,14 @@ def test_a_quota_that_runs_out_tells_nothing() -> None:
 class KeepsDroppedEpochs(Device[tuple[int, ...]]):
     """Broken: an epoch that cannot pay is used all the same."""
 
-    def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
+    def _attribute(self, conversion: CheckedRequest, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         return super()._attribute(conversion, found, replace(settled, paid=dict.fromkeys(found.reach.window, 0)), award)
 
 
 class AllOrNothing(Device[tuple[int, ...]]):
     """Broken: one epoch that cannot pay takes the whole report with it, which costs the others nothing."""
 
-    def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
+    def _charge(self, conversion: CheckedRequest, found: Found, award: Award) -> Settled:
         before = {owner: tuple(ledger.entries()) for owner, ledger in self._store.filters().items()}
         settled = super()._charge(conversion, found, award)
         if found.sites.keys() <= settled.paid.keys():

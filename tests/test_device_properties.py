@@ -95,7 +95,11 @@ def standard_calls(draw: st.DrawFn) -> Options:
 @st.composite
 def paper_requests(draw: st.DrawFn) -> Options:
     value, function = draw(st.integers(1, 5)), draw(functions)
-    forms = list(SideQueryForm) if isinstance(function, LastTouch) else [SideQueryForm.GENERAL]
+    forms = (
+        [SideQueryForm.GENERAL, SideQueryForm.LAST_TOUCH]
+        if isinstance(function, LastTouch)
+        else [SideQueryForm.GENERAL]
+    )
     side_query = draw(st.none() | st.builds(SideQuery, st.integers(1, 4), st.sampled_from(forms)))
     return AttributionRequest(
         epochs=draw(st.lists(st.sampled_from(EPOCHS), min_size=1, max_size=3, unique=True)),

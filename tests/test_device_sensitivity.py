@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from device.attribution import AttributionFunction, Award, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
-from device.conversion import AttributionRequest, Conversion
+from device.checked_request import CheckedRequest
+from device.conversion import AttributionRequest
 from device.device import Device, Found, Settled
 from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
@@ -181,7 +182,7 @@ def test_theorem_18_forgotten_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 class CaseByData(Device[tuple[int, ...]]):
     """Broken: takes case 2 whenever the data happens to lie in one epoch."""
 
-    def _charge(self, conversion: Conversion, found: Found, award: Award) -> Settled:
+    def _charge(self, conversion: CheckedRequest, found: Found, award: Award) -> Settled:
         if len(found.sites) == 1:
             found = replace(found, reach=found.reach._replace(window=tuple(found.sites)))
         return super()._charge(conversion, found, award)

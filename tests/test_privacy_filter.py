@@ -27,7 +27,8 @@ EVERYONE = FilterOwner(FilterKind.GLOBAL, "")
 
 def test_the_numbers_that_databases_hold_stay_as_they_are() -> None:
     """Another number would make every filter of a device a new one."""
-    assert {kind.name: kind.value for kind in FilterKind} == {"SITE": 1, "GLOBAL": 2, "IMPRESSION_SITE": 3}
+    numbers = {"SITE": 1, "GLOBAL": 2, "IMPRESSION_SITE": 3, "ADVERTISER": 5}
+    assert {kind.name: kind.value for kind in FilterKind} == numbers
     outcomes = {"PAID": 1, "NOTHING_FOUND": 2, "OUT_OF_BUDGET": 3, "CLOSED": 4, "NOT_MEASURED": 5, "FAULT": 6}
     assert {outcome.name: outcome.value for outcome in EpochOutcome} == outcomes
 

@@ -14,7 +14,8 @@ from fractions import Fraction
 import pytest
 
 from device.attribution import Award, EqualCredit, LastTouch
-from device.conversion import AttributionRequest, Conversion
+from device.checked_request import CheckedRequest
+from device.conversion import AttributionRequest
 from device.device import Device, Found, Settled
 from device.errors import RangeError
 from device.limits import DeviceLimits
@@ -123,7 +124,7 @@ def test_charging_kappa_only_where_there_is_data_leaks(form: SideQueryForm, monk
 class FlagsFromData(Device[tuple[int, ...]]):
     """Broken: flags only reports that did lose an impression, which is what a querier would like to know."""
 
-    def _attribute(self, conversion: Conversion, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
+    def _attribute(self, conversion: CheckedRequest, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
         *histogram, _ = super()._attribute(conversion, found, settled, award)
         lost = conversion.kappa if any(epoch not in settled.paid for epoch in found.sites) else 0
         return (*histogram, lost)

@@ -27,7 +27,7 @@ from device.instance import token_path
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
-from device.schema import APPLICATION_ID
+from device.schema import APPLICATION_ID, VERSION
 from device.sqlite_store import SqliteStore
 from device.storage import EpochEntry, EpochOutcome, ReportRecord, Store
 from protocol.errors import TrefoilError
@@ -117,7 +117,7 @@ def damaged_files(path: Path) -> Iterator[tuple[str, bytes]]:
     middle[4096 : 4096 + 2000] = b"\xff" * 2000
     yield "scribbled", bytes(middle)
     newer = bytearray(good)
-    newer[60:64] = (2).to_bytes(4, "big")
+    newer[60:64] = (VERSION + 1).to_bytes(4, "big")
     yield "newer", bytes(newer)
     foreign = bytearray(good)
     foreign[68:72] = (APPLICATION_ID + 1).to_bytes(4, "big")

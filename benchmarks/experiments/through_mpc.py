@@ -23,7 +23,8 @@ from benchmarks.experiments.policies import Accounting, CookieMonster
 from benchmarks.experiments.simulation import Run, simulate
 from benchmarks.experiments.tables import plain_table
 from benchmarks.experiments.world import Conversions, Epochs, World
-from device.conversion import AttributionRequest, Conversion
+from device.checked_request import CheckedRequest
+from device.conversion import AttributionRequest
 from device.device import Device
 from device.epoch import EpochCalendar
 from device.impression import Impression, ImpressionOptions
@@ -118,8 +119,8 @@ class SealedToday:
     now: int
     reveals: bool = field(default=False, init=False)
 
-    def prepare(self, conversion: Conversion, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:  # noqa: ARG002 - the protocol's shape
-        return HelperSetSeal(self.helper_set).prepare(conversion, self.now, debug=debug)
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:  # noqa: ARG002 - the protocol's shape
+        return HelperSetSeal(self.helper_set).prepare(request, self.now, debug=debug)
 
 
 def run_through_mpc(

@@ -102,7 +102,7 @@ def _question(action: Action, site: str) -> _Question:
             return _Question(f"Clear {site}?", told, "Clear this site")
         case Action.CLEAR_HISTORY:
             told = (
-                "Everything goes: impressions, what each site has spent, and the log of reports.",
+                "Everything goes: impressions, conversions, what each site has spent, and the log of reports.",
                 "Since nobody knows any more what these weeks have paid, they are closed: no site measures anything "
                 "that happened before now. This cannot be undone.",
             )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
+from device.conversion_event import SavedConversion
 from device.dashboard import words
 from device.dashboard.layout import Link, budget_bar, button_link, notice, page, section, table
 from device.dashboard.markup import Markup, Node, tag
@@ -14,7 +15,7 @@ from device.epoch import EpochCalendar
 from device.impression import SavedImpression
 from device.overview import Overview
 from device.privacy_filter import FilterKind, FilterState
-from device.storage import EpochEntry, ReportRecord
+from device.storage import EpochEntry, ReportRecord, Side
 from protocol.epsilon import show
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ LINKS = (
     ("All sites together", "#everyone"),
     ("Reports", "#reports"),
     ("Impressions", "#impressions"),
+    ("Conversions", "#conversions"),
     ("Controls", "#controls"),
 )
 # Reading aid only: the factors are e^0.1 and e^1, rounded up.
@@ -50,6 +52,10 @@ _REPORTS = (
 _IMPRESSIONS = (
     "Ads that sites asked your device to remember. They never leave it: a report says at most which bucket of a "
     "histogram a purchase counts for, and only sealed."
+)
+_CONVERSIONS = (
+    "Purchases and the like that a site asked your device to remember, so that the sites it names can learn, from "
+    "reports of many people, which of their ads work. They never leave it either."
 )
 _EVERYONE = "Limits that hold across sites, so that many of them cannot add up what each one may learn."
 _SERVED = (
@@ -88,6 +94,7 @@ class OverviewPage:
             self._everyone(),
             self._reports(),
             self._impressions(),
+            self._conversions(),
             self._controls(),
             self._footer(),
         ]
@@ -141,10 +148,10 @@ class OverviewPage:
         capacity = epsilon(self._overview.limits.global_budget)
         total = self._budget_table(f"All sites together, at most {capacity} a week", everyone)
         quotas: list[Node] = []
-        if states := self._of_kind(FilterKind.IMPRESSION_SITE):
-            what = words.filter_words(FilterKind.IMPRESSION_SITE)
-            caption = f"{what}: at most {epsilon(states[0].capacity)} a week"
-            quotas.append(self._budget_table(caption, states, named=True))
+        for kind in (FilterKind.IMPRESSION_SITE, FilterKind.ADVERTISER):
+            if states := self._of_kind(kind):
+                caption = f"{words.filter_words(kind)}: at most {epsilon(states[0].capacity)} a week"
+                quotas.append(self._budget_table(caption, states, named=True))
         nothing = tag("p", "Nothing has been spent yet.", class_="empty")
         return section("everyone", "All sites together", tag("p", _EVERYONE), total if everyone else nothing, quotas)
 
@@ -167,7 +174,11 @@ class OverviewPage:
         return section("reports", "Reports released", tag("p", _REPORTS), listing or nothing)
 
     def _report_row(self, record: ReportRecord) -> list[Node]:
-        to = record.site if record.caller == record.site else [record.site, tag("br"), f"through {record.caller}"]
+        to: Node = record.site
+        if record.caller != record.site:
+            to = [record.site, tag("br"), f"through {record.caller}"]
+        if record.side is Side.PUBLISHER:
+            to = [to, tag("br"), "about conversions after its ad"]
         weeks = tag("ul", [tag("li", line) for line in self._cost_lines(record.epochs)])
         noise = f"ε {show(record.epsilon_micros)}, sensitivity {record.query_sensitivity:,}"
         return [self._clockface.moment(record.time), to, words.cost_words(record.epochs), weeks, noise]
@@ -193,6 +204,18 @@ class OverviewPage:
         who = ", ".join(sorted(saved.conversion_sites | saved.conversion_callers)) or "any site"
         times = self._clockface
         return [times.moment(seen.time), where, seen.histogram_index, who, times.moment(saved.expires)]
+
+    def _conversions(self) -> Markup:
+        columns = ["When", "Where", "Label", "Who may learn of it", "Kept until"]
+        listing = self._latest_first("Conversions stored", columns, self._overview.conversions, self._conversion_row)
+        nothing = tag("p", "No conversion is stored.", class_="empty")
+        return section("conversions", "Conversions stored", tag("p", _CONVERSIONS), listing or nothing)
+
+    def _conversion_row(self, saved: SavedConversion) -> list[Node]:
+        event, times = saved.event, self._clockface
+        where: Node = event.site if event.caller == event.site else [event.site, tag("br"), f"by {event.caller}"]
+        who = ", ".join(sorted(saved.publishers))
+        return [times.moment(event.time), where, event.label, who, times.moment(saved.expires)]
 
     def _latest_first(
         self, caption: str, columns: Sequence[str], stored: Sequence[T], row: Callable[[T], list[Node]]

@@ -49,6 +49,8 @@ def filter_words(kind: FilterKind) -> str:
             return "What all sites together may learn"
         case FilterKind.IMPRESSION_SITE:
             return "What may be learnt from ads this site showed"
+        case FilterKind.ADVERTISER:
+            return "What publishers may learn from conversions on this site"
         case _:
             assert_never(kind)
 

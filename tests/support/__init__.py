@@ -6,6 +6,7 @@
 - `device_auditor`: what a device may do and must charge, worked out a second time
 - `device_timelines`: everything that can happen to a device, from a seed
 - `small_worlds`: devices with a handful of impressions, and what can be learnt exactly
+- `display_worlds`: the same with a handful of conversions, and publishers that ask
 - `commit_world`: three ledgers over a network that loses, delays and repeats
 - `commit_runs`: worlds to play
 - `three_agreements`: three helpers that agree and spend in virtual time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from device.coins import DeviceCoins
 from device.conversion import AttributionRequest, ConversionOptions
@@ -57,12 +57,12 @@ class Ann:
         coins = DeviceCoins(lambda: 0.0, lambda: 0.5)
         self.device: PlainDevice = Device(store, PlainSeal(), clock=lambda: self.now, limits=self.limits, coins=coins)
 
-    def at(self, epoch: float) -> Ann:
+    def at(self, epoch: float) -> Self:
         """Set the clock to this part of an epoch."""
         self.now = START + int(epoch * WEEK)
         return self
 
-    def see(self, epoch: float, bucket: int = 0, site: str = "news.example", **options: Any) -> Ann:
+    def see(self, epoch: float, bucket: int = 0, site: str = "news.example", **options: Any) -> Self:
         """An impression, at this time."""
         caller, action = options.pop("caller", None), options.pop("action", None)
         given = ImpressionOptions(bucket, **options)

@@ -328,6 +328,8 @@ class Auditor:
                 return self.limits.global_budget
             case FilterKind.IMPRESSION_SITE:
                 return self.limits.impression_site_quota
+            case FilterKind.ADVERTISER:
+                return self.limits.advertiser_quota
 
     def _admitted(self, what: str, action: str | None, site: str) -> bool:
         """The first so many sites of an action, counted apart for saving and measuring."""

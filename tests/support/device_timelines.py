@@ -247,7 +247,11 @@ class Draw:
 
     def request(self) -> AttributionRequest:
         function, value = self.one(FUNCTIONS), 2 * self.number(1, 3)
-        forms = list(SideQueryForm) if isinstance(function, LastTouch) else [SideQueryForm.GENERAL]
+        forms = (
+            [SideQueryForm.GENERAL, SideQueryForm.LAST_TOUCH]
+            if isinstance(function, LastTouch)
+            else [SideQueryForm.GENERAL]
+        )
         flag = SideQuery(self.number(1, 4), self.one(forms)) if self.number(0, 2) == 0 else None
         return AttributionRequest(
             # Negative: weeks before the current one. The player makes them absolute.

@@ -1,0 +1,221 @@
+"""Small worlds of the display side: a device with a few conversions over two epochs, and publishers that ask.
+
+The engine is the real one, or a broken one. Amounts are in grains, an eighth of ε = 1: with a cap of 8 a report whose
+features add up to n costs n grains at a rate of 1, and one answer tells two databases apart by at most n grains.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from device.conversion import AttributionRequest, ConversionOptions
+from device.conversion_event import ConversionEventOptions
+from device.conversion_store import ConversionList
+from device.device import Device
+from device.impression import ImpressionOptions
+from device.labelling import LabelOptions
+from device.limits import TREFOIL_SERVICE, DeviceLimits
+from device.privacy_filter import FilterKind
+from device.report import PlainSeal
+from device.side_query import SideQuery
+from protocol.seconds import DAY, HOUR
+from tests.support.small_worlds import START, UNBOUNDED, WEEK, Clock, PlainDevice, RewindableStore, fixed_coins, l1
+
+PUBLISHER = "pub.example"
+OTHER_PUBLISHER = "pub2.example"
+A, B = "a.example", "b.example"
+# When everything is asked: an hour into the third epoch, when windows over both others have closed.
+NOW = START + 2 * WEEK + HOUR
+GRAIN = 125_000
+CAP = 8
+BUDGET = 6
+PLENTY = 10**6
+
+Spending = tuple[Any, ...]
+Options = LabelOptions | ConversionOptions | AttributionRequest
+
+
+def moment(epoch: int, day: int) -> int:
+    return START + epoch * WEEK + day * DAY
+
+
+class Event(NamedTuple):
+    """A conversion that names `publishers`, or an impression if it names none."""
+
+    epoch: int
+    day: int
+    site: str
+    caller: str
+    publishers: tuple[str, ...]
+
+
+Events = tuple[Event, ...]
+
+
+def converted(epoch: int, site: str = A, day: int = 3, caller: str = "", by: tuple[str, ...] | None = None) -> Event:
+    """A conversion on `site`; by default both publishers may learn of it."""
+    return Event(epoch, day, site, caller or site, (PUBLISHER, OTHER_PUBLISHER) if by is None else by)
+
+
+def shown(epoch: int, site: str = A, day: int = 3) -> Event:
+    """An impression on `site`."""
+    return Event(epoch, day, site, site, ())
+
+
+def public_to(event: Event, *parties: str) -> bool:
+    """Whether it happened on the pages of one of `parties`, or through its calls."""
+    return event.site in parties or event.caller in parties
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One released answer over one report of the device: who asks what. `rate` is γ in grains per unit."""
+
+    options: Options
+    site: str = PUBLISHER
+    intermediary: str | None = None
+    rate: Fraction = field(init=False)
+
+    def __post_init__(self) -> None:
+        terms = self.options.checked(self.site, self.site, DeviceLimits()).loss_terms
+        object.__setattr__(self, "rate", Fraction(terms.epsilon_micros, terms.query_sensitivity * GRAIN))
+
+    def on(self, device: PlainDevice) -> tuple[int, ...]:
+        if isinstance(self.options, LabelOptions):
+            return device.measure_impression(self.site, self.options, intermediary=self.intermediary)
+        return device.measure_conversion(self.site, self.options, intermediary=self.intermediary)
+
+
+def label(
+    features: Sequence[int],
+    since: tuple[int, int] = (0, 0),
+    days: int = 14,
+    *,
+    advertisers: Sequence[str] = (A, B),
+    rate: Fraction = Fraction(1),
+    site: str = PUBLISHER,
+    intermediary: str | None = None,
+    side_query: SideQuery | None = None,
+) -> Ask:
+    """A publisher's question about an impression at `since` (epoch and day) and the `days` after it."""
+    options = LabelOptions(
+        TREFOIL_SERVICE,
+        features,
+        CAP,
+        epsilon=float(rate),
+        shown_ago=NOW - moment(*since),
+        advertisers=advertisers,
+        window_days=days,
+        side_query=side_query,
+    )
+    return Ask(options, site, intermediary)
+
+
+def limits(**grains: int) -> DeviceLimits:
+    """A site budget of BUDGET, and plenty of everything else, unless it says otherwise; in grains."""
+    shared = dict.fromkeys(("global_budget", "impression_site_quota", "advertiser_quota"), PLENTY)
+    named = {"site_budget": BUDGET, **shared}
+    return DeviceLimits(**{name: amount * GRAIN for name, amount in (named | grains).items()})  # type: ignore[arg-type]  # all are numbers
+
+
+class DisplayWorld:
+    """A device with these events, to be asked in any state of its filters."""
+
+    def __init__(
+        self,
+        events: Iterable[Event],
+        make: Callable[..., PlainDevice] = Device,
+        kept: Callable[[], ConversionList] = ConversionList,
+        watched: Collection[FilterKind] = (FilterKind.SITE,),
+        **grains: int,
+    ) -> None:
+        self.store = RewindableStore(watched)
+        self.store.conversions = kept()
+        self.clock = Clock()
+        self.device = make(self.store, PlainSeal(), clock=self.clock, limits=limits(**grains), coins=fixed_coins())
+        populate(self.device, self.store, self.clock, events)
+        self.fresh: Spending = ()
+        self._steps: dict[tuple[Spending, Ask], tuple[tuple[int, ...], Spending]] = {}
+
+    def step(self, spending: Spending, asked: Ask) -> tuple[tuple[int, ...], Spending]:
+        """What the device says when its filters stand at `spending`, and where they stand afterwards."""
+        if (spending, asked) not in self._steps:
+            self.store.rewind(spending)
+            self._steps[spending, asked] = asked.on(self.device), self.store.spending()
+        return self._steps[spending, asked]
+
+
+def populate(device: Device[Any], store: Any, clock: Clock, events: Iterable[Event]) -> None:
+    """Let these events happen in their order of time, then set the clock to when the device will be asked."""
+    with store.transaction():
+        store.fix_epoch_start(START)
+    for event in sorted(events):
+        clock.now = moment(event.epoch, event.day)
+        caller = None if event.caller == event.site else event.caller
+        if event.publishers:
+            options = ConversionEventOptions(event.publishers)
+            device.save_conversion(event.site, options, intermediary=caller)
+        else:
+            device.save_impression(event.site, ImpressionOptions(0), intermediary=caller)
+    clock.now = NOW
+
+
+def worst(world: DisplayWorld, neighbour: DisplayWorld, menu: Sequence[Ask]) -> Fraction:
+    """The value of the adaptive game in grains; see `benchmarks.experiments.small_worlds.worst_loss`."""
+    solved: dict[tuple[Spending, Spending], Fraction] = {}
+
+    def solve(mine: Spending, theirs: Spending) -> Fraction:
+        known = solved.get((mine, theirs))
+        if known is not None:
+            return known
+        best = Fraction(0)
+        for asked in menu:
+            report, mine_next = world.step(mine, asked)
+            other, theirs_next = neighbour.step(theirs, asked)
+            gain = asked.rate * l1(report, other)
+            if (mine_next, theirs_next) != (mine, theirs):
+                gain += solve(mine_next, theirs_next)
+            elif gain:
+                gain = UNBOUNDED
+            best = max(best, gain)
+            if best >= UNBOUNDED:
+                break
+        solved[mine, theirs] = min(best, UNBOUNDED)
+        return solved[mine, theirs]
+
+    return solve(world.fresh, neighbour.fresh)
+
+
+def without_epoch(events: Iterable[Event], epoch: int, *parties: str) -> Events:
+    """The neighbouring database: of one device-epoch only what is public to `parties` is left."""
+    return tuple(event for event in events if event.epoch != epoch or public_to(event, *parties))
+
+
+def subsets(events: Sequence[Event]) -> Iterator[Events]:
+    for size in range(len(events) + 1):
+        yield from itertools.combinations(events, size)
+
+
+def neighbours(possible: Sequence[Event], *parties: str) -> Iterator[tuple[Events, Events]]:
+    """Every database over `possible`, beside what is left of it without the private part of one of its epochs."""
+    for events in subsets(possible):
+        for epoch in (0, 1):
+            fewer = without_epoch(events, epoch, *parties)
+            if len(fewer) < len(events):
+                yield events, fewer
+
+
+def worst_of(menu: Sequence[Ask], pairs: Iterable[tuple[Events, Events]], **world: Any) -> Fraction:
+    """The largest loss over all pairs."""
+    worlds: dict[Events, DisplayWorld] = {}
+
+    def at(events: Events) -> DisplayWorld:
+        if events not in worlds:
+            worlds[events] = DisplayWorld(events, **world)
+        return worlds[events]
+
+    return max(worst(at(one), at(other), menu) for one, other in pairs)
