@@ -17,6 +17,7 @@ from collections.abc import Sequence
 # With it comes MPyC, which takes longest.
 from mpc_helpers.mpc import worker_main
 from mpc_helpers.mpc.fork_server import MESSAGE_SIZE, Request
+from mpc_helpers.mpc.joint.rehearsal import rehearse
 
 _STREAMS = 3
 
@@ -25,6 +26,7 @@ def main() -> None:
     """The entry point of the process."""
     line = socket.socket(fileno=0)
     workers: set[int] = set()
+    rehearse()
     # What is there now stays: collecting it in every worker would only copy pages that are shared.
     gc.freeze()
     try:
