@@ -10,6 +10,7 @@
 - `plaintext`: the baselines in the clear
 - `naive_mpyc`: the baseline that a newcomer to MPyC would write
 - `processes`: what the helpers' processes have used
+- `validity`: what lying devices cost the helpers
 - `throughput_plots`: the throughput results, drawn
 - `commands`: `trefoil bench`
 """

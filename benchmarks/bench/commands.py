@@ -37,6 +37,27 @@ def bench_report(
     write_json(json_file, results.to_json())
 
 
+@bench.command("validity")
+def bench_validity(
+    json_file: JsonFile = None,
+    reports: Annotated[int, typer.Option(min=2, help="Reports in each batch.")] = 100_000,
+    invalid: Annotated[
+        list[int] | None, typer.Option("--invalid", metavar="N", help="Lying devices among them; repeat for several.")
+    ] = None,
+    buckets: Annotated[int, typer.Option(min=1, help="Histogram size.")] = 128,
+) -> None:
+    """What lying devices cost: exact counts and sums, seconds and bytes between helpers.
+
+    Example: trefoil bench validity --reports 2000 --invalid 0 --invalid 20
+    """
+    from benchmarks.bench.validity import measure, show, to_json
+    from protocol.console import write_json
+
+    costs = measure(reports, invalid or [0, 1, 1_000, 50_000], buckets)
+    show(costs)
+    write_json(json_file, to_json(costs))
+
+
 @bench.command("noise")
 def bench_noise(
     buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
