@@ -156,7 +156,7 @@ def ledger_rebuild(
     from mpc_helpers.ledger.rebuild import rebuild
 
     loaded, membership = _load(config)
-    rebuild(loaded, membership, entries)
+    rebuild(loaded, membership, entries, _now())
 
 
 @ledger.command("accept-peer")

@@ -190,7 +190,7 @@ async def test_a_ledger_rebuilt_from_both_peers_counts_everything_as_spent(tmp_p
         await lose_ledger(three, 1)
         for party in (0, 2):
             export(*opened(three, party), 1, tmp_path / f"from-{party}")
-        rebuild(*opened(three, 1), [tmp_path / "from-0", tmp_path / "from-2"])
+        rebuild(*opened(three, 1), [tmp_path / "from-0", tmp_path / "from-2"], real_now())
         for party in (0, 2):
             accept_peer(*opened(three, party), 1)
         await restart(three, 0, 1, 2)

@@ -28,6 +28,10 @@ from protocol.keys import SIGNATURE_SIZE, verify_signature
 from protocol.wire import HASH_SIZE, Reader, Writer
 
 FORMAT = 2
+# What two helpers' clocks, and the hours at which they tidy up, may differ by.
+WATERMARK_SLACK = 86400
+# In the data folder from the day that a ledger was made: what is missing since was lost.
+LEDGER_MADE = "ledger-made"
 _LABEL = "ledger entries"
 
 
@@ -81,8 +85,15 @@ def owner_of(membership: Membership) -> LedgerOwner:
 
 def create(config: HelperConfig, membership: Membership) -> None:
     """Run once, before a helper's first start. A daemon never does it: a ledger that is not there may be lost."""
+    marker = config.data / LEDGER_MADE
+    if marker.exists() and not config.ledger.exists():
+        raise LedgerError(
+            f"this helper has had a ledger ({marker} says so)",
+            "An empty one would count reports again. Rebuild the lost one from both peers: trefoil ledger rebuild",
+        )
     config.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     ReportLedger.create(config.ledger, owner_of(membership))
+    write_atomically(marker, b"")
 
 
 def export(config: HelperConfig, membership: Membership, lost_by: int, path: Path) -> None:
@@ -94,14 +105,24 @@ def export(config: HelperConfig, membership: Membership, lost_by: int, path: Pat
     write_atomically(path, Export(membership.party, lost_by, entries).seal(membership), 0o600)
 
 
-def rebuild(config: HelperConfig, membership: Membership, files: list[Path]) -> None:
-    """Make this helper's lost ledger again from the entries of both peers."""
+def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now: int) -> None:
+    """Make this helper's lost ledger again from the entries of both peers.
+
+    A watermark above what this helper's own lifetime of reports gives is refused: a bad peer could otherwise have all
+    reports refused for as long as it likes, by a signature on a large number.
+    """
     exports = [_read(path, membership) for path in files]
     if {found.party for found in exports} != set(membership.peers) or len(exports) != len(membership.peers):
         raise TrefoilError(
             "a lost ledger is rebuilt from the entries of both peers",
             "Ask both operators for: trefoil ledger export",
         )
+    for found in exports:
+        if found.entries.watermark > now - config.report_lifetime + WATERMARK_SLACK:
+            raise TrefoilError(
+                f"{membership.name(found.party)} claims to have forgotten reports that must still be counted",
+                "Compare clocks and report_lifetime_days with its operator; do not rebuild from this file.",
+            )
     rebuild_ledger(config.ledger, owner_of(membership), [found.entries for found in exports])
 
 
