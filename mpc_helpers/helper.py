@@ -115,7 +115,7 @@ class Helper:
                 raise _after(failed, error) from None
 
     async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None:
-        """The sealed share and the signed YES of all three, once released; the same bytes for ever."""
+        """The sealed share and the signed YES of all three, once released; the same bytes until it is forgotten."""
         release = await self._agreement.answer(QueryName.of(query).key)
         if release is None:
             return None

@@ -1,6 +1,6 @@
 """The alarm of joint noise: this helper's own failed checks, on disk before anyone hears of them.
 
-Among honest helpers no check ever fails, and a cheat passes one with a chance below 2^−52. So what bounds a cheater is
+Among honest helpers no check ever fails, and a cheat passes one with chance below 2^−51.9. So what bounds a cheater is
 how often it may try: this file has room for eight failures, and a helper whose file is full refuses joint noise until
 its operator has cleared it. Only own checks count: counting what peers say would let one of them shut the service down.
 """
