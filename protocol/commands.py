@@ -116,6 +116,7 @@ def helper_set_new(
 
     made = put_together(entry, number, path)
     say(f"digest: {made.digest.hex()}")
+    say(f"fingerprint: {made.fingerprint}")
     say("Each operator compares it with the others by telephone, and signs.")
 
 
@@ -130,6 +131,7 @@ def helper_set_sign(path: SetFile, key: Annotated[Path, typer.Option(help="This 
 
     signed = add_signature(path, key)
     say(f"signed set {signed.number}, digest {signed.digest.hex()}")
+    say(f"fingerprint: {signed.fingerprint}")
 
 
 @helper_set.command("join")

@@ -129,6 +129,12 @@ class HelperSet:
             writer.text(helper.address).fixed(helper.tls_pin, PIN_SIZE)
         return writer.done()
 
+    @property
+    def fingerprint(self) -> str:
+        """What operators compare by telephone: it covers all that they sign, addresses and TLS pins included."""
+        digest = tagged_hash("helper set fingerprint", self.signed_bytes()).hex()
+        return " ".join(digest[at : at + 8] for at in range(0, len(digest), 8))
+
     def sign(self, key: IdentityKey) -> bytes:
         """Run by one helper's operator, after comparing the file with the other two."""
         if key.public not in {helper.identity_key for helper in self.helpers}:

@@ -310,3 +310,16 @@ def test_an_address_has_a_host_and_a_port() -> None:
     one = samples.HELPER_SET.helpers[0]
     assert replace(one, address="https://north.example:8443/").endpoint == ("north.example", 8443)
     assert replace(one, address="https://north.example").endpoint == ("north.example", 443)
+
+
+def test_the_fingerprint_covers_addresses_and_pins_too() -> None:
+    """Operators compare it by telephone: whatever they sign must show in it."""
+    first, second, third = samples.HELPER_SET.helpers
+    changed = [
+        HelperSet(1, (replace(first, address="https://elsewhere.example"), second, third)),
+        HelperSet(1, (replace(first, tls_pin=bytes(32)), second, third)),
+        HelperSet(2, samples.HELPER_SET.helpers),
+    ]
+    assert {each.digest for each in changed} == {samples.HELPER_SET.digest}
+    prints = {each.fingerprint for each in (HelperSet(1, samples.HELPER_SET.helpers), *changed)}
+    assert len(prints) == 4
