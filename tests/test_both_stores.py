@@ -69,6 +69,15 @@ def test_impressions_come_by_time_and_in_the_order_of_saving_within_a_second(sto
         assert [saved.impression.histogram_index for saved in store.impressions()] == [1, 3, 0, 2, 4]
 
 
+def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
+    with pytest.raises(KeyError), store.transaction():
+        store.save(seen(10))
+        pay(store, SHOP, e0=5)
+        raise KeyError
+    with store.transaction():
+        assert (times(store), paid(store)) == ([], {})
+
+
 def test_the_first_second_of_a_range_is_in_it_and_the_last_is_not(store: Store) -> None:
     with store.transaction():
         for time in (9, 10, 10, 19, 20):
