@@ -21,6 +21,10 @@
 - `guarantees`: every promise about sites as such a game
 - `attack`: what colluding sites can learn or destroy
 - `bad_helper`: what one bad helper can learn or destroy
+- `label_worlds`: synthetic publishers and the truth about their impressions
+- `regression`: how good a publisher's model is
+- `label_charges`: what labels cost a device, three ways to account
+- `regression_tables`: how both are printed and written
 - `plan`: what-if for designers
 - `results`: results as they are printed and written
 - `references`: recorded numbers of the paper

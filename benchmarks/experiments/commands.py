@@ -206,6 +206,48 @@ def attack(json: Json = None) -> None:
     write_json(json, {"experiment": "attack", "guarantees": promised, **measured})
 
 
+@app.command(epilog="Example: trefoil experiment regression --reports 2000 --columns 8 --epsilon 1 --seeds 2")
+def regression(
+    *,
+    reports: Annotated[list[int] | None, typer.Option(help="Batch sizes; repeatable.")] = None,
+    columns: Annotated[list[int] | None, typer.Option(help="Columns of the features: 8, 16 or 64.")] = None,
+    epsilon: Annotated[list[float] | None, typer.Option(help="ε of the reports; repeatable.")] = None,
+    noise: Annotated[list[str] | None, typer.Option(help="local, pairwise or joint; repeatable.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 8,
+    devices: Annotated[int, typer.Option(min=1, help="How many devices are charged.")] = 4_000,
+    json: Json = None,
+) -> None:
+    """Appendix A: a publisher's model from conversions it cannot see; what it is worth, and what it costs."""
+    from benchmarks.experiments.label_charges import Habits, charges
+    from benchmarks.experiments.regression import run_settings, settings, together_or_apart
+    from benchmarks.experiments.regression_tables import charges_table, scores_table, to_json, together_table
+    from protocol.console import out
+    from protocol.query import NoiseMode
+
+    known = {mode.value: mode for mode in NoiseMode}
+    if unknown := set(noise or ()) - known.keys():
+        raise TrefoilError(f"unknown noise mode {min(unknown)!r}", f"Known are {', '.join(known)}.")
+    modes = [known[mode] for mode in noise or ("local", "joint")]
+    epsilons = epsilon or [0.1, 0.3, 1.0, 3.0]
+    cells = settings(reports or [2_000, 20_000, 100_000], columns or [8, 16, 64], epsilons, modes)
+    ways = [(sampled, each, models) for sampled in (True, False) for each in (0.1, 0.3, 1.0) for models in (1, 4)]
+    pooled = [cell for cell in cells if cell.mode is modes[0]]
+    with progress("worlds", seeds * (len(cells) + len(ways) + len(pooled))) as advance:
+        scores = run_settings(cells, seeds, advance)
+        charged = {}
+        for sampled, each, models in ways:
+            habits = Habits(devices=devices, sampled=sampled)
+            charged[sampled, each, models] = [charges(seed, each, models, habits) for seed in range(seeds)]
+            advance(seeds)
+        together = {}
+        for cell in pooled:
+            together[cell] = [together_or_apart(seed, cell) for seed in range(seeds)]
+            advance(seeds)
+    for table in (scores_table(scores), charges_table(charged), together_table(together)):
+        out.print(table)
+    write_json(json, to_json(scores, charged, together))
+
+
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
     """Refuse before any work what real devices would not do."""
     from benchmarks.experiments.microbenchmark import Microbenchmark
