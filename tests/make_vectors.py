@@ -13,6 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mpc_helpers.admission.blocks import block_hash, check_root, preimages
+from mpc_helpers.admission.residues import ResidueCheck, check_words
 from protocol import field
 from protocol.errors import Rejection
 from protocol.query import NoiseMode, SignedQuery
@@ -24,9 +28,11 @@ from protocol.report import (
     TIME_SPAN,
     Header,
     SealedReport,
+    open_payload,
     open_report,
 )
 from protocol.shares import PARTIES, to_shamir
+from protocol.validity import points_of
 from tests.support import protocol_samples as samples
 
 FOLDER = Path(__file__).parent / "vectors"
@@ -223,6 +229,58 @@ def reports_file() -> dict[str, object]:
     }
 
 
+CHECKED_SHAPES = {
+    "one bucket of eight": ({"cap": 100, "spread": 1}, [0, 0, 77, 0, 0, 0, 0, 0]),
+    "null report": ({"cap": 100, "spread": 1}, [0] * 8),
+    "four buckets and a side query": ({"cap": 100, "spread": 4, "kappa": 6}, [1, 0, 20, 0, 3, 0, 0, 40, 6]),
+    "two groups": ({"cap": 2**20, "spread": 1, "buckets": 40, "sensitivity": 2**21}, [0] * 39 + [999_999]),
+}
+
+
+def validity_file() -> dict[str, object]:
+    """Each report is a batch of its own, so that its block and root follow from it alone."""
+    vectors = []
+    for name, (changes, histogram) in CHECKED_SHAPES.items():
+        terms = samples.terms(**changes)
+        report = samples.report(f"checked {name}", histogram, terms)
+        views = [open_report(party, report, samples.private_keys(party)) for party in range(PARTIES)]
+        header = Header.decode(report.header)
+        shares = check_shares(report)
+        preimage = preimages(np.ones(1, dtype=np.bool_), shares[0])[0]
+        vectors.append(
+            {
+                "name": name,
+                "terms": asdict(terms),
+                "histogram": histogram,
+                "report": report.encode().hex(),
+                "prefix_size": len(header.prefix()),
+                "points": points_of(header.prefix(), terms.shape.points),
+                "components": [({**views[0], **views[1]})[index].tolist() for index in range(PARTIES)],
+                "planes": [list(plane) for plane in terms.shape.planes],
+                "check_shares": [share[0].tolist() for share in shares],
+                "block_hash": block_hash(0, preimage).hex(),
+                "check_root": check_root([block_hash(0, preimage)]).hex(),
+            }
+        )
+    return {"about": "Checked reports (SPEC 3.1, 3.2): equal check shares at all three helpers.", "positive": vectors}
+
+
+def check_shares(report: SealedReport) -> list[field.Vector]:
+    """Of each helper, from what it opens."""
+    header = Header.decode(report.header)
+    shape = header.terms.shape
+    openings = field.decode(header.openings, shape.openings).reshape(1, -1)
+    bodies = field.decode(report.body, shape.explicit).reshape(1, -1)
+    made = []
+    for party in range(PARTIES):
+        seeds = open_payload(party, report.header, report.payloads[party], samples.KEYS[party])
+        first, second = (field.expand_many([seed], shape.expanded).copy() for seed in seeds)
+        check = ResidueCheck(party, shape, [report.header], openings)
+        check.add(0, check_words(party, first, second, bodies, shape))
+        made.append(check.normal_shares())
+    return made
+
+
 def field_file() -> dict[str, object]:
     seeds = [samples.entropy(f"seed {index}")(32) for index in range(4)] + [bytes(32)]
     return {
@@ -252,7 +310,12 @@ def queries_file() -> dict[str, object]:
 
 
 def main() -> None:
-    for name, content in (("reports", reports_file()), ("field", field_file()), ("queries", queries_file())):
+    for name, content in (
+        ("reports", reports_file()),
+        ("field", field_file()),
+        ("queries", queries_file()),
+        ("validity", validity_file()),
+    ):
         (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -11,13 +11,17 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpc_helpers.admission.blocks import Block, preimages
 from mpc_helpers.admission.ingest import ingest
+from mpc_helpers.agreement.messages import Show, Shown
+from mpc_helpers.ledger.attempt import QueryName
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.errors import ProtocolError
@@ -33,6 +37,11 @@ SECONDS = float(os.environ.get("TREFOIL_FUZZ_SECONDS", "10"))
 SEED = int(os.environ.get("TREFOIL_FUZZ_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
 
 REPORTS = [samples.report(f"fuzz {index}", [index] * 8) for index in range(4)]
+CHECKED = [
+    samples.report(f"fuzz checked {index}", [index] + [0] * 7, samples.terms(cap=9, spread=1)) for index in range(2)
+]
+SHOW = Show(QueryName(b"q" * 32, b"d" * 32), b"k" * 32, (1, 5))
+BLOCK = preimages(np.array([True, False, True]), np.arange(6, dtype=np.uint64).reshape(2, 3))[0]
 QUERY = samples.query_for(REPORTS)
 SHARE = AnswerShare(
     query_digest=QUERY.digest,
@@ -130,9 +139,12 @@ def decode_signed_query(data: bytes) -> None:
 
 KEYS = [samples.private_keys(party) for party in range(PARTIES)]
 DECODERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
-    "report": (open_decoded_report, [report.encode() for report in REPORTS]),
-    "header": (Header.decode, [report.header for report in REPORTS]),
-    "query": (Query.decode, [QUERY.encode()]),
+    "report": (open_decoded_report, [report.encode() for report in (*REPORTS, *CHECKED)]),
+    "header": (Header.decode, [report.header for report in (*REPORTS, *CHECKED)]),
+    "query": (Query.decode, [QUERY.encode(), replace(QUERY, cap=50, spread=2).encode()]),
+    "show": (lambda data: Show.read(Reader(data)), [SHOW.encode()]),
+    "shown": (lambda data: Shown.read(Reader(data)), [Shown(SHOW, (b"one", b"other")).encode()]),
+    "block": (lambda data: Block.parse(data, 3), [BLOCK]),
     "signed query": (decode_signed_query, [SignedQuery.sign(QUERY, samples.QUERIER).encode()]),
     "answer share": (AnswerShare.decode, [SHARE.encode()]),
     "sealed answer share": (open_answer_share, [SHARE.seal(0, QUERY, samples.IDENTITIES[0])]),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpc_helpers.admission.blocks import block_hash, check_root, preimages
 from mpc_helpers.admission.rules import ADMITTED, REASON_OF
 from protocol import field
 from protocol.errors import Rejected, Rejection
@@ -18,6 +19,7 @@ from protocol.hpke import PrivateKey, Suite
 from protocol.query import SignedQuery
 from protocol.report import Header, SealedReport, open_report, seal_report
 from protocol.shares import PARTIES, open_shamir, reconstruct, to_shamir
+from protocol.validity import histogram_in, points_of
 from tests import make_vectors
 from tests.support import protocol_samples as samples
 
@@ -184,3 +186,28 @@ def test_query_vector_decodes_and_verifies(vector: Vector) -> None:
     assert signed.query.digest.hex() == vector["digest"]
     assert (signed.query.site, signed.query.noise.value) == (vector["site"], vector["noise"])
     assert (signed.query.epsilon_micros, signed.query.sensitivity) == (vector["epsilon_micros"], vector["sensitivity"])
+
+
+@pytest.mark.parametrize("vector", named(stored("validity")["positive"]))
+def test_validity_vector(vector: Vector) -> None:
+    """Points, numbers, check shares, block and root of a checked report."""
+    report = SealedReport.decode(bytes.fromhex(vector["report"]))
+    header = Header.decode(report.header)
+    shape = header.terms.shape
+    assert {name: getattr(header.terms, name) for name in vector["terms"]} == vector["terms"]
+    assert [list(plane) for plane in shape.planes] == vector["planes"]
+    assert points_of(report.header[: vector["prefix_size"]], shape.points) == vector["points"]
+    views = [open_report(party, report, private_keys(party)) for party in range(PARTIES)]
+    for view in views:
+        assert {index: vector["components"][index] for index in view} == {k: v.tolist() for k, v in view.items()}
+    first, second, third = (field.from_integers(part) for part in vector["components"])
+    secret = field.add(field.add(first, second), third)
+    assert field.lift(histogram_in(secret, shape)) == vector["histogram"]
+    shares = make_vectors.check_shares(report)
+    assert [share[0].tolist() for share in shares] == vector["check_shares"]
+    assert vector["check_shares"][0] == vector["check_shares"][1] == vector["check_shares"][2]
+    preimage = preimages(np.ones(1, dtype=np.bool_), shares[1])[0]
+    assert block_hash(0, preimage).hex() == vector["block_hash"]
+    assert check_root([block_hash(0, preimage)]).hex() == vector["check_root"]
+    again = make_vectors.validity_file()["positive"]
+    assert [one["points"] for one in again] == [one["points"] for one in stored("validity")["positive"]]  # type: ignore[attr-defined]  # JSON
