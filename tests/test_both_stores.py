@@ -352,6 +352,15 @@ def test_a_device_that_is_switched_off_sends_no_flag(store: Store, form: SideQue
     assert ann.device.budget() == []
 
 
+def test_a_dropped_week_between_two_touches_changes_no_last_touch(store: Store) -> None:
+    """Theorem 16: only a week after the latest touch that paid can have held a later one."""
+    ann = Ann(store).see(0.1, 0).see(2.1, 1).at(2.5)
+    ann.ask(1, buckets=1, query_sensitivity=1, side_query=SideQuery(1))
+    asked: dict[str, Any] = {"epsilon": 0.01, "query_sensitivity": 10}
+    assert ann.ask(0, 1, 2, side_query=SideQuery(5, SideQueryForm.LAST_TOUCH), **asked) == (0, 1, 0)
+    assert ann.ask(0, 1, 2, side_query=SideQuery(5, SideQueryForm.GENERAL), **asked) == (0, 1, 5)
+
+
 def test_forgetting_deletes_the_log(store: Store) -> None:
     ann = Ann(store).see(0.1)
     ann.at(0.5).convert()
