@@ -406,7 +406,7 @@ class TestPlaces:
 
 
 def test_each_helper_sees_uniform_numbers_and_never_the_report(trio: Trio) -> None:
-    """2,400 numbers per helper, from a crowd's reports: their mean is that of uniform ones.
+    """All numbers of each helper, those of the proof too, from a crowd's reports: their mean is that of uniform ones.
 
     By Hoeffding the mean of n numbers in [0, 1) is off its expectation by more than 2.81/√n with a probability of at
     most 2·e^(−2·2.81²) < 2.8·10⁻⁷; three helpers fail by chance with less than 10⁻⁶.
@@ -420,5 +420,5 @@ def test_each_helper_sees_uniform_numbers_and_never_the_report(trio: Trio) -> No
             for part in views_of(each.report, keys)[party].components.values()
             for value in part
         ]
-        assert len(numbers) == 300 * 2 * BUCKETS
+        assert len(numbers) == 300 * 2 * bought[0].report.terms().shape.expanded
         assert abs(sum(numbers) / len(numbers) - 0.5) < 2.81 / math.sqrt(len(numbers))

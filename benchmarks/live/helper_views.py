@@ -127,10 +127,11 @@ def _panel(view: View) -> Markup:
         for at in range(len(CAMPAIGNS))
     ]
     name = f"Helper {view.party + 1}"
-    parts = [view.components[first], view.components[second]]
-    return tag(
-        "div", tag("h3", name), _picture(parts), table(f"All that {name.lower()} holds", columns, rows), class_="panel"
-    )
+    shown = len(CAMPAIGNS)
+    parts = [view.components[part][:shown] for part in (first, second)]
+    # A checked report has more numbers: those that prove it, just as uniform.
+    caption = f"The first {shown} of {len(view.components[first])} numbers that {name.lower()} holds"
+    return tag("div", tag("h3", name), _picture(parts), table(caption, columns, rows), class_="panel")
 
 
 def _picture(parts: Sequence[Vector]) -> Markup:
