@@ -209,7 +209,6 @@ def test_plans_meet_their_target(noise: NoiseMode) -> None:
         ("--budget", "0"),
         ("--participation", "2"),
         ("--error", "nan"),
-        ("--noise", "loud"),
     ],
 )
 def test_impossible_plans_are_refused(wrong: tuple[str, str]) -> None:

@@ -83,4 +83,4 @@ def button_link(name: str, address: str, *, danger: bool = False) -> Markup:
 
 def notice(text: Node, *, kind: str = "") -> Markup:
     """What just happened, said at once by a screen reader."""
-    return tag("p", text, class_=f"notice {kind}".strip(), role="status")
+    return tag("div", text, class_=f"notice {kind}".strip(), role="status")
