@@ -77,11 +77,21 @@ def unclipped(function: AttributionFunction, relevant: Relevant, award: Award) -
     return tuple(int(part) for part in function(relevant, award)) if relevant else (0,) * award.buckets
 
 
+class ChargesTheSum(Device[tuple[int, ...]]):
+    """Broken: charges what the report adds up to, which is its norm only while nothing is below zero."""
+
+    def _charge(self, request: CheckedRequest, found: Found, award: Award) -> Settled:
+        output = unclipped(request.function, found.relevant, award)
+        return Settled(self._pay(request, self._owed(request, found, sum(output))), output, free=(0,) * award.buckets)
+
+
 def test_a_function_that_answers_below_zero_learns_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipped to zero; and taken at its word it would still pay for its norm, as the charge is of the change."""
     events = (Event(0, 0),)
     assert loss(negative, events) <= BUDGET
     monkeypatch.setattr("device.device.attribute", unclipped)
-    assert loss(negative, events) == UNBOUNDED
+    assert loss(negative, events) <= BUDGET
+    assert loss(negative, events, make=ChargesTheSum) == UNBOUNDED
 
 
 def greedy(relevant: Relevant, award: Award, /) -> Sequence[float]:
