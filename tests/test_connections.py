@@ -155,6 +155,7 @@ class Door:
         finally:
             await listener.close()
             await runner.cleanup()
+            await listener.cut_the_rest()
             assert len(self.connections) == 0
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:

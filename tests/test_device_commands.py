@@ -23,6 +23,7 @@ from device.tick import AtOnce, Ticks, Turn
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet, HpkeKeyConfig
+from protocol.regression.features import FeatureEncoding, Field, FieldKind
 from protocol.report import SealedReport
 from tests.support.protocol_samples import HELPER_SET, helper_entry, signed
 
@@ -386,8 +387,11 @@ def test_the_readmes_examples_run(number: int) -> None:
 
 def test_the_readmes_commands_run(helpers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = readme_blocks("sh")
-    assert len(commands) == 5
+    assert len(commands) == 6
     monkeypatch.chdir(helpers.parent)
+    # As the page's other block makes it, from records of impressions.
+    advertisers = Field("advertiser", FieldKind.CATEGORY, levels=("bank.example", "shop.example"))
+    FeatureEncoding((advertisers, Field("hour", FieldKind.NUMBER, edges=(12.0,)))).save(Path("features.json"))
     (helpers.parent / "tests").symlink_to(OURS.parent)
     for command in commands:
         succeed(*command.split()[1:])

@@ -19,7 +19,7 @@ from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.file import LedgerError
-from mpc_helpers.ledger.rebuild import accept_peer, create, export, rebuild
+from mpc_helpers.ledger.rebuild import LEDGER_MADE, accept_peer, create, export, rebuild
 from protocol.batch import BatchReader
 from protocol.errors import Rejection
 from protocol.querier.query_failed import QueryFailed
@@ -206,6 +206,10 @@ async def test_an_empty_ledger_in_its_place_is_refused_and_even_if_accepted_coun
         story = Story(three)
         await story.ask(range(8))
         await lose_ledger(three, 1)
+        with pytest.raises(LedgerError, match="has had a ledger"):
+            create(*opened(three, 1))
+        # An operator who is determined removes the mark too.
+        (opened(three, 1)[0].data / LEDGER_MADE).unlink()
         create(*opened(three, 1))
         await restart(three, 0, 1, 2)
         batch = three.batch([story.reports[index] for index in range(4, 12)])

@@ -75,6 +75,11 @@ class Connections:
         oldest.cut()
         return True
 
+    def cut_all(self) -> None:
+        """The helper stops: nobody stays."""
+        for connection in (*self._idle, *self._busy, *self._peers):
+            connection.cut()
+
     def established(self, connection: Connection, transport: object, *, peer: bool) -> None:
         """The handshake is over, and a certificate may have shown a peer."""
         self._by_transport[transport] = connection

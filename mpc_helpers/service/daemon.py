@@ -242,6 +242,7 @@ async def _listening(
     finally:
         await listener.close()
         await runner.cleanup()
+        await listener.cut_the_rest()
 
 
 def run(path: Path, *, stop_with_stdin: bool = False, executor: str = "", parts: Parts | None = None) -> None:

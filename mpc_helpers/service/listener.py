@@ -17,6 +17,7 @@ from mpc_helpers.service.seldom import Seldom
 HANDSHAKE_SECONDS = 10.0
 BACKLOG = 256
 PAUSE_SECONDS = 0.1
+CLOSING_TURNS = 4
 _LOG = logging.getLogger("trefoil.listener")
 _LOG.addFilter(Seldom())
 
@@ -125,7 +126,7 @@ class Listener:
         self.connections = connections
         self.whose = whose
         self._sockets: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
+        self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._arriving: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> None:
@@ -141,32 +142,51 @@ class Listener:
             listening.bind(address)
             listening.listen(BACKLOG)
             listening.setblocking(False)
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in self._sockets]
+        for listening in self._sockets:
+            loop.add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
         """Accept nobody any more, and give up on whoever is still shaking hands."""
-        tasks = [*self._accepting, *self._arriving]
+        loop = asyncio.get_running_loop()
+        for pause in self._pauses.values():
+            pause.cancel()
+        for listening in self._sockets:
+            loop.remove_reader(listening)
+            listening.close()
+        tasks = list(self._arriving)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for listening in self._sockets:
-            listening.close()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                # Out of descriptors, most likely: one that is idle goes, and the rest waits for a moment.
-                _LOG.warning("no connection can be accepted: %s", error)
-                self.connections.make_room()
-                await asyncio.sleep(PAUSE_SECONDS)
-            else:
-                self._take(accepted)
-                # `sock_accept` does not wait where someone is in the queue already: whoever was cut off for this one
-                # must get a turn to close, and requests theirs.
-                await asyncio.sleep(0)
+    async def cut_the_rest(self) -> None:
+        """End what is still connected, once every request had its time: who does not close is not waited for."""
+        self.connections.cut_all()
+        # An aborted transport closes its socket in a turn of the loop that comes later.
+        for _ in range(CLOSING_TURNS):
+            await asyncio.sleep(0)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Called when someone is in the queue, once in a turn of the loop: whoever is cut off for this one must get a
+        turn to close, and requests theirs.
+
+        Not a task that awaits `sock_accept`: cancelled at the wrong moment it loses a connection it has accepted.
+        """
+        try:
+            accepted, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return  # whoever it was has gone
+        except OSError as error:
+            # Out of descriptors, most likely: one that is idle goes, and the rest waits for a moment.
+            _LOG.warning("no connection can be accepted: %s", error)
+            self.connections.make_room()
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listening)
+            self._pauses[listening] = loop.call_later(
+                PAUSE_SECONDS, loop.add_reader, listening, self._accept, listening
+            )
+            return
+        accepted.setblocking(False)
+        self._take(accepted)
 
     def _take(self, accepted: socket.socket) -> None:
         arrival = _Arrival(self, accepted)
