@@ -10,7 +10,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -20,7 +19,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.bench.plaintext import PlaintextCost, bare_open, plain_sum, sample_of, trusted_server
 from benchmarks.bench.processes import Usage, usage
+from benchmarks.bench.recorded import recorded
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers, best_of, measure_openings
 from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
 from mpc_helpers.local.launcher import Launched, fetch, launched_helpers
@@ -189,10 +188,8 @@ class ThroughputRun:
     def to_json(self) -> dict[str, object]:
         """As it goes into benchmarks/results."""
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            **recorded(),
             "seed": self.seed,
-            "commit": _commit(),
-            "machine": machine(),
             "points": [asdict(point) for point in self.points],
             "exponents": exponents(self.points),
         }
@@ -366,26 +363,6 @@ def _admit_opens(point: ThroughputPoint) -> float:
 def _slope(pairs: Sequence[tuple[float, float]]) -> float:
     x, y = np.log(np.array(pairs, dtype=np.float64)).T
     return float(np.polyfit(x, y, 1)[0])
-
-
-def machine() -> dict[str, object]:
-    """What the figures were seen on."""
-    names = [
-        line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "processor": names[0] if names else platform.processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-    }
-
-
-def _commit() -> str:
-    root = Path(__file__).resolve().parents[2]
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
 
 
 def _terms(buckets: int) -> ReportTerms:
