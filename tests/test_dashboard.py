@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from html.parser import HTMLParser
 from pathlib import Path
@@ -29,7 +29,7 @@ from device.dashboard.server import Dashboard
 from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, used
 from device.device import Device
 from device.impression import ImpressionOptions
-from device.limits import DeviceLimits
+from device.limits import DeviceLimits, OwnSite
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
@@ -109,6 +109,13 @@ def test_the_page_says_what_a_budget_does_not_bound(world: World) -> None:
     assert "Twice as much is possible where a site counts ads on its own pages" in text
     assert "they learn at most 16 ε about a week" in text
     assert "two budgets of the one and one of the other" in text
+
+
+def test_where_own_ads_are_free_the_page_says_no_more_than_that(world: World) -> None:
+    limits = DeviceLimits(own_site=OwnSite.CHARGED)
+    text = text_of(OverviewPage(replace(world.device.overview(), limits=limits), Clockface(UTC)).render())
+    assert "Twice as much is possible where a site asks how many reports were empty" in text
+    assert "own pages" not in text
 
 
 class TestWords:

@@ -13,6 +13,7 @@ from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import Clockface, epsilon, plural
 from device.epoch import EpochCalendar
 from device.impression import SavedImpression
+from device.limits import OwnSite
 from device.overview import Overview
 from device.privacy_filter import FilterKind, FilterState
 from device.storage import EpochEntry, ReportRecord, Side
@@ -40,8 +41,8 @@ _MEANING = (
     + words.factor(1_000_000)
     + ". When a budget is used up, your device goes on answering, but with empty reports. No site is told how much is "
     "left, and none can tell an empty report from a full one.",
-    "This counts what one site can learn about what you did elsewhere. Twice as much is possible where a site counts "
-    "ads on its own pages, asks how many reports were empty, or works together with those who showed you the ads. "
+    "This counts what one site can learn about what you did elsewhere. Twice as much is possible where a site "
+    "{own_ads}asks how many reports were empty, or works together with those who showed you the ads. "
     "Sites that act on one another's answers are bounded only together: they learn at most {together} about a "
     "{length}. Whether two devices are both yours, a site can learn by two budgets of the one and one of the other.",
 )
@@ -126,7 +127,8 @@ class OverviewPage:
     def _meaning(self) -> Markup:
         length = words.epoch_length_words(self._overview.limits.epoch_length)
         together = epsilon(2 * self._overview.limits.global_budget)
-        paragraphs = [text.format(length=length, together=together) for text in _MEANING]
+        own_ads = "counts ads on its own pages, " if self._overview.limits.own_site is OwnSite.COUNTED else ""
+        paragraphs = [text.format(length=length, together=together, own_ads=own_ads) for text in _MEANING]
         return section("meaning", "What a spent budget means", [tag("p", text) for text in paragraphs])
 
     def _sites(self) -> Markup:
