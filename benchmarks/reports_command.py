@@ -61,7 +61,9 @@ def reports(
     console.out.print(f"{count:,} reports{lying}, {size:,} bytes: {out}", highlight=False)
     truth = workload.truth()
     if show_truth:
-        console.out.print(_table(truth, terms.unit))
+        console.out.print(_table(truth[:buckets], terms.unit))
+        if kappa:
+            console.say(f"reports of devices that could not pay: {truth[buckets] // kappa:,}")
     console.write_json(
         json_file, {"reports": count, "invalid": invalid, "buckets": buckets, "bytes": size, "truth": truth}
     )

@@ -140,6 +140,10 @@ class TestWords:
         entries = [EpochEntry(1, EpochOutcome.PAID, 250_000), EpochEntry(2, EpochOutcome.PAID, 250_000)]
         assert cost_words(entries) == "0.25 ε in each of 2 weeks"
 
+    def test_a_week_that_could_not_pay_is_named_beside_those_that_did(self) -> None:
+        entries = [EpochEntry(1, EpochOutcome.PAID, 100_000), EpochEntry(2, EpochOutcome.OUT_OF_BUDGET, 0)]
+        assert cost_words(entries) == "0.1 ε in one week; 1 week had too little left and added nothing"
+
 
 class TestLog:
     def test_records_have_one_size_whatever_happened(self) -> None:

@@ -8,6 +8,8 @@ from fractions import Fraction
 
 import pytest
 
+from benchmarks.live.measurement_page import verdict_line
+from benchmarks.live.places import CUTOFF
 from protocol.answer import Answer
 from protocol.errors import TrefoilError
 from protocol.querier.bias import bias_bound
@@ -82,3 +84,12 @@ def test_without_a_side_query_the_bias_is_unknown() -> None:
 def test_a_cutoff_that_nothing_is_within_is_refused(cutoff: float) -> None:
     with pytest.raises(TrefoilError, match="above 0"):
         judge(result(10, 1.0), cutoff)
+
+
+def test_the_advertisers_page_has_the_verdict_of_the_terminal() -> None:
+    measured = result(10_000, 10.0, kappa=1, flags=20)
+    line = verdict_line(measured)
+    assert f"{judge(measured, CUTOFF).sentence()[1:]}</p>" in line
+    assert "by at most 82 in total, with probability 95%" in line
+    assert line.count("A") == 1 and "Accept: " in line
+    assert verdict_line(result(1000, 100.0)).startswith("<p>Reject: ")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.live.places import BUCKETS, EPSILON, SHOP_SITE
+from benchmarks.live.places import BUCKETS, EPSILON, KAPPA, SHOP_SITE
 from benchmarks.seeded import generator
 from device.conversion import ConversionOptions
 from device.device import Device
@@ -25,7 +25,7 @@ MAX_PEOPLE = 5_000
 POPULARITY = (0.45, 0.1, 0.3, 0.15)
 UNMOVED = 0.2
 PUBLISHERS = ("news.example", "news.example", "blog.example", "blog.example")
-OPTIONS = ConversionOptions(TREFOIL_SERVICE, BUCKETS, epsilon=EPSILON)
+OPTIONS = ConversionOptions(TREFOIL_SERVICE, BUCKETS, epsilon=EPSILON, kappa=KAPPA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from aiohttp import web
 from benchmarks.live.chart import histogram_chart
 from benchmarks.live.crowd import MAX_PEOPLE
 from benchmarks.live.measurement import Batch, Measurement
-from benchmarks.live.places import CAMPAIGNS, Map, Place
+from benchmarks.live.places import CAMPAIGNS, CUTOFF, Map, Place
 from benchmarks.live.tracker import Tracker, exact_histogram
 from benchmarks.live.web import Frame, see_other
 from device.dashboard.layout import notice, section, table
@@ -17,6 +17,7 @@ from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import Clockface, plural
 from protocol.errors import TrefoilError
 from protocol.querier.query_failed import QueryFailed
+from protocol.querier.verdict import judge
 from protocol.querier.worth import CONFIDENCE, QueryResult
 
 CROWD = 400
@@ -117,7 +118,7 @@ class MeasurementPage:
         chart = histogram_chart(
             CAMPAIGNS, exact_histogram(batch.credited), answer.histogram, result.half_width, CONFIDENCE
         )
-        return [tag("p", told), chart]
+        return [tag("p", told), chart, verdict_line(result)]
 
     def _replay(self, batch: Batch) -> Node:
         if isinstance(batch.replayed, TrefoilError):
@@ -166,6 +167,16 @@ def _refused(error: TrefoilError) -> Markup:
     lines = error.details if isinstance(error, QueryFailed) else ()
     details = tag("details", tag("summary", "What each helper says"), tag("ul", [tag("li", line) for line in lines]))
     return notice([tag("p", f"{message}. {error.hint}"), details if lines else None], kind="warn")
+
+
+def verdict_line(result: QueryResult) -> Markup:
+    """How much budgets may have left out, and whether the answer is good enough: the sentence of a terminal."""
+    sentence = judge(result, CUTOFF).sentence()
+    verdict = f"{sentence[:1].upper()}{sentence[1:]}"
+    if result.bias is None:
+        return tag("p", verdict)
+    moved = f"at most {result.bias.bound:,.0f} in total, with probability {1 - result.bias.beta:.0%}"
+    return tag("p", f"Weeks without budget have moved the answer by {moved}. {verdict}")
 
 
 async def _number(request: web.Request, name: str, most: int) -> int:

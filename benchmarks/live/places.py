@@ -23,8 +23,12 @@ CAMPAIGNS = (
     "City shoes, on the blog",
 )
 BUCKETS = len(CAMPAIGNS)
-# A quarter of a site's weekly budget for each purchase: the fifth finds nothing left.
-EPSILON = 0.25
+# With the bias side query a purchase costs the week of the ad 0.2·(2 + κ)/2 = 0.3 of its budget, and every other week
+# of the window 0.1: the fourth purchase finds nothing left, and its report says so to the side query.
+EPSILON = 0.2
+KAPPA = 1
+# The relative error that the advertiser accepts.
+CUTOFF = 0.1
 
 
 class Place(Enum):

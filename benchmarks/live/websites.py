@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from benchmarks.live.places import BUCKETS, CAMPAIGNS, EPSILON, SHOP_SITE, Map, Place
+from benchmarks.live.places import BUCKETS, CAMPAIGNS, EPSILON, KAPPA, SHOP_SITE, Map, Place
 from benchmarks.live.tracker import Tracker
 from benchmarks.live.web import Frame
 from device.dashboard.layout import notice
@@ -122,9 +122,8 @@ class Shop:
 
     def _form(self) -> Markup:
         button = tag("button", "Buy the shoes", class_="primary")
-        return tag(
-            "form", tag("p", button, class_="actions"), id="buy", data_buckets=BUCKETS, data_epsilon=str(EPSILON)
-        )
+        content = tag("p", button, class_="actions")
+        return tag("form", content, id="buy", data_buckets=BUCKETS, data_epsilon=str(EPSILON), data_kappa=KAPPA)
 
     def _thanks(self) -> Markup:
         """Shown after a purchase. The same words whatever the device found: the shop has no way to know."""
@@ -155,7 +154,7 @@ class Shop:
             terms = report.terms()
         except ProtocolError as error:
             raise web.HTTPBadRequest(text=f"This is no report: {error}\n") from None
-        if (terms.site, terms.caller, terms.buckets) != (SHOP_SITE, SHOP_SITE, BUCKETS):
+        if (terms.site, terms.caller, terms.buckets, terms.kappa) != (SHOP_SITE, SHOP_SITE, BUCKETS, KAPPA):
             raise web.HTTPBadRequest(text="This report was made for someone else.\n")
         await self._collect(report, self._tracker.bought(SHOP_SITE, self._clock()))
         return web.Response(status=204)

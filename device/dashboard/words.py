@@ -80,7 +80,9 @@ def cost_words(entries: Sequence[EpochEntry]) -> str:
     if paid := [entry.paid for entry in entries if entry.paid]:
         # Weeks are budgets of their own, so what they paid is not added up.
         each = epsilon(max(paid)) if len(set(paid)) == 1 else f"up to {epsilon(max(paid))}"
-        return f"{each} in {'one week' if len(paid) == 1 else f'each of {len(paid)} weeks'}"
+        told = f"{each} in {'one week' if len(paid) == 1 else f'each of {len(paid)} weeks'}"
+        left_out = sum(entry.outcome is EpochOutcome.OUT_OF_BUDGET for entry in entries)
+        return f"{told}; {plural(left_out, 'week')} had too little left and added nothing" if left_out else told
     outcomes = {entry.outcome for entry in entries}
     if EpochOutcome.NOT_MEASURED in outcomes:
         return "Nothing. Measurement was off: an empty report"

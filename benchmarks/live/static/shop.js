@@ -18,6 +18,8 @@ async function buy() {
     value: 1,
     maxValue: 1,
     lookbackDays: 30,
+    // Not of the standard, whose browsers ignore it: count, with noise, the reports that may be missing something.
+    kappa: Number(form.dataset.kappa),
   });
   const response = await fetch("/reports", { method: "POST", body: report });
   if (!response.ok) throw new Error(await response.text());
