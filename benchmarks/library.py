@@ -14,6 +14,7 @@ from device.report import HelperSetSeal, PlainSeal
 from mpc_helpers.local.launcher import launched_helpers
 from protocol.batch import BatchReader, BatchWriter
 from protocol.helper_set import HelperSet
+from protocol.keys import load_identity as load_site_key
 from protocol.querier.blocking import ask
 from protocol.querier.plot import plot_result
 from protocol.querier.worth import QueryResult
@@ -39,6 +40,7 @@ __all__ = [
     "ask",
     "create_device",
     "launched_helpers",
+    "load_site_key",
     "opened_device",
     "plot_result",
     "system_clock",

@@ -42,7 +42,7 @@ class NoHelpers:
 
 
 def create(
-    path: Path,
+    path: Path | str,
     *,
     debug: bool = False,
     limits: DeviceLimits | None = None,
@@ -50,12 +50,14 @@ def create(
 ) -> None:
     """Make a new device database. Whether it is a debug device and where its epochs begin is decided here, for ever."""
     length = (limits or DeviceLimits()).epoch_length
-    SqliteStore.create(path, epoch_length=length, epoch_start=draw_start(clock(), length, fair_coin()), debug=debug)
+    SqliteStore.create(
+        Path(path), epoch_length=length, epoch_start=draw_start(clock(), length, fair_coin()), debug=debug
+    )
 
 
 @contextmanager
 def opened(
-    path: Path,
+    path: Path | str,
     helper_set: HelperSet | None = None,
     *,
     limits: DeviceLimits | None = None,
@@ -64,7 +66,7 @@ def opened(
 ) -> Iterator[Device[Report]]:
     """The device with its database at `path`; reports leave at the tick, sealed to `helper_set`."""
     limits = limits or DeviceLimits()
-    store = SqliteStore.open(path, epoch_length=limits.epoch_length, clock=clock)
+    store = SqliteStore.open(Path(path), epoch_length=limits.epoch_length, clock=clock)
     try:
         with store.transaction():
             # Of a database that an older version made, and that no conversion was measured on.

@@ -111,8 +111,8 @@ class ColumnLayout:
 class BatchWriter:
     """Appends reports to a batch file. Safe against a crash: a record cut short is removed at the next opening."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path | str) -> None:
+        self._path = path = Path(path)
         try:
             self._file: IO[bytes] = path.open("ab+")
         except OSError as error:
@@ -170,8 +170,8 @@ class BatchWriter:
 class _RecordFile:
     """Fixed-size records behind a preamble, mapped into memory."""
 
-    def __init__(self, path: Path, magic: bytes, payloads: int) -> None:
-        self.path = path
+    def __init__(self, path: Path | str, magic: bytes, payloads: int) -> None:
+        self.path = path = Path(path)
         try:
             with path.open("rb") as file:
                 self.layout = ColumnLayout.decode(file.read(PREAMBLE_SIZE), magic, payloads)
@@ -219,7 +219,7 @@ class _RecordFile:
 class BatchReader(_RecordFile):
     """A batch file, read by its querier."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         super().__init__(path, _BATCH_MAGIC, PARTIES)
 
     def __iter__(self) -> Iterator[SealedReport]:

@@ -197,9 +197,9 @@ class HelperSet:
         return cls(fields.whole("number"), (entries[0], entries[1], entries[2]), signatures)
 
     @classmethod
-    def load(cls, path: Path) -> HelperSet:
+    def load(cls, path: Path | str) -> HelperSet:
         """Read `helpers.json` and check all three signatures."""
-        helper_set = cls.load_unverified(path)
+        helper_set = cls.load_unverified(Path(path))
         helper_set.verify()
         return helper_set
 

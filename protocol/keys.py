@@ -72,8 +72,9 @@ def save_identity(path: Path, key: IdentityKey) -> None:
     write_private_file(path, _key_file("identity", {"private": key.raw.hex()}))
 
 
-def load_identity(path: Path) -> IdentityKey:
-    """Read an identity back."""
+def load_identity(path: Path | str) -> IdentityKey:
+    """Read an identity back: a helper's, or the key with which a site signs its queries."""
+    path = Path(path)
     return IdentityKey.from_raw(_hex_field(path, _parse_key_file(path, "identity"), "private"))
 
 

@@ -15,8 +15,10 @@ import trefoil
 from benchmarks import library
 from protocol.batch import BatchReader, BatchWriter
 from protocol.errors import TrefoilError
+from protocol.keys import save_identity
 from protocol.querier.blocking import run
 from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.set_files import write_set
 from tests.support import protocol_samples as samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,21 @@ def test_importing_the_front_door_imports_no_role() -> None:
     code = "import sys, trefoil; print([name for name in ('numpy', 'mpyc', 'device.device') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_path_may_be_text(tmp_path: Path) -> None:
+    """As a script has it: a database, a batch, a helper set and a key, each named by a string."""
+    folder = str(tmp_path)
+    trefoil.create_device(f"{folder}/alice.db")
+    with trefoil.opened_device(f"{folder}/alice.db") as device:
+        device.save_impression("news.example", trefoil.ImpressionOptions(histogram_index=1))
+    with trefoil.BatchWriter(f"{folder}/people.batch") as batch:
+        batch.add(samples.report("one"))
+    assert len(trefoil.BatchReader(f"{folder}/people.batch")) == 1
+    write_set(tmp_path / "helpers.json", samples.HELPER_SET)
+    assert trefoil.HelperSet.load(f"{folder}/helpers.json") == samples.HELPER_SET
+    save_identity(tmp_path / "site.key", samples.QUERIER)
+    assert trefoil.load_site_key(f"{folder}/site.key").public == samples.QUERIER.public
 
 
 async def test_blocking_calls_work_inside_an_event_loop() -> None:

@@ -11,7 +11,6 @@
 - `naive_mpyc`: the baseline that a newcomer to MPyC would write
 - `processes`: what the helpers' processes have used
 - `validity`: what lying devices cost the helpers
-- `recorded`: where figures come from
 - `throughput_plots`: the throughput results, drawn
 - `commands`: `trefoil bench`
 """

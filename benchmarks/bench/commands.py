@@ -30,11 +30,11 @@ def bench_report(
     Example: trefoil bench report --json report.json
     """
     from benchmarks.bench.report_cost import measure, show
-    from protocol.console import write_json
+    from benchmarks.origin import write_results
 
     results = measure(buckets or [16, 128, 1024], rounds)
     show(results)
-    write_json(json_file, results.to_json())
+    write_results(json_file, results.to_json())
 
 
 @bench.command("validity")
@@ -51,11 +51,11 @@ def bench_validity(
     Example: trefoil bench validity --reports 2000 --invalid 0 --invalid 20
     """
     from benchmarks.bench.validity import measure, show, to_json
-    from protocol.console import write_json
+    from benchmarks.origin import write_results
 
     costs = measure(reports, invalid or [0, 1, 1_000, 50_000], buckets)
     show(costs)
-    write_json(json_file, to_json(costs))
+    write_results(json_file, to_json(costs), seed=0)
 
 
 @bench.command("noise")
@@ -70,6 +70,7 @@ def bench_noise(
     Modes that would refuse a size are left out. Example: trefoil bench noise --buckets 16 --buckets 4096 --scale 100
     """
     from benchmarks.bench import noise_cost
+    from benchmarks.origin import write_results
     from protocol import console
     from protocol.errors import TrefoilError
 
@@ -79,7 +80,7 @@ def bench_noise(
     with console.progress("noise", len(wanted)) as advance:
         results = noise_cost.measure_all(wanted, repeats, advance)
     console.out.print(noise_cost.table(results))
-    console.write_json(json_file, noise_cost.to_json(results))
+    write_results(json_file, noise_cost.to_json(results))
 
 
 @bench.command("throughput")
@@ -95,6 +96,7 @@ def bench_throughput(
     Example: trefoil bench throughput --reports 20000 --buckets 128 --json throughput.json --plots plots
     """
     from benchmarks.bench import throughput
+    from benchmarks.origin import write_results
     from protocol import console
 
     counts, sizes = reports or [20_000], buckets or [16, 128, 1024]
@@ -105,7 +107,7 @@ def bench_throughput(
     result = run.to_json()
     for name, slope in throughput.exponents(run.points).items():
         console.out.print(f"{name}: exponent {slope:.2f}", highlight=False)
-    console.write_json(json_file, result)
+    write_results(json_file, result, seed)
     if plots is not None:
         from benchmarks.bench.throughput_plots import draw_all
 
@@ -125,10 +127,11 @@ def bench_device(
     Example: trefoil bench device --samples 200 --json device.json
     """
     from benchmarks.bench import device_timing
+    from benchmarks.origin import write_results
     from protocol import console
 
     with console.progress("calls of each case", device_timing.steps(samples)) as advance:
         result = device_timing.measure(samples, lanes, seed, advance)
     for table in device_timing.tables(result):
         console.out.print(table)
-    console.write_json(json_file, result.to_json())
+    write_results(json_file, result.to_json(), seed)

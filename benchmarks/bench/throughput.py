@@ -27,7 +27,6 @@ from rich.table import Table
 
 from benchmarks.bench.plaintext import PlaintextCost, bare_open, plain_sum, sample_of, trusted_server
 from benchmarks.bench.processes import Usage, usage
-from benchmarks.bench.recorded import recorded
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers, best_of, measure_openings
 from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
 from mpc_helpers.local.launcher import Launched, fetch, launched_helpers
@@ -188,8 +187,6 @@ class ThroughputRun:
     def to_json(self) -> dict[str, object]:
         """As it goes into benchmarks/results."""
         return {
-            **recorded(),
-            "seed": self.seed,
             "points": [asdict(point) for point in self.points],
             "exponents": exponents(self.points),
         }

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.bench.recorded import recorded
 from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
 from mpc_helpers.local.launcher import Launched, fetch, launched_helpers
 from protocol import console
@@ -107,4 +106,4 @@ def show(costs: Sequence[ValidityCost]) -> None:
 
 def to_json(costs: Sequence[ValidityCost]) -> dict[str, object]:
     """What a file of results holds."""
-    return {**recorded(), "validity": [asdict(cost) for cost in costs]}
+    return {"validity": [asdict(cost) for cost in costs]}

@@ -22,6 +22,7 @@ from benchmarks.experiments.common_options import (
     WorkloadChoice,
     show,
 )
+from benchmarks.origin import write_results
 from protocol.choices import NoiseChoice
 from protocol.console import progress, write_json
 from protocol.errors import TrefoilError
@@ -203,7 +204,7 @@ def attack(json: Json = None) -> None:
     show(bad_helper_table(findings), json)
     measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
     promised = [one.as_json() for one in guarantees]
-    write_json(json, {"experiment": "attack", "guarantees": promised, **measured})
+    write_results(json, {"experiment": "attack", "guarantees": promised, **measured}, seed=0)
 
 
 @app.command(epilog="Example: trefoil experiment regression --reports 2000 --columns 8 --epsilon 1 --seeds 2")
@@ -221,7 +222,6 @@ def regression(
     from benchmarks.experiments.label_charges import Habits, charges
     from benchmarks.experiments.regression import run_settings, settings, together_or_apart
     from benchmarks.experiments.regression_tables import charges_table, scores_table, to_json, together_table
-    from protocol.console import out
     from protocol.query import NoiseMode
 
     known = {mode.value: mode for mode in NoiseMode}
@@ -244,8 +244,8 @@ def regression(
             together[cell] = [together_or_apart(seed, cell) for seed in range(seeds)]
             advance(seeds)
     for table in (scores_table(scores), charges_table(charged), together_table(together)):
-        out.print(table)
-    write_json(json, to_json(scores, charged, together))
+        show(table, json)
+    write_results(json, to_json(scores, charged, together), seed=0)
 
 
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protocol.console import out, write_json
+from benchmarks.origin import write_results
+from protocol.console import out
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 
@@ -112,10 +113,10 @@ class Common:
             write_atomically(Path(name), data)
         whole = [result.as_json() for result in results]
         if len(whole) == 1:
-            write_json(self.json, whole[0])
+            write_results(self.json, whole[0], self.seed)
         elif self.json is not None:
             points = [point for result in results for point in result.as_points()]
-            write_json(self.json, {"experiment": "all", "experiments": whole, "points": points})
+            write_results(self.json, {"experiment": "all", "experiments": whole, "points": points}, self.seed)
 
 
 def show(table: Table | str, json: Path | None) -> None:

@@ -336,7 +336,7 @@ def launched(trio: Trio, command: Sequence[str] = (), *, wait: bool = True) -> I
 
 @contextlib.contextmanager
 def launched_helpers(
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     *,
     now: int | None = None,
     sites: Mapping[str, Sequence[str]] | None = None,
@@ -351,7 +351,7 @@ def launched_helpers(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trefoil-")))
         now = int(time.time()) if now is None else now  # noqa: TID251 - an edge: real processes read the real clock
-        yield stack.enter_context(launched(prepare(folder, now=now, sites=sites, ports=ports, options=options)))
+        yield stack.enter_context(launched(prepare(Path(folder), now=now, sites=sites, ports=ports, options=options)))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from protocol.errors import TrefoilError
 from protocol.querier.worth import CONFIDENCE, QueryResult
 
 
-def plot_result(path: Path, result: QueryResult) -> None:
+def plot_result(path: Path | str, result: QueryResult) -> None:
     """A bar for every bucket, with the interval that its noise allows, and one for noise and bias if that is known."""
     try:
         import matplotlib

@@ -1,0 +1,41 @@
+"""Where a figure comes from: in every result file, and in every one that is made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import origin
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_stored_result_says_where_it_comes_from(path: Path) -> None:
+    stored = json.loads(path.read_text())
+    assert [field for field in origin.FIELDS if field not in stored] == []
+    assert stored["command"].startswith("trefoil ")
+    assert {"processor", "cores", "python"} <= set(stored["machine"])
+    assert stored["date"].startswith("20")
+    assert not stored["commit"].endswith("dirty"), "recorded from files that no commit has"
+
+
+def test_what_is_written_names_its_command_code_machine_and_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/trefoil", "bench", "report", "--json", "a file.json"])
+    target = tmp_path / "result.json"
+    origin.write_results(target, {"reports": [1]}, seed=7)
+    stored = json.loads(target.read_text())
+    assert set(stored) == {*origin.FIELDS, "reports"}
+    assert stored["command"] == "trefoil bench report --json 'a file.json'"
+    assert stored["seed"] == 7
+    assert stored["machine"]["cores"] >= 1
+
+
+def test_without_a_file_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    origin.write_results(None, {"reports": [1]})
+    assert capsys.readouterr().out == ""
