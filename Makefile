@@ -53,7 +53,7 @@ chaos: $(READY)
 	TREFOIL_NOISE=joint TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_bad_helper.py tests/test_chaos.py
 
 load: $(READY)
-	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py tests/test_collector.py
+	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py tests/test_collector.py tests/test_hostile_posts.py
 
 fuzz: $(READY)
 	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py tests/test_joint_audit.py \

@@ -29,6 +29,7 @@
 - `withdrawal`: a query taken back, under the key that signed it
 - `answer`: three sealed shares that must fit together
 - `querier`: asking the three helpers, and what their answer is worth
+- `listening`: connections of strangers over TLS, counted and bounded
 - `collector`: taking reports from devices, and batches of them
 - `regression`: learning a model from one answer (Appendix A)
 - `files`: files written whole, and private ones

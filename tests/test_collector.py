@@ -18,24 +18,29 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
+from aiohttp.streams import StreamReader
+from aiohttp.test_utils import make_mocked_request
 from typer.testing import CliRunner
 
 import trefoil
 from mpc_helpers.identity.tls import make_identity
 from protocol.batch import BatchReader, BatchWriter
 from protocol.collector import batches
+from protocol.collector.bodies import MAX_POST, PostBodies
 from protocol.collector.intake import MAX_WAITING, CollectorIntake
 from protocol.collector.kind import ReportKind
 from protocol.collector.limits import CollectorLimits, NotTaken, PostingRate, Refused
-from protocol.collector.server import MAX_POST, collecting
-from protocol.collector.store import Filed, ReportStore, StoreReader
+from protocol.collector.server import collecting
+from protocol.collector.store import Filed, ReportStore, StoreReader, room_for
 from protocol.errors import TrefoilError
 from protocol.report import TIME_SPAN, Header, SealedReport
 from protocol.seconds import DAY, HOUR
 from tests.support import protocol_samples as samples
+from tests.support.figures import keep
 from tests.support.many_posts import Posted, copies, no_checks, post_all
 
 SITE = samples.TERMS.site
@@ -87,7 +92,7 @@ def test_shelves_are_by_kind_and_hour(tmp_path: Path) -> None:
     assert found == {(kinds[0], hour): 2, (kinds[0], samples.NOW + HOUR): 1, (kinds[1], hour): 1}
 
 
-ROOM = 2 * len(REPORT.encode())
+ROOM = 2 * room_for(len(REPORT.encode()))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +185,29 @@ async def test_memory_is_bounded_while_the_disk_is_slow(tmp_path: Path) -> None:
         writer = asyncio.create_task(intake.run())
         assert all(filed.new for filed in await asyncio.gather(*waiting))
         writer.cancel()
+
+
+async def test_the_body_that_arrives_for_longest_makes_room() -> None:
+    """A few clients that hold back their last byte do not keep the next one out."""
+    bodies = PostBodies(most=100)
+    outcomes: list[int | Refused] = []
+
+    async def post(stream: StreamReader) -> None:
+        try:
+            async with bodies.body(make_mocked_request("POST", "/reports", payload=stream)) as body:
+                outcomes.append(len(body))
+        except NotTaken as error:
+            outcomes.append(error.reason)
+
+    streams = [StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop()) for _ in range(3)]
+    tasks = [asyncio.create_task(post(stream)) for stream in streams]
+    for stream, size in zip(streams, (60, 30, 50), strict=True):
+        stream.feed_data(bytes(size))
+        await asyncio.sleep(0.01)
+    for stream in streams[1:]:
+        stream.feed_eof()
+    await asyncio.gather(*tasks)
+    assert outcomes == [Refused.SLOW, 30, 50]
 
 
 async def test_a_disk_that_fails_refuses_and_keeps_nothing_half(tmp_path: Path) -> None:
@@ -279,7 +307,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, show: 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    folder, seed = tmp_path / "collected", random.randrange(2**32)
+    folder, seed, began = tmp_path / "collected", random.randrange(2**32), time.monotonic()
     chance = random.Random(seed)
     process, posted = _start(folder, tmp_path, port), Posted()
     address, seconds = f"https://127.0.0.1:{port}/reports", 1100 if FULL else 110
@@ -301,6 +329,11 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, show: 
     assert set(found) == posted.acknowledged
     assert len(found) == count
     assert set(posted.refused.values()) == {"other-site"} and len(posted.refused) == count // 50
+    lost, twice = len(posted.acknowledged - set(found)), found.total() - len(found)
+    figures = {"reports": count, "clients": clients, "kills": kills, "posts": posted.tries, "stored": len(found)}
+    figures |= {"lost": lost, "stored_twice": twice, "refused": len(posted.refused)}
+    if FULL:
+        keep("collector-load", "make load", {**figures, "seconds": round(time.monotonic() - began, 1)}, seed)
     show(f"collector: {count:,} reports, {clients} clients, {kills} kill -9, {posted.tries:,} posts, seed {seed}")
 
 

@@ -19,11 +19,11 @@ from aiohttp import web
 
 from mpc_helpers.identity import tls
 from mpc_helpers.local.launcher import launched, prepare
-from mpc_helpers.service import listener as listening
-from mpc_helpers.service.connections import MOST_STRANGERS, PEER_RESERVE, Connection, ConnectionLimits, Connections
-from mpc_helpers.service.listener import Listener
-from mpc_helpers.service.seldom import SECONDS, Seldom
 from protocol.keys import load_identity
+from protocol.listening import listener as listening
+from protocol.listening.connections import MOST_STRANGERS, PEER_RESERVE, Connection, ConnectionLimits, Connections
+from protocol.listening.listener import Listener
+from protocol.listening.seldom import SECONDS, Seldom
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch

@@ -1,9 +1,6 @@
 """The helper as a process: its HTTPS interface, its queries and its way to the peers.
 
 - `daemon`: one helper put together from its configuration, serving until it is stopped
-- `connections`: who is connected, and who goes when there are too many
-- `listener`: accepting connections, each counted before anything is known of it
-- `seldom`: log lines that strangers could cause by the thousand
 - `server`: the HTTPS routes
 - `refusal`: why a request is not served
 - `policy`: who may ask what

@@ -33,18 +33,18 @@ from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.clocks import PeerClocks
-from mpc_helpers.service.connections import ConnectionLimits, Connections
 from mpc_helpers.service.housekeeping import Housekeeping
 from mpc_helpers.service.intake import Intake
-from mpc_helpers.service.listener import Listener
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.policy import Policy
 from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.rendezvous import Rendezvous
-from mpc_helpers.service.seldom import Seldom
 from mpc_helpers.service.server import OpenPages, PeerDoor, Server
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.worker_sessions import WorkerSessions
+from protocol.listening.connections import ConnectionLimits, Connections
+from protocol.listening.listener import Listener
+from protocol.listening.seldom import Seldom
 from protocol.report import VERSION
 from protocol.stopping import stop_event
 

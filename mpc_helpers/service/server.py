@@ -24,12 +24,12 @@ from typing import Protocol
 
 from aiohttp import web
 
-from mpc_helpers.service.connections import Connections
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.listening.connections import Connections
 from protocol.status import QueryStatus
 from protocol.wire import HASH_SIZE
 from protocol.withdrawal import MAX_SIGNED_QUERY, MAX_WITHDRAWAL

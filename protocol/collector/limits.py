@@ -20,6 +20,7 @@ class Refused(Enum):
     TOO_OLD = "too-old"
     TOO_NEW = "too-new"
     TOO_FAST = "too-fast"
+    SLOW = "slow"
     SITE_FULL = "site-full"
     FULL = "full"
     BUSY = "busy"

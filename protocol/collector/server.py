@@ -13,27 +13,27 @@ from typing import assert_never
 
 from aiohttp import web
 
-from protocol.batch import MAX_BODY, MAX_HEADER
+from protocol.collector.bodies import PostBodies
 from protocol.collector.intake import CollectorIntake
 from protocol.collector.limits import CollectorLimits, NotTaken, Refused
 from protocol.collector.store import ReportStore
 from protocol.errors import TrefoilError
+from protocol.listening.connections import ConnectionLimits, Connections
+from protocol.listening.listener import Listener
+from protocol.listening.seldom import Seldom
 
 _LOG = logging.getLogger("trefoil.collector")
 PATH = "/reports"
-MAX_POST = MAX_HEADER + MAX_BODY + 2**13
-# For headers and for a body, from the first byte to the last: a slow client costs one connection, not for long.
 HEADER_SECONDS = 30.0
-BODY_SECONDS = 30.0
 HOUSEKEEPING_SECONDS = 3600.0
-# Bodies being read or waiting at a time. With the largest body this bounds memory to some hundreds of megabytes.
-MAX_POSTS = 256
+_HTTP_LOG = logging.getLogger("trefoil.collector.http")
+_HTTP_LOG.addFilter(Seldom())
 # Any page may post: a report names its own site, and nobody but the helpers can read it.
 _OPEN = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "POST", "Access-Control-Max-Age": "86400"}
 
 
 def http_status(reason: Refused) -> int:
-    """400 and 403 are final, 429, 503 and 507 may be tried again."""
+    """400 and 403 are final, 408, 429, 503 and 507 may be tried again."""
     match reason:
         case Refused.MALFORMED | Refused.TOO_OLD | Refused.TOO_NEW:
             return 400
@@ -41,6 +41,8 @@ def http_status(reason: Refused) -> int:
             return 403
         case Refused.TOO_FAST:
             return 429
+        case Refused.SLOW:
+            return 408
         case Refused.BUSY | Refused.DISK:
             return 503
         case Refused.SITE_FULL | Refused.FULL:
@@ -52,13 +54,14 @@ def http_status(reason: Refused) -> int:
 class CollectorServer:
     """The two routes: posting a report, and asking whether the collector is well."""
 
-    def __init__(self, intake: CollectorIntake) -> None:
+    def __init__(self, intake: CollectorIntake, connections: Connections) -> None:
         self._intake = intake
-        self._posts = 0
+        self._connections = connections
+        self._bodies = PostBodies()
 
     def application(self) -> web.Application:
         """For aiohttp."""
-        application = web.Application(client_max_size=MAX_POST)
+        application = web.Application()
         application.router.add_post(PATH, self._post)
         application.router.add_options(PATH, self._preflight)
         application.router.add_get("/healthz", self._health)
@@ -66,16 +69,13 @@ class CollectorServer:
 
     async def _post(self, request: web.Request) -> web.Response:
         try:
-            if self._posts >= MAX_POSTS:
-                raise NotTaken(Refused.BUSY, "too many reports at once", "Post it again in a second.")
-            self._posts += 1
-            try:
-                filed = await self._intake.take(await _body(request))
-            finally:
-                self._posts -= 1
+            # While its body arrives a connection counts as idle: who is slow goes first when there are too many.
+            async with self._bodies.body(request) as body:
+                with self._connections.at_work(request.transport):
+                    filed = await self._intake.take(body)
         except NotTaken as error:
-            body = {"error": error.reason.value, "message": str(error), "hint": error.hint}
-            return web.json_response(body, status=http_status(error.reason), headers=_OPEN)
+            answer = {"error": error.reason.value, "message": str(error), "hint": error.hint}
+            return web.json_response(answer, status=http_status(error.reason), headers=_OPEN)
         return web.json_response({"digest": filed.digest.hex()}, status=201 if filed.new else 200, headers=_OPEN)
 
     async def _preflight(self, _request: web.Request) -> web.Response:
@@ -83,16 +83,6 @@ class CollectorServer:
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
-
-
-async def _body(request: web.Request) -> bytes:
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            return await request.read()
-    except TimeoutError:
-        raise NotTaken(Refused.MALFORMED, f"the report did not arrive within {BODY_SECONDS:g} seconds") from None
-    except web.HTTPRequestEntityTooLarge:
-        raise NotTaken(Refused.MALFORMED, f"a report has at most {MAX_POST} bytes") from None
 
 
 @contextlib.asynccontextmanager
@@ -111,17 +101,36 @@ async def collecting(
         intake = CollectorIntake(store, limits, clock)
         for task in (asyncio.create_task(intake.run()), asyncio.create_task(_keep_house(store, clock))):
             stack.push_async_callback(_ended, task)
-        runner = web.AppRunner(
-            CollectorServer(intake).application(), access_log=None, keepalive_timeout=HEADER_SECONDS, shutdown_timeout=2
-        )
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
+        yield await stack.enter_async_context(_listening(intake, context, host, port))
+
+
+@contextlib.asynccontextmanager
+async def _listening(intake: CollectorIntake, context: ssl.SSLContext, host: str, port: int) -> AsyncIterator[int]:
+    connections = Connections(ConnectionLimits.of_this_process())
+    runner = web.AppRunner(
+        CollectorServer(intake, connections).application(),
+        access_log=None,
+        logger=_HTTP_LOG,
+        keepalive_timeout=HEADER_SECONDS,
+        shutdown_timeout=2,
+        # A report does not become smaller; what unpacks to a thousand times its size is nobody's report.
+        auto_decompress=False,
+    )
+    await runner.setup()
+    if runner.server is None:
+        raise TypeError("a runner that is set up has a server")
+    listener = Listener(runner.server, context, connections, lambda _: None)
+    try:
         try:
-            await web.TCPSite(runner, host, port, ssl_context=context).start()
+            bound = await listener.open(host, port)
         except OSError as error:
             what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
             raise TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.") from None
-        yield int(runner.addresses[0][1])
+        yield bound
+    finally:
+        await listener.close()
+        await runner.cleanup()
+        await listener.cut_the_rest()
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -23,6 +23,7 @@ from protocol.seconds import DAY
 FILE_NAME = "reports.sqlite"
 _APPLICATION_ID = 0x7472_636C
 _VERSION = 1
+_LOG_BYTES = 2**23
 _SCHEMA = """
 CREATE TABLE shelf (
     shelf INTEGER PRIMARY KEY, site TEXT NOT NULL, kind TEXT NOT NULL, description TEXT NOT NULL,
@@ -36,9 +37,19 @@ CREATE INDEX report_shelf ON report (shelf);
 """
 
 
+# What a report takes on disk besides its own bytes: rows and indexes, and for one that fills pages of its own the rest
+# of the last page. Measured with reports that all have shelves of their own, then rounded up.
+_BESIDES, _LARGE, _PAGE = 512, 2000, 4096
+
+
+def room_for(size: int) -> int:
+    """How much of a site's room a report of `size` bytes takes."""
+    return size + _BESIDES + (_PAGE if size > _LARGE else 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """All reports of one kind and hour."""
+    """All reports of one kind and hour; `room` is what they take of the disk."""
 
     number: int
     site: str
@@ -46,7 +57,7 @@ class Shelf:
     description: str
     hour: int
     reports: int
-    size: int
+    room: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,8 @@ class ReportStore:
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5)
             self.path.chmod(0o600)
             self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA foreign_keys=ON;")
+            # A burst of large reports makes the log long once; it must not stay so.
+            self._db.execute(f"PRAGMA journal_size_limit={_LOG_BYTES}")
             _check_or_make(self._db, self.path)
             held = self._db.execute("SELECT site, sum(bytes) FROM shelf GROUP BY site").fetchall()
         # The room taken, by site: what is asked for every report need not be asked of the disk.
@@ -117,22 +130,23 @@ class ReportStore:
         digest, content, site = report.digest, report.encode(), header.terms.site
         if self._db.execute("SELECT 1 FROM report WHERE digest = ?", (digest,)).fetchone():
             return Filed(digest, new=False)
-        if held.get(site, 0) + len(content) > self._limits.site_bytes:
+        room = room_for(len(content))
+        if held.get(site, 0) + room > self._limits.site_bytes:
             return NotTaken(Refused.SITE_FULL, f"{site} has used its room", "Its batches must be taken out first.")
-        if sum(held.values()) + len(content) > self._limits.total_bytes:
+        if sum(held.values()) + room > self._limits.total_bytes:
             return NotTaken(Refused.FULL, "this collector is full", "Post it again later.")
-        shelf = self._shelf(header, len(content))
+        shelf = self._shelf(header, room)
         self._db.execute("INSERT INTO report (digest, shelf, content) VALUES (?, ?, ?)", (digest, shelf, content))
-        held[site] = held.get(site, 0) + len(content)
+        held[site] = held.get(site, 0) + room
         return Filed(digest, new=True)
 
-    def _shelf(self, header: Header, size: int) -> int:
+    def _shelf(self, header: Header, room: int) -> int:
         kind = ReportKind.of(header)
         row = self._db.execute(
             "INSERT INTO shelf (site, kind, description, hour, reports, bytes) VALUES (?, ?, ?, ?, 1, ?)"
             " ON CONFLICT (kind, hour) DO UPDATE SET reports = reports + 1, bytes = bytes + excluded.bytes"
             " RETURNING shelf",
-            (kind.site, kind.name, kind.describe(), header.terms.time, size),
+            (kind.site, kind.name, kind.describe(), header.terms.time, room),
         ).fetchone()
         return int(row[0])
 

@@ -20,4 +20,6 @@
 - `chaos_trio`: three of them, and an audit of all that left
 - `browser`: real Chromium, and demonstrations for it to visit
 - `many_posts`: clients that post reports to a collector
+- `hostile_posts`: strangers who want its memory, disk or attention
+- `figures`: what a long run leaves behind, as JSON
 """

@@ -11,8 +11,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from mpc_helpers.service.connections import Connection, Connections
-from mpc_helpers.service.seldom import Seldom
+from protocol.listening.connections import Connection, Connections
+from protocol.listening.seldom import Seldom
 
 HANDSHAKE_SECONDS = 10.0
 BACKLOG = 256
@@ -129,8 +129,8 @@ class Listener:
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
         self._arriving: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str, port: int) -> None:
-        """Listen on every address of `host`. Raises OSError if one cannot be used."""
+    async def open(self, host: str, port: int) -> int:
+        """Listen on every address of `host`; gives the port, chosen by the system if 0. Raises OSError if it cannot."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in dict.fromkeys(found):
@@ -144,6 +144,7 @@ class Listener:
             listening.setblocking(False)
         for listening in self._sockets:
             loop.add_reader(listening, self._accept, listening)
+        return int(self._sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Accept nobody any more, and give up on whoever is still shaking hands."""
