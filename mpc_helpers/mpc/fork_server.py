@@ -32,6 +32,14 @@ from protocol.wire import Reader, Writer
 ANSWER_SECONDS = 30.0
 MESSAGE_SIZE = 5
 _ROOT = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = {
+    # No thread may be running when it forks, and numpy's algebra would start some.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    # A worker lives for one query, so every page it touches is new. Large pages, got early and kept, make that fewer
+    # interruptions: a seventh of joint noise's processor time. Other allocators than glibc's take no notice.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=67108864:glibc.malloc.top_pad=4194304",
+}
 
 
 class Request(Enum):
@@ -153,8 +161,7 @@ class ForkServer:
                 (sys.executable, "-m", "mpc_helpers.mpc.fork_server_main"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                # No thread may be running when it forks, and numpy's algebra would start some.
-                env=environment | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                env=environment | _ENVIRONMENT,
                 cwd=_ROOT,
                 start_new_session=True,
             )
