@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import trefoil
 from benchmarks.experiments.label_charges import Habits, charges
 from benchmarks.experiments.label_worlds import RATE, draw_label_world
+from benchmarks.experiments.lost_labels import lost_labels
 from benchmarks.experiments.regression import RegressionCell, run_settings, settings, together_or_apart
 from protocol.errors import TrefoilError
 from protocol.query import NoiseMode
@@ -73,3 +74,35 @@ def test_the_command_prints_and_writes_every_seed(tmp_path: Path) -> None:
     written = json.loads(path.read_text())
     assert [(cell["noise"], len(cell["seeds"])) for cell in written["scores"]] == [("none", 2), ("local", 2)]
     assert len(written["charges"]) == 12
+
+
+def test_labels_lost_at_random_lower_the_rate_and_labels_lost_to_budgets_also_flatten_slopes() -> None:
+    """Who converts often loses most: the effect of what a device always is (its own field) shrinks. Seeds are fixed."""
+    found = lost_labels(0, 20_000, 16)
+    assert 0.03 < found.lost < 0.3
+    for shift in (found.by_budget, found.at_random):
+        assert shift.rate == pytest.approx(1 - found.lost, abs=0.02)
+        assert shift.auc == pytest.approx(found.auc, abs=0.02)
+    assert found.at_random.own_slope == pytest.approx(1, abs=0.06)
+    assert found.by_budget.own_slope < found.at_random.own_slope
+
+
+def test_a_model_through_three_helpers(tmp_path: Path) -> None:
+    """Small enough for every run of the tests: what is recorded has 20,000 reports."""
+    path = tmp_path / "helpers.json"
+    arguments = ["experiment", "regression", "--mpc", "--reports", "400", "--columns", "8", "--noise", "local"]
+    result = CliRunner().invoke(trefoil.app, [*arguments, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(path.read_text())["fits"]
+    world = draw_label_world(0, 400, 8)
+    assert found["sums"] == (world.rows.T @ world.labels).tolist()
+    assert found["counted"] == 400 and found["noise"] == "local"
+    # The noise is a difference of two NB(3/2, e^(−1/3)); 8 columns stay within 60 but for a chance of 6·10⁻⁸. Labels
+    # turned round would be some 360 off.
+    assert all(abs(told - true) <= 60 for told, true in zip(found["answer"], found["sums"], strict=True))
+
+
+def test_more_than_a_device_pays_is_refused_before_any_report_is_made() -> None:
+    arguments = ["experiment", "regression", "--mpc", "--reports", "60", "--columns", "8", "--epsilon", "3"]
+    result = CliRunner().invoke(trefoil.app, arguments)
+    assert isinstance(result.exception, TrefoilError) and "pay at most ε = 1" in str(result.exception)

@@ -24,7 +24,10 @@
 - `label_worlds`: synthetic publishers and the truth about their impressions
 - `regression`: how good a publisher's model is
 - `label_charges`: what labels cost a device, three ways to account
-- `regression_tables`: how both are printed and written
+- `lost_labels`: what labels that nobody paid for do to a model
+- `labels_through_mpc`: a publisher's model with real devices and helpers
+- `regression_study`: all of these together, as they are written
+- `regression_tables`: how they are printed
 - `plan`: what-if for designers
 - `results`: results as they are printed and written
 - `references`: recorded numbers of the paper

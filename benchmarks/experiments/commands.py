@@ -216,36 +216,27 @@ def regression(
     noise: Annotated[list[str] | None, typer.Option(help="local, pairwise or joint; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 8,
     devices: Annotated[int, typer.Option(min=1, help="How many devices are charged.")] = 4_000,
+    mpc: Annotated[
+        bool, typer.Option("--mpc", help="Instead: every cell with noise through devices and three helpers, once.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Appendix A: a publisher's model from conversions it cannot see; what it is worth, and what it costs."""
-    from benchmarks.experiments.label_charges import Habits, charges
-    from benchmarks.experiments.regression import run_settings, settings, together_or_apart
-    from benchmarks.experiments.regression_tables import charges_table, scores_table, to_json, together_table
+    from benchmarks.experiments.regression import settings
+    from benchmarks.experiments.regression_study import run_study, study_through_helpers
     from protocol.query import NoiseMode
 
     known = {mode.value: mode for mode in NoiseMode}
     if unknown := set(noise or ()) - known.keys():
         raise TrefoilError(f"unknown noise mode {min(unknown)!r}", f"Known are {', '.join(known)}.")
     modes = [known[mode] for mode in noise or ("local", "joint")]
-    epsilons = epsilon or [0.1, 0.3, 1.0, 3.0]
-    cells = settings(reports or [2_000, 20_000, 100_000], columns or [8, 16, 64], epsilons, modes)
-    ways = [(sampled, each, models) for sampled in (True, False) for each in (0.1, 0.3, 1.0) for models in (1, 4)]
-    pooled = [cell for cell in cells if cell.mode is modes[0]]
-    with progress("worlds", seeds * (len(cells) + len(ways) + len(pooled))) as advance:
-        scores = run_settings(cells, seeds, advance)
-        charged = {}
-        for sampled, each, models in ways:
-            habits = Habits(devices=devices, sampled=sampled)
-            charged[sampled, each, models] = [charges(seed, each, models, habits) for seed in range(seeds)]
-            advance(seeds)
-        together = {}
-        for cell in pooled:
-            together[cell] = [together_or_apart(seed, cell) for seed in range(seeds)]
-            advance(seeds)
-    for table in (scores_table(scores), charges_table(charged), together_table(together)):
+    epsilons = epsilon or ([1.0] if mpc else [0.1, 0.3, 1.0, 3.0])
+    sizes = reports or ([20_000] if mpc else [2_000, 20_000, 100_000])
+    cells = settings(sizes, columns or ([16] if mpc else [8, 16, 64]), epsilons, modes)
+    study = study_through_helpers(cells) if mpc else run_study(cells, modes[0], seeds, devices)
+    for table in study.tables():
         show(table, json)
-    write_results(json, to_json(scores, charged, together), seed=0)
+    write_results(json, study.to_json(), seed=0)
 
 
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:

@@ -1,14 +1,15 @@
-"""What `trefoil experiment regression` prints and writes."""
+"""What `trefoil experiment regression` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from statistics import fmean
 
 from rich.table import Table
 
 from benchmarks.experiments.label_charges import LabelCharges
+from benchmarks.experiments.labels_through_mpc import HelpersFit
+from benchmarks.experiments.lost_labels import LostLabels
 from benchmarks.experiments.regression import RegressionCell, Score, TogetherOrApart
 from benchmarks.experiments.tables import plain_table
 
@@ -22,7 +23,7 @@ def scores_table(found: Mapping[RegressionCell, Sequence[Score]]) -> Table:
         table.add_row(
             f"{cell.reports:,}",
             str(cell.columns),
-            "none" if cell.mode is None else cell.mode.value,
+            _mode(cell),
             "" if cell.mode is None else f"{cell.epsilon:g}",
             *(f"{each:.3f}" for each in (fmean(areas), min(areas), max(areas))),
             f"{fmean(each.best_auc for each in scores):.3f}",
@@ -65,22 +66,62 @@ def together_table(found: Mapping[RegressionCell, Sequence[TogetherOrApart]]) ->
     return table
 
 
-def to_json(
-    scores: Mapping[RegressionCell, Sequence[Score]],
-    charged: Mapping[tuple[bool, float, int], Sequence[LabelCharges]],
-    together: Mapping[RegressionCell, Sequence[TogetherOrApart]],
-) -> dict[str, object]:
-    """Every seed's numbers."""
-    return {
-        "scores": [_setting(cell) | {"seeds": [asdict(each) for each in found]} for cell, found in scores.items()],
-        "charges": [
-            {"sampled": sampled, "epsilon": epsilon, "models": models, "seeds": [asdict(each) for each in found]}
-            for (sampled, epsilon, models), found in charged.items()
-        ],
-        "together": [_setting(cell) | {"seeds": [asdict(each) for each in found]} for cell, found in together.items()],
-    }
+def lost_table(found: Mapping[int, Sequence[LostLabels]]) -> Table:
+    """Means over seeds. A slope of 1 is that of a model of all labels."""
+    columns = (
+        "columns",
+        "lost",
+        "how",
+        "rate",
+        "slope, device's own field",
+        "slope, other fields",
+        "AUC",
+        "AUC of all",
+    )
+    table = plain_table("What lost labels do to a model, without noise", columns, ("how",))
+    for wide, each in found.items():
+        for how, shifts in (
+            ("by budget", [one.by_budget for one in each]),
+            ("random", [one.at_random for one in each]),
+        ):
+            table.add_row(
+                str(wide),
+                f"{fmean(one.lost for one in each):.0%}",
+                how,
+                f"{fmean(one.rate for one in shifts):.3f}",
+                f"{fmean(one.own_slope for one in shifts):.3f}",
+                f"{fmean(one.other_slope for one in shifts):.3f}",
+                f"{fmean(one.auc for one in shifts):.4f}",
+                f"{fmean(one.auc for one in each):.4f}",
+            )
+    return table
 
 
-def _setting(cell: RegressionCell) -> dict[str, object]:
-    noise = "none" if cell.mode is None else cell.mode.value
-    return {"reports": cell.reports, "columns": cell.columns, "noise": noise, "epsilon": cell.epsilon}
+def helpers_table(found: Sequence[HelpersFit]) -> Table:
+    """Promise and measurement side by side, one row for each batch."""
+    columns = ("reports", "counted", "columns", "noise", "ε", "promised sd", "measured", "AUC", "best", "seconds")
+    table = plain_table("Through devices and three helpers", columns, ("noise",))
+    for one in found:
+        cell = one.cell
+        table.add_row(
+            f"{cell.reports:,}",
+            f"{one.counted:,}",
+            str(cell.columns),
+            _mode(cell),
+            f"{cell.epsilon:g}",
+            f"{one.noise_sd:.2f}",
+            f"{one.noise_rms:.2f}",
+            f"{one.auc:.3f}",
+            f"{one.best_auc:.3f}",
+            f"{one.seconds:.0f}",
+        )
+    return table
+
+
+def cell_json(cell: RegressionCell) -> dict[str, object]:
+    """What a cell is."""
+    return {"reports": cell.reports, "columns": cell.columns, "noise": _mode(cell), "epsilon": cell.epsilon}
+
+
+def _mode(cell: RegressionCell) -> str:
+    return "none" if cell.mode is None else cell.mode.value

@@ -40,6 +40,7 @@ from protocol.keys import load_identity
 from protocol.noise_scale import NoiseScale, shape
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
 from protocol.seconds import DAY
@@ -162,16 +163,22 @@ def _one_mode(
 
 def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> tuple[int, float]:
     """One query on one batch: the noisy sum, and the standard deviation of its noise."""
-    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
-    batch = BatchReader(path)
     # The helpers live by the real clock, which has gone on since `now`.
-    asked = make_query(batch, QueryOptions(noise=mode), helper_set, key, max(now, _clock()))
+    result = ask_launched(running, path, SHOP, mode, max(now, _clock()))
+    return result.answer.histogram[0], NoiseScale.of(result.query).standard_deviation
+
+
+def ask_launched(running: Launched, path: Path, site: str, mode: NoiseMode, now: int) -> QueryResult:
+    """One query of `site` on one batch, of which every report must count."""
+    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(site))
+    batch = BatchReader(path)
+    asked = make_query(batch, QueryOptions(noise=mode), helper_set, key, now)
     result = asyncio.run(Querier(helper_set).ask(asked, batch))
     if result.answer.counted != len(batch):
         raise TrefoilError(
             f"helpers counted {result.answer.counted} of {len(batch)} reports: {result.answer.rejections}"
         )
-    return result.answer.histogram[0], NoiseScale.of(result.query).standard_deviation
+    return result
 
 
 def _write_batches(
