@@ -14,6 +14,8 @@
 - `named_function`: attribution functions by name, for a command line
 - `side_query`: the flag that says a report may be missing something
 - `report`: from a histogram to what leaves the device
+- `services`: the helper sets that a device trusts, by the names that sites choose
+- `service_store`: where those are kept
 - `limits`: what no site can change
 - `coins`: the coins a device tosses
 - `site`: registrable domains
@@ -35,5 +37,7 @@
 - `dashboard`: a page that shows a person what measurement has cost them
 - `actions`: what `trefoil device` does
 - `display_actions`: what `trefoil device` does for publishers and their advertisers
+- `service_actions`: what `trefoil device service` does
+- `service_commands`: `trefoil device service`
 - `commands`: `trefoil device`
 """

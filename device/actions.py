@@ -17,6 +17,7 @@ from device.impression import ImpressionOptions
 from device.privacy_filter import FilterKind, FilterState
 from device.privacy_loss import report_sensitivity
 from device.report import DebugReport, report_terms
+from device.service_actions import chosen_set, present
 from device.shortfall import shortfall
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
@@ -25,7 +26,7 @@ from protocol.epsilon import show
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
-from protocol.report import ReportTerms, SealedReport
+from protocol.report import Header, ReportTerms, SealedReport, coarse_time
 
 _KINDS = {
     FilterKind.SITE: "reports to this site",
@@ -51,18 +52,25 @@ class Destination:
             return cls(report, is_batch=False)
         raise TrefoilError("name one place for the report", "Give --batch FILE or --report FILE.")
 
-    def check(self, request: CheckedRequest, now: int) -> None:
+    def check(self, request: CheckedRequest, helper_set: HelperSet, now: int) -> None:
         """Refuse a batch that the report would not fit, before it is paid for."""
         if not self.is_batch or not self.path.exists() or not self.path.stat().st_size:
             return
         batch = BatchReader(self.path)
         if len(batch):
-            terms = batch[0].terms()
+            first = Header.decode(batch[0].header)
+            terms = first.terms
             if _shape(terms) != _shape(report_terms(request, now, debug=terms.debug)):
                 raise TrefoilError(
                     f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}, "
                     f"at most {terms.cap} each, and κ = {terms.kappa}",
                     "Keep one file per site, caller, unit, number of buckets, largest value and κ.",
+                )
+            suite = helper_set.sealing_keys(coarse_time(now))[0].suite
+            if (first.helper_set, first.suite) != (helper_set.digest, suite):
+                raise TrefoilError(
+                    f"{self.path} holds reports to another helper set than the one of {request.service} now",
+                    "Keep one file for each aggregation service, and begin a new one when its set is renewed.",
                 )
 
     def write(self, report: SealedReport) -> None:
@@ -89,19 +97,20 @@ def save_impression(db: Path, site: str, options: ImpressionOptions, intermediar
 
 def convert(
     db: Path,
-    helpers: Path,
+    helpers: Path | None,
     site: str,
     asked: Asked,
     intermediary: str | None,
     destination: Destination,
 ) -> dict[str, object]:
     """Measure one conversion and write its report."""
-    helper_set = HelperSet.load(helpers)
-    with agent.opened(present(db), helper_set) as device:
+    service = asked.options.aggregation_service
+    helper_set = chosen_set(present(db), helpers, service)
+    with agent.opened(db, helper_set, service=service) as device:
         now = agent.system_clock()
         wanted, limits = asked.on(device, now), device.overview().limits
         conversion = wanted.checked(parse_site(site), parse_site(intermediary or site), limits)
-        destination.check(conversion, now)
+        destination.check(conversion, helper_set, now)
         report = device.measure_conversion(site, wanted, intermediary=intermediary)
         overview = device.overview()
     sealed = report.sealed if isinstance(report, DebugReport) else report
@@ -171,14 +180,6 @@ def switch(db: Path, state: bool) -> dict[str, object]:
         device.enable() if state else device.disable()
     say(f"measurement is {'on' if state else 'off'}")
     return {"measuring": state}
-
-
-def present(db: Path) -> Path:
-    """The database, made if there is none."""
-    if not db.exists():
-        agent.create(db)
-        say(f"{db} is a new device")
-    return db
 
 
 def _table(states: Sequence[FilterState]) -> Table:

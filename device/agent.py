@@ -1,25 +1,25 @@
 """The agent: a device on a real machine, with its database, the system's clock and the tick.
 
-What the command line and the dashboard run. Simulations build a `Device` of their own.
+What the command line and the dashboard run. Simulations build a `Device` of their own. A device knows the aggregation
+services that it held when it was opened; a set that is added or renewed meanwhile counts from the next opening.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
-from device.checked_request import CheckedRequest
+from device import services
 from device.coins import fair_coin
 from device.device import Device
 from device.epoch import draw_start
-from device.limits import DeviceLimits
-from device.report import DebugReport, DebugSeal, HelperSetSeal
+from device.limits import TREFOIL_SERVICE, DeviceLimits
+from device.report import DebugReport, DebugSeal, HelperSetSeal, ServicesSeal
 from device.sqlite_store import SqliteStore
 from device.tick import Ticker, Ticks
-from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
 
@@ -29,16 +29,6 @@ Report = SealedReport | DebugReport
 def system_clock() -> int:
     """Seconds since 1970, UTC."""
     return int(time.time())  # noqa: TID251 - the edge of the device: this is where its clock comes from
-
-
-@dataclass(frozen=True, slots=True)
-class NoHelpers:
-    """For uses of a device that make no report."""
-
-    reveals: bool = field(default=False, init=False)
-
-    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:  # noqa: ARG002 - the protocol's shape
-        raise TrefoilError("a report needs a helper set to be sealed to", "Name the file with --helpers.")
 
 
 def create(
@@ -60,24 +50,38 @@ def opened(
     path: Path | str,
     helper_set: HelperSet | None = None,
     *,
+    service: str = TREFOIL_SERVICE,
     limits: DeviceLimits | None = None,
     clock: Callable[[], int] = system_clock,
     ticker: Ticker | None = None,
 ) -> Iterator[Device[Report]]:
-    """The device with its database at `path`; reports leave at the tick, sealed to `helper_set`."""
+    """The device with its database at `path`. Reports leave at the tick, sealed to the helpers of the chosen service.
+
+    Services are those that the device holds, and `helper_set` as `service` for as long as it is open.
+    """
     limits = limits or DeviceLimits()
-    store = SqliteStore.open(Path(path), epoch_length=limits.epoch_length, clock=clock)
+    with opened_store(path, limits=limits, clock=clock) as store:
+        with store.transaction():
+            sets = services.held(store.services)
+        if helper_set is not None:
+            sets = services.with_given(sets, service, helper_set)
+        seals = {name: DebugSeal(known) if store.debug else HelperSetSeal(known) for name, known in sets.items()}
+        limits = replace(limits, aggregation_services=frozenset(sets))
+        seal: ServicesSeal[Report] = ServicesSeal(seals)
+        yield Device(store, seal, clock=clock, limits=limits, ticker=ticker or Ticks(limits.tick_seconds))
+
+
+@contextmanager
+def opened_store(
+    path: Path | str, *, limits: DeviceLimits | None = None, clock: Callable[[], int] = system_clock
+) -> Iterator[SqliteStore]:
+    """The database at `path`, with epochs that have a beginning."""
+    length = (limits or DeviceLimits()).epoch_length
+    store = SqliteStore.open(Path(path), epoch_length=length, clock=clock)
     try:
         with store.transaction():
             # Of a database that an older version made, and that no conversion was measured on.
-            store.fix_epoch_start(draw_start(clock(), limits.epoch_length, fair_coin()))
-        seal = _seal(helper_set, debug=store.debug)
-        yield Device(store, seal, clock=clock, limits=limits, ticker=ticker or Ticks(limits.tick_seconds))
+            store.fix_epoch_start(draw_start(clock(), length, fair_coin()))
+        yield store
     finally:
         store.close()
-
-
-def _seal(helper_set: HelperSet | None, *, debug: bool) -> HelperSetSeal | DebugSeal | NoHelpers:
-    if helper_set is None:
-        return NoHelpers()
-    return DebugSeal(helper_set) if debug else HelperSetSeal(helper_set)

@@ -49,6 +49,7 @@ class Asked:
             match_values=options.match_values,
             side_query=SideQuery(options.kappa, self.form) if options.kappa else None,
             unit=options.unit,
+            aggregation_service=options.aggregation_service,
         )
 
 

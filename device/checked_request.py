@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from device.attribution import AttributionFunction, most_buckets
 from device.epoch import EpochCalendar
+from device.limits import TREFOIL_SERVICE
 from device.privacy_filter import FilterKind
 from device.privacy_loss import LossTerms, report_sensitivity
 from device.side_query import SideQuery
@@ -67,6 +68,8 @@ class CheckedRequest(ABC):
     fixed_sensitivity: int | None = None
     # The largest value of any report in the query, which helpers check; 0 stands for the query's sensitivity.
     max_value: int = 0
+    # Whose helpers the report is sealed to. It decides nothing else: what a report costs is the same for all.
+    service: str = TREFOIL_SERVICE
 
     @property
     def cap(self) -> int:

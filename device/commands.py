@@ -7,16 +7,23 @@ from typing import Annotated
 
 import typer
 
+from device import service_commands
 from device.dashboard.command import dashboard
 
 app = typer.Typer(help="device")
 device = typer.Typer(help="Act as one person's device.", no_args_is_help=True)
 app.add_typer(device, name="device")
+device.add_typer(service_commands.service, name="service")
 
 Database = Annotated[Path, typer.Option("--db", metavar="FILE", help="The device database.", show_default=False)]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here; - is stdout.")]
 Site = Annotated[str, typer.Argument(help="The site of the page; a subdomain stands for its site.", show_default=False)]
 Intermediary = Annotated[str | None, typer.Option(help="The site of the frame or script that calls, if another.")]
+Service = Annotated[str, typer.Option(metavar="NAME", help="Whose helpers the report is sealed to.")]
+Helpers = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Their helper set, where the device holds none.", show_default=False),
+]
 
 
 @device.command()
@@ -91,7 +98,6 @@ def conversion(
 def label(
     site: Site,
     db: Database,
-    helpers: Annotated[Path, typer.Option(metavar="FILE", help="The helper set to seal to.")],
     features: Annotated[Path, typer.Option(metavar="FILE", help="The features file (trefoil regression features).")],
     field: Annotated[list[str], typer.Option(metavar="NAME=VALUE", help="A field of the impression; repeatable.")],
     ago: Annotated[int, typer.Option(help="How many seconds ago the impression was shown.")],
@@ -103,6 +109,8 @@ def label(
     conversion_label: Annotated[list[int] | None, typer.Option(help="Only these labels count; repeatable.")] = None,
     kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
     visitor: Annotated[str, typer.Option(help="Your own name for a visitor that you measure more than once.")] = "",
+    service: Service = "trefoil",
+    helpers: Helpers = None,
     intermediary: Intermediary = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -121,6 +129,7 @@ def label(
         field,
         records,
         visitor,
+        service,
         epsilon=epsilon,
         shown_ago=ago,
         advertisers=tuple(advertiser),
@@ -135,7 +144,6 @@ def label(
 def convert(
     site: Site,
     db: Database,
-    helpers: Annotated[Path, typer.Option(metavar="FILE", help="The helper set to seal to.")],
     buckets: Annotated[int, typer.Option(help="How many buckets the histogram has.")],
     batch: Annotated[Path | None, typer.Option(metavar="FILE", help="Append the report to this batch.")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report alone to this file.")] = None,
@@ -160,6 +168,8 @@ def convert(
     ] = None,
     kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
     flag: Annotated[str, typer.Option(help="Its form: general, or last-touch (with --function last).")] = "general",
+    service: Service = "trefoil",
+    helpers: Helpers = None,
     intermediary: Intermediary = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -169,15 +179,16 @@ def convert(
 
     Example: trefoil device convert shop.example --db ann.db --helpers helpers.json --buckets 4 --function first
     --kappa 1 --batch shop.batch
+
+    Example: trefoil device convert shop.example --db ann.db --service north --buckets 4 --batch shop.batch
     """
     from device import actions
     from device.asked import Asked, flag_form
     from device.conversion import ConversionOptions
-    from device.limits import TREFOIL_SERVICE
     from protocol.console import write_json
 
     options = ConversionOptions(
-        TREFOIL_SERVICE,
+        service,
         buckets,
         epsilon=epsilon,
         value=value,

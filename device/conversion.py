@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar
 
-from device import errors
 from device.attribution import AttributionFunction, LastNTouch, LastTouch, Need, is_ours, needs
 from device.checked_request import CheckedRequest, RelevantEvents, Unable
 from device.epoch import EpochCalendar
 from device.errors import RangeError
 from device.impression import ANY_DAYS, I32, U32, Impression, Selection, parse_sites
-from device.limits import MAX_EPOCHS, DeviceLimits, OwnSite
+from device.limits import MAX_EPOCHS, TREFOIL_SERVICE, DeviceLimits, OwnSite
 from device.option import entries, real, whole, wholes, word
 from device.privacy_filter import FilterKind
 from device.privacy_loss import LossTerms, report_sensitivity
@@ -138,8 +137,7 @@ class ConversionOptions:
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or the standard's error, checked in the standard's order."""
-        if word("aggregation_service", self.aggregation_service) not in limits.aggregation_services:
-            raise errors.ReferenceError(f"this device knows no aggregation service {self.aggregation_service!r}")
+        service = limits.known_service(word("aggregation_service", self.aggregation_service))
         epsilon = check_epsilon(self.epsilon)
         buckets = whole("histogram_size", self.histogram_size, 1, limits.max_histogram_size)
         max_value = whole("max_value", self.max_value, 1, U32[-1])
@@ -152,6 +150,7 @@ class ConversionOptions:
         return Conversion(
             site=site,
             caller=caller,
+            service=service,
             # Noise of scale 2·max_value/ε, and 2·value of it for a full report: Theorem 18's factor on both sides.
             loss_terms=LossTerms(epsilon, floor_micros(epsilon), 2 * max_value, kappa),
             fixed_sensitivity=2 * value,
@@ -194,9 +193,11 @@ class AttributionRequest:
     match_values: Sequence[int] = ()
     side_query: SideQuery | None = None
     unit: str = "count"
+    aggregation_service: str = TREFOIL_SERVICE
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
         """The conversion to run, or a RangeError that says what to change."""
+        service = limits.known_service(word("aggregation_service", self.aggregation_service))
         epsilon = check_epsilon(self.epsilon)
         epochs = tuple(sorted(set(wholes("epochs", self.epochs, MAX_EPOCHS, I32))))
         if not epochs or epochs[-1] - epochs[0] >= MAX_EPOCHS:
@@ -215,6 +216,7 @@ class AttributionRequest:
         return Conversion(
             site=site,
             caller=caller,
+            service=service,
             loss_terms=LossTerms(epsilon, floor_micros(epsilon), covered, side_query.kappa if side_query else 0),
             buckets=buckets,
             value=value,

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from device import agent
-from device.actions import Destination, present
+from device.actions import Destination
 from device.conversion_event import ConversionEventOptions
 from device.labelling import LabelOptions
-from device.limits import TREFOIL_SERVICE
 from device.report import DebugReport
+from device.service_actions import chosen_set, present
 from device.site import parse_site
 from protocol.console import say
 from protocol.errors import TrefoilError
-from protocol.helper_set import HelperSet
 from protocol.regression.features import FeatureEncoding
 from protocol.regression.records import Record, append_record
 
@@ -41,7 +40,9 @@ class Labelled:
     visitor: str = ""
 
     @classmethod
-    def of(cls, features: Path, fields: Sequence[str], records: Path, visitor: str, **options: Any) -> Labelled:
+    def of(
+        cls, features: Path, fields: Sequence[str], records: Path, visitor: str, service: str, **options: Any
+    ) -> Labelled:
         """`fields` are name=value; `options` are those of `LabelOptions` that do not follow from the features."""
         encoding, named = FeatureEncoding.load(features), {}
         for each in fields:
@@ -50,19 +51,20 @@ class Labelled:
                 raise TrefoilError(f"{each!r} is not a field", "Write name=value.")
             named[name] = value
         vector = encoding.encode(named, "the impression")
-        given = LabelOptions(TREFOIL_SERVICE, vector, encoding.cap, unit=encoding.unit, **options)
+        given = LabelOptions(service, vector, encoding.cap, unit=encoding.unit, **options)
         return cls(given, records, visitor)
 
 
 def label(
-    db: Path, helpers: Path, site: str, labelled: Labelled, intermediary: str | None, batch: Path
+    db: Path, helpers: Path | None, site: str, labelled: Labelled, intermediary: str | None, batch: Path
 ) -> dict[str, object]:
     """Ask whether a conversion followed an impression; write the report, and what was handed in beside it."""
-    helper_set, options = HelperSet.load(helpers), labelled.options
+    options, service = labelled.options, labelled.options.aggregation_service
+    helper_set = chosen_set(present(db), helpers, service)
     destination = Destination(batch, is_batch=True)
-    with agent.opened(present(db), helper_set) as device:
+    with agent.opened(db, helper_set, service=service) as device:
         request = options.checked(parse_site(site), parse_site(intermediary or site), device.overview().limits)
-        destination.check(request, agent.system_clock())
+        destination.check(request, helper_set, agent.system_clock())
         report = device.measure_impression(site, options, intermediary=intermediary)
     sealed = report.sealed if isinstance(report, DebugReport) else report
     # The record first: one without a report does no harm, and a report without one could not be fitted.

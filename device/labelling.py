@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from device import errors
 from device.attribution import Features
 from device.checked_request import CheckedRequest, RelevantEvents, Unable
 from device.conversion import check_epsilon, floor_micros
@@ -100,8 +99,7 @@ class LabelOptions:
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Labelling:
         """The request to run, or an error that depends on nothing but these options and the device's limits."""
-        if word("aggregation_service", self.aggregation_service) not in limits.aggregation_services:
-            raise errors.ReferenceError(f"this device knows no aggregation service {self.aggregation_service!r}")
+        service = limits.known_service(word("aggregation_service", self.aggregation_service))
         epsilon = check_epsilon(self.epsilon)
         cap = whole("cap", self.cap, 1, MAX_SENSITIVITY)
         features = wholes("features", self.features, limits.max_histogram_size, range(cap + 1))
@@ -118,6 +116,7 @@ class LabelOptions:
         return Labelling(
             site=site,
             caller=caller,
+            service=service,
             loss_terms=LossTerms(epsilon, floor_micros(epsilon), cap, side_query.kappa if side_query else 0),
             fixed_sensitivity=norm,
             buckets=len(features),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from device import errors
 from device.tick import GUARD, MARGIN
 from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
@@ -100,6 +101,16 @@ class DeviceLimits:
         services = self.aggregation_services
         if not isinstance(services, frozenset) or not all(type(name) is str for name in services):
             raise TrefoilError(f"the limit aggregation_services must be a frozenset of names, not {services!r}")
+
+    def known_service(self, name: str) -> str:
+        """An aggregation service that this device knows, or the standard's error."""
+        if name not in self.aggregation_services:
+            known = ", ".join(sorted(self.aggregation_services))
+            raise errors.ReferenceError(
+                f"this device knows no aggregation service {name[:255]!r}",
+                f"It knows {known}." if known else "It has no helper set yet: trefoil device service add",
+            )
+        return name
 
     @property
     def epoch_length(self) -> int:

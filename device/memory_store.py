@@ -12,6 +12,7 @@ from device.conversion_store import ConversionList
 from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
+from device.service_store import ServiceList
 from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
 
 
@@ -27,6 +28,7 @@ class MemoryStore:
         self.epoch_start: int | None = None
         self.barrier: int | None = None
         self.conversions = ConversionList()
+        self.services = ServiceList()
         self._impressions: list[SavedImpression] = []
         self._filters: dict[FilterOwner, PrivacyFilter] = {}
         self._log: list[ReportRecord] = []
@@ -38,13 +40,14 @@ class MemoryStore:
         """One at a time, whole or not at all: lists grow at their end or are replaced; all else is replaced."""
         with self._lock:
             before = dict(vars(self))
-            impressions, records, events = len(self._impressions), len(self._log), self.conversions.saved
+            impressions, records = len(self._impressions), len(self._log)
+            events, services = self.conversions.saved, self.services.held
             try:
                 yield
             except BaseException:
                 vars(self).update(before)
                 del self._impressions[impressions:], self._log[records:]
-                self.conversions.saved = events
+                self.conversions.saved, self.services.held = events, services
                 raise
 
     def set_enabled(self, enabled: bool) -> None:

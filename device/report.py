@@ -7,10 +7,11 @@ on disk, and cannot fail for a reason that depends on the person's data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from device import errors
 from device.checked_request import CheckedRequest
 from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
@@ -69,6 +70,23 @@ class DebugSeal:
     def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], DebugReport]:
         seal = HelperSetSeal(self.helper_set).prepare(request, now, debug=debug)
         return lambda histogram: DebugReport(seal(histogram), tuple(histogram))
+
+
+@dataclass(frozen=True, slots=True)
+class ServicesSeal(Generic[R_co]):
+    """Seals to the helpers of the aggregation service that the site has chosen, by its name."""
+
+    by_name: Mapping[str, Seal[R_co]]
+
+    @property
+    def reveals(self) -> bool:
+        return any(seal.reveals for seal in self.by_name.values())
+
+    def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], R_co]:
+        seal = self.by_name.get(request.service)
+        if seal is None:
+            raise errors.ReferenceError(f"this device has no helpers for the aggregation service {request.service!r}")
+        return seal.prepare(request, now, debug=debug)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from device.instance import InstanceToken, fresh_token, last_report_beside
 from protocol.errors import TrefoilError
 
 APPLICATION_ID = 0x54464C31  # "TFL1"
-VERSION = 2
+VERSION = 3
 _HEADER_SIZE = 100
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _NOT_NOW = {
@@ -80,8 +80,9 @@ CREATE TABLE conversion (
 )""",
     "CREATE INDEX conversion_time ON conversion (time)",
 )
+_SERVICE = ("CREATE TABLE service (name TEXT PRIMARY KEY, signed_set BLOB NOT NULL) WITHOUT ROWID",)
 # What makes a file of each version one of the next. Nothing that an older program wrote is touched.
-_UPGRADES = {1: _CONVERSION}
+_UPGRADES = {1: _CONVERSION, 2: _SERVICE}
 
 
 def create_database(path: Path, *, epoch_length: int, epoch_start: int | None, debug: bool) -> None:
@@ -112,7 +113,7 @@ def _fill(path: Path, row: tuple[bytes, bool, int, int | None, int | None]) -> N
         connection.executescript(
             f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {_TABLES}"
         )
-        for statement in _CONVERSION:
+        for statement in (*_CONVERSION, *_SERVICE):
             connection.execute(statement)
         connection.execute(
             "INSERT INTO device (one, token, counter, debug, epoch_length, enabled, epoch_start, barrier)"

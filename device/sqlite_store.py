@@ -23,6 +23,7 @@ from device.impression import Impression, SavedImpression, Selection
 from device.instance import InstanceToken, fresh_token
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.schema import check_version, connect, create_database, inspect, refusal, upgrade
+from device.service_store import SqlServices
 from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
 
 # As Impression._make, without its check of the length: the query below has the right one, and rows come by the hundred.
@@ -82,6 +83,7 @@ class SqliteStore:
     ) -> None:
         self.debug = debug
         self.conversions = SqlConversions(connection)
+        self.services = SqlServices(connection)
         self._connection = connection
         self._path = path
         self._instance = instance

@@ -18,6 +18,7 @@ from device.conversion_store import ConversionStore
 from device.epoch import EpochCalendar
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
+from device.service_store import ServiceStore
 
 # More epochs than a window of the standard has; of a longer one the log keeps the latest.
 LOGGED_EPOCHS = 16
@@ -140,6 +141,11 @@ class Store(Protocol):
     @property
     def conversions(self) -> ConversionStore:
         """The conversion events; used inside this store's transaction."""
+        ...
+
+    @property
+    def services(self) -> ServiceStore:
+        """The helper sets that the device trusts, by name. Clearing history leaves them alone."""
         ...
 
     def save(self, saved: SavedImpression) -> None: ...

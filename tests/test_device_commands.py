@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import trefoil
-from device import actions, agent
+from device import actions, agent, errors
 from device.asked import Asked
 from device.conversion import ConversionOptions
 from device.impression import ImpressionOptions
@@ -325,7 +325,7 @@ def test_a_batch_of_another_shape_is_refused_before_anything_is_paid(db: Path, h
 
 def test_a_device_without_helpers_makes_no_reports(db: Path) -> None:
     agent.create(db)
-    with agent.opened(db) as device, pytest.raises(TrefoilError, match="helper set"):
+    with agent.opened(db) as device, pytest.raises(errors.ReferenceError, match="no aggregation service"):
         device.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 1))
 
 
@@ -387,7 +387,7 @@ def test_the_readmes_examples_run(number: int) -> None:
 
 def test_the_readmes_commands_run(helpers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = readme_blocks("sh")
-    assert len(commands) == 6
+    assert len(commands) == 8
     monkeypatch.chdir(helpers.parent)
     # As the page's other block makes it, from records of impressions.
     advertisers = Field("advertiser", FieldKind.CATEGORY, levels=("bank.example", "shop.example"))
