@@ -33,7 +33,7 @@ _LOG = logging.getLogger("trefoil.helper")
 T = TypeVar("T")
 
 RETRY_SECONDS = 0.1
-LONGEST_RETRY = 10.0
+LONGEST_RETRY = 300.0
 
 
 class AttemptFailed(Blamed):
@@ -142,7 +142,8 @@ class Helper:
         await progress.enter(QueryState.AGREEING)
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
-        terms = AttemptTerms(QueryName.of(query), query.debug, SumTerms.of(query).digest, minimum)
+        noise = SumTerms.of(query)
+        terms = AttemptTerms(QueryName.of(query), query.debug, noise.digest, minimum, noise.most_draws)
         deadline = asyncio.get_running_loop().time() + max(0, query.deadline - self._clock())
         return await self._agreement.agree(terms, _batch(query, admitted), deadline)
 
@@ -165,7 +166,7 @@ class Helper:
             await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
             # The work first: if both are done the share is there, and the vote will find out whether it is too late.
             if not working.done():
-                raise AttemptFailed("another helper gave the attempt up")
+                raise await self._given_up(attempt, "gave the attempt up")
             return working.result()
         finally:
             for task in (working, ended):
@@ -176,8 +177,12 @@ class Helper:
         await progress.enter(QueryState.VOTING)
         outcome = await self._agreement.commit(attempt, self._seal(query, attempt, noisy))
         if outcome is AttemptOutcome.ABORTED:
-            raise AttemptFailed("another helper gave the attempt up instead of voting for it")
+            raise await self._given_up(attempt, "gave the attempt up instead of voting for it")
         return outcome
+
+    async def _given_up(self, attempt: Attempt, what: str) -> AttemptFailed:
+        party = await self._agreement.given_up_by(attempt)
+        return AttemptFailed(f"{'another helper' if party is None else f'helper {party + 1}'} {what}", party=party)
 
     def _seal(self, query: Query, attempt: Attempt, noisy: Vector) -> bytes:
         share = AnswerShare(
@@ -208,8 +213,9 @@ class Helper:
             raise failure
         failed.append(failure)
         _LOG.warning("an attempt failed, trying again: %s", failure)
-        # Ever longer: a helper that spoils every attempt must not wear the other two's ledgers out.
-        await asyncio.sleep(min(RETRY_SECONDS * 2 ** len(failed), LONGEST_RETRY, left))
+        # Ever longer, also over restarts: a helper that spoils every attempt must not wear the others' ledgers out.
+        draws = await self._agreement.draws(QueryName.of(query).key)
+        await asyncio.sleep(min(RETRY_SECONDS * 2 ** min(draws, 20), LONGEST_RETRY, left))
 
 
 def _raise_if_alarming(failure: Blamed) -> None:

@@ -134,7 +134,7 @@ async def _do_not_wait(self: Negotiator, negotiation: Negotiation) -> None:
 
 def _point_regardless(self: Reports, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> int:
     rows = [(bytes(row), attempt) for row in reservation.digests[:]]
-    return connection.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0)", rows).rowcount
+    return connection.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0, 0)", rows).rowcount
 
 
 def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

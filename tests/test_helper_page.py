@@ -81,6 +81,12 @@ class Everything:
             self.called.append("given up")
             raise
 
+    async def draws(self, query_key: bytes) -> int:
+        return self.called.count("noise")
+
+    async def given_up_by(self, attempt: Attempt) -> int | None:
+        return 1
+
     async def commit(self, attempt: Attempt, sealed: bytes) -> AttemptOutcome:
         self.called.append("open")
         assert sealed

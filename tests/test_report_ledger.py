@@ -151,7 +151,8 @@ ILLEGAL = {
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, voted = 0 WHERE number = 1": "once",
     "DELETE FROM attempts": "never deleted",
     "DELETE FROM reports": "above the watermark",
-    "UPDATE reports SET attempt = 1": "held by a live attempt",
+    "UPDATE reports SET attempt = 1, draws = draws + 1": "held by a live attempt",
+    "UPDATE reports SET attempt = 1": "draws that a report was in",
     "DELETE FROM votes": "never deleted",
     "UPDATE votes SET vote = 'yes'": "never changed",
     "DELETE FROM moves": "never deleted",
@@ -160,19 +161,24 @@ ILLEGAL = {
     "UPDATE ledger SET watermark = -1": "never goes back",
     "UPDATE ledger SET party = 2": "owner never changes",
     "DELETE FROM ledger": "for ever",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
     " FROM attempts WHERE number = 1": "above the last",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
     " FROM attempts WHERE number = 1": "UNIQUE",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', 1, x'00', ''"
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', 1, x'00', '', 1, NULL"
     " FROM attempts WHERE number = 1": "begins as reserved",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', 0, NULL, ''"
-    " FROM attempts WHERE number = 1": "a debug query or a real one",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', 0, NULL, '', 1,"
+    " NULL FROM attempts WHERE number = 1": "a debug query or a real one",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, debug = 1 WHERE number = 1": "only the state",
     "UPDATE reports SET debug = 1": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 1, 1)": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 1, NULL)": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 0, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, 1, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 0, 0, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, 0, 1)": "new here was in no draw",
+    "INSERT INTO attempts SELECT 50, randomblob(32), zeroblob(32), query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 0,"
+    " NULL FROM attempts WHERE number = 1": "begins as reserved",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, drawn = 0 WHERE number = 1": "made counts",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, most_draws = 9 WHERE number = 1": "only the state",
 }
 
 

@@ -22,7 +22,7 @@ from mpc_helpers.agreement.surroundings import Surroundings
 from mpc_helpers.agreement.voting import Voting
 from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState
 from mpc_helpers.ledger.ledger import ReportLedger
-from protocol.vote import SignedVote
+from protocol.vote import SignedVote, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,16 @@ class Agreement:
     async def has_live_attempt(self, query_key: bytes) -> bool:
         """Whether some attempt at the query is not aborted: then it has, or may still get, its answer."""
         return await self._offload(lambda: self._ledger.attempts.live(query_key)) is not None
+
+    async def draws(self, query_key: bytes) -> int:
+        """How many attempts at a query came to nothing after their noise was drawn, or may have been; on disk."""
+        return await self._offload(lambda: self._ledger.attempts.draws(query_key))
+
+    async def given_up_by(self, attempt: Attempt) -> int | None:
+        """Which peer ended an attempt, by its own signed word; None if none has said so, or both."""
+        record = await self._offload(lambda: self._ledger.attempts.find(attempt.attempt_id))
+        said = {vote.party for vote in record.votes if vote.vote is Vote.ABORTED} if record else set()
+        return said.pop() if len(said) == 1 else None
 
     async def answer(self, query_key: bytes) -> Release | None:
         """The released share, for as long as the ledger lives: a retry gets the same bytes."""

@@ -108,12 +108,14 @@ class AttemptTerms:
     """What an attempt is for. With fewer than `minimum` accepted reports the query fails before anything is spent.
 
     `debug` is the query's flag, which its digest covers; `parameters` is a digest of all that must be equal in the MPC.
+    `most_draws` is in how many draws of noise a report may be, where a helper knows part of the noise before it votes.
     """
 
     query: QueryName
     debug: bool
     parameters: bytes
     minimum: int = 1
+    most_draws: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,7 @@ class Negotiation:
             debug if whole else debug[accepted],
             oldest=int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP,
             newest=int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP,
+            most_draws=self.terms.most_draws,
         )
 
     def attempt(self) -> Attempt:
@@ -309,6 +312,20 @@ def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
         Shortfall(len(negotiation.batch.digests), accepted, needed, (first, second, third)),
         f"only {accepted} reports are acceptable to all three helpers; {needed} are needed",
         "Wait for more reports, or ask for fewer.",
+    )
+
+
+def drawn_too_often(negotiation: Negotiation, reports: int, ended_by: Mapping[int, int]) -> AgreementError:
+    """No further draw for these reports: whoever gives attempts up to wait for one it likes gets no other."""
+    names = ", ".join(f"helper {party + 1} ended {count}" for party, count in sorted(ended_by.items()))
+    message = (
+        f"{reports} reports were in {negotiation.terms.most_draws} attempts that came to nothing after their noise"
+        " was drawn, and no further attempt at this kind of noise is made with them; nothing was spent"
+    )
+    return AgreementError(
+        f"{message} ({names} of this query's)" if names else message,
+        "Ask again with joint noise, if all three helpers run it. With local noise, one of them can shift the answer.",
+        party=next(iter(ended_by)) if len(ended_by) == 1 else None,
     )
 
 

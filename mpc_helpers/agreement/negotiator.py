@@ -16,11 +16,12 @@ import numpy as np
 from mpc_helpers.agreement.checker import Checker
 from mpc_helpers.agreement.errors import AlreadyReleased
 from mpc_helpers.agreement.messages import SALT_SIZE, Mask, Propose, Reserved
-from mpc_helpers.agreement.negotiation import Attempt, Negotiation, too_few, too_late
+from mpc_helpers.agreement.negotiation import Attempt, Negotiation, drawn_too_often, too_few, too_late
 from mpc_helpers.agreement.peers import Handle
 from mpc_helpers.agreement.surroundings import Surroundings
 from mpc_helpers.agreement.voting import Voting
 from mpc_helpers.ledger.attempt import AttemptState, Step
+from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Standing
 from protocol.report import TIME_STEP
 
@@ -140,10 +141,10 @@ class Negotiator:
 
     async def _wait_while_busy(self, negotiation: Negotiation) -> Mask:
         """Which admitted reports are free here. While some are busy: wait, holding nothing (or two could deadlock)."""
-        batch, key = negotiation.batch, negotiation.query.key
+        batch, key, most_draws = negotiation.batch, negotiation.query.key, negotiation.terms.most_draws
         while True:
             self._alarms.heed()
-            standings = await self._offload(lambda: self._ledger.reports.lookup(batch.digests, key))
+            standings = await self._offload(lambda: self._ledger.reports.lookup(batch.digests, key, most_draws))
             # The watermark may have risen since Admit. What it has passed is left out, not the whole query with it.
             watermark = await self._offload(lambda: self._ledger.reports.watermark)
             expired = batch.admitted & (batch.hours <= watermark // TIME_STEP)
@@ -151,6 +152,9 @@ class Negotiator:
             seen = admitted & (standings == Standing.SEEN)
             invalid = admitted & batch.invalid & ~seen
             free: Mask = admitted & ~seen & ~invalid
+            if drawn := int(np.count_nonzero(free & (standings == Standing.DRAWN))):
+                ended_by = await self._offload(lambda: self._ledger.attempts.gave_up(key))
+                raise drawn_too_often(negotiation, drawn, ended_by)
             busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
                 negotiation.seen, negotiation.invalid = int(np.count_nonzero(seen)), int(np.count_nonzero(invalid))
@@ -197,7 +201,14 @@ class Negotiator:
 
     async def _reserved_by_all(self, negotiation: Negotiation) -> bool:
         reserved = await self._reserve_here(negotiation)
-        return reserved is not None and await self._barrier(negotiation, reserved)
+        if reserved is None or not await self._barrier(negotiation, reserved):
+            return False
+        try:
+            await self._offload(lambda: self._ledger.moves.begin(reserved.attempt_id))
+        except Fenced:
+            # Aborted since we looked, and not counted as a draw: then no byte of its MPC may leave.
+            return False
+        return True
 
     async def _reserve_here(self, negotiation: Negotiation) -> Reserved | None:
         """Reserve the accepted reports here. The set never shrinks after agreement: a conflict ends the attempt."""

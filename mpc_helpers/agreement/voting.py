@@ -170,7 +170,7 @@ class Voting:
         attempt_id, reason, both, moves = record.attempt_id, blame(nos), set(self._parties.others), self._ledger.moves
         match record.state:
             case AttemptState.RESERVED if nos:
-                return AttemptState.ABORTED, lambda: moves.abort(attempt_id, reason)
+                return AttemptState.ABORTED, lambda: moves.abort(attempt_id, reason, nos)
             case AttemptState.VOTED if nos:
                 return AttemptState.RENOUNCED, lambda: moves.renounce(attempt_id, votes, reason)
             case AttemptState.VOTED if {vote.party for vote in yes} == both:

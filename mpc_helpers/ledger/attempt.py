@@ -106,6 +106,7 @@ class Reservation:
     """An attempt on which all three proposals are in. `digests` are the accepted reports, ascending.
 
     `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them.
+    `most_draws` is how many draws of noise a report may be in, this one included; None where it does not matter.
     """
 
     attempt_id: bytes
@@ -116,6 +117,7 @@ class Reservation:
     debug_reports: npt.NDArray[np.bool_] = field(repr=False)
     oldest: int
     newest: int
+    most_draws: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.debug_reports) != len(self.digests):

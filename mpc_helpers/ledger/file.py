@@ -93,7 +93,7 @@ def create(path: Path, owner: LedgerOwner, ledger_id: bytes) -> None:
         db.execute("INSERT INTO ledger VALUES (1, ?, ?, ?, 0)", (ledger_id, owner.party, owner.identity_key))
         nobody, reason = bytes(32), "spent before this ledger began"
         db.execute(
-            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', 0, NULL, ?)",
+            "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', 0, NULL, ?, 1, NULL)",
             (ELSEWHERE, nobody, nobody, nobody, FOR_EVER, reason),
         )
         for trigger in TRIGGERS:

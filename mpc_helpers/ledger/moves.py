@@ -7,6 +7,7 @@ state that is gone changes no row and is refused.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 
 from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, HeardVote, QueryName, Reservation, Step
@@ -50,6 +51,21 @@ class Attempts:
         number: int = self._database.value(highest, query_key)
         return number
 
+    def draws(self, query_key: bytes) -> int:
+        """How many attempts at this query came to nothing after their noise was drawn, or may have been."""
+        failed = "SELECT count(*) FROM attempts WHERE query_key = ? AND state = 'aborted' AND drawn"
+        count: int = self._database.value(failed, query_key)
+        return count
+
+    def gave_up(self, query_key: bytes) -> Counter[int]:
+        """Which parties ended such attempts, by their own signed word, and how many each."""
+        ended = (
+            "SELECT party, count(*) FROM attempts JOIN votes USING (attempt)"
+            " WHERE query_key = ? AND state = 'aborted' AND drawn AND vote = 'aborted' GROUP BY party"
+        )
+        with self._database.reading() as connection:
+            return Counter(dict(connection.execute(ended, (query_key,)).fetchall()))
+
     def _select(self, condition: str, *values: bytes) -> list[AttemptRecord]:
         columns = "attempt, attempt_id, query_key, query_digest, number, state, voted, sealed_share, reason"
         with self._database.reading() as connection:
@@ -76,6 +92,8 @@ class Moves:
         self._chain = chain
         self._reports = reports
         self._attempts = attempts
+        # Reserved by this process, and no byte of its MPC was sent. What is not known to be so counts as drawn.
+        self._before_mpc: set[bytes] = set()
 
     def reserve(self, reservation: Reservation) -> list[bytes]:
         """→ reserved. Requires all three proposals. Gives the attempts it took reports from; else `Conflict`."""
@@ -89,6 +107,16 @@ class Moves:
                 attempt_id = reservation.attempt_id
                 self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=str(conflict))
             raise
+
+    def begin(self, attempt_id: bytes) -> None:
+        """Before the first byte of the MPC: from here on the attempt counts as a draw, however it ends.
+
+        Nothing is written, as the reservation has counted it already; but an abort takes that back until now.
+        """
+        with self._database.reading():
+            if attempt_id not in self._before_mpc:
+                raise Fenced("the attempt has ended, so its MPC cannot begin")
+            self._before_mpc.remove(attempt_id)
 
     def vote(self, attempt_id: bytes, sealed_share: bytes) -> None:
         """reserved → voted. Requires RESERVED from both peers and the MPC done; the share is sealed to the querier."""
@@ -111,10 +139,10 @@ class Moves:
         with self._database.transaction(Step.FREE_BEFORE_COMMIT, Step.FREE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RENOUNCED, AttemptState.ABORTED, votes=votes, reason=reason)
 
-    def abort(self, attempt_id: bytes, reason: str) -> None:
-        """reserved → aborted: deadline, error or conflict; the reports are free again."""
+    def abort(self, attempt_id: bytes, reason: str, votes: Sequence[HeardVote] = ()) -> None:
+        """reserved → aborted: deadline, error, conflict, or a NO of a peer; the reports are free again."""
         with self._database.transaction(Step.GIVE_UP_BEFORE_COMMIT, Step.GIVE_UP_AFTER_COMMIT) as connection:
-            self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=reason)
+            self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, votes=votes, reason=reason)
 
     def forget_answer(self, query_key: bytes) -> None:
         """The share of a released attempt is kept no longer. The attempt stays released, and its reports spent."""
@@ -142,8 +170,9 @@ class Moves:
     def _insert(self, connection: sqlite3.Connection, reservation: Reservation) -> int:
         name = reservation.query
         cursor = connection.execute(
-            "INSERT INTO attempts (attempt_id, query_key, query_digest, number, debug, newest, state, voted)"
-            " VALUES (?, ?, ?, ?, ?, ?, 'reserved', 0)",
+            "INSERT INTO attempts"
+            " (attempt_id, query_key, query_digest, number, debug, newest, most_draws, state, voted)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'reserved', 0)",
             (
                 reservation.attempt_id,
                 name.key,
@@ -151,8 +180,10 @@ class Moves:
                 reservation.number,
                 reservation.debug,
                 reservation.newest,
+                reservation.most_draws,
             ),
         )
+        self._before_mpc.add(reservation.attempt_id)
         self._chain.append(connection, reservation.attempt_id, AttemptState.RESERVED)
         if cursor.lastrowid is None:
             raise LedgerError("the ledger did not number the attempt")
@@ -188,12 +219,21 @@ class Moves:
         """The fence of COMMIT.md: exactly one row changes, or this caller acts on a state that is gone."""
         # Votes first: the triggers count them when the state changes.
         _insert_votes(connection, attempt_id, votes)
+        drawn = new is not AttemptState.ABORTED or attempt_id not in self._before_mpc
+        self._before_mpc.discard(attempt_id)
         changed = connection.execute(
-            "UPDATE attempts SET state = :new, voted = voted OR :new = 'voted', reason = :reason,"
+            "UPDATE attempts SET state = :new, voted = voted OR :new = 'voted', reason = :reason, drawn = :drawn,"
             # Kept on release alone: whatever else follows a vote, this share will never leave.
             " sealed_share = CASE WHEN :new = 'released' THEN sealed_share ELSE :share END"
             " WHERE attempt_id = :attempt_id AND state = :old",
-            {"new": new.value, "share": share, "reason": reason, "attempt_id": attempt_id, "old": old.value},
+            {
+                "new": new.value,
+                "share": share,
+                "reason": reason,
+                "drawn": drawn,
+                "attempt_id": attempt_id,
+                "old": old.value,
+            },
         ).rowcount
         if changed != 1:
             raise Fenced(f"the attempt is not {old.value} any more, so it cannot become {new.value}")

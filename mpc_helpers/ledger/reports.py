@@ -27,11 +27,15 @@ _CHUNK = 500
 
 
 class Standing(IntEnum):
-    """What a ledger knows of a report, from the point of view of one query."""
+    """What a ledger knows of a report, from the point of view of one query.
+
+    DRAWN is free, but was in as many draws of noise as the query allows.
+    """
 
     FREE = 0
     BUSY = 1
     SEEN = 2
+    DRAWN = 3
 
 
 class Conflict(LedgerError):
@@ -52,17 +56,18 @@ class Reports:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def lookup(self, digests: DigestRows, query_key: bytes) -> Standings:
+    def lookup(self, digests: DigestRows, query_key: bytes, most_draws: int | None = None) -> Standings:
         """The standing of each report for `query_key`; what that query may take from a larger one counts as free."""
         standings = np.zeros(len(digests), dtype=np.uint8)
         known: dict[int, Standing] = {}
         with self._database.timed() as connection:
             for index, chunk in enumerate(_chunks(digests)):
-                held = dict(_holders(connection, chunk))
-                for attempt in set(held.values()) - set(known):
+                held = {digest: (attempt, draws) for digest, attempt, draws in _holders(connection, chunk)}
+                for attempt in {attempt for attempt, _ in held.values()} - set(known):
                     known[attempt] = self.standing(connection, attempt, query_key)
                 if held:  # a digest may be in a batch twice
-                    found = [known[held[digest]] if digest in held else Standing.FREE for digest in chunk]
+                    mine = {digest: _for_draws(known[by], draws, most_draws) for digest, (by, draws) in held.items()}
+                    found = [mine.get(digest, Standing.FREE) for digest in chunk]
                     standings[index * _CHUNK : index * _CHUNK + len(chunk)] = found
         return standings
 
@@ -97,7 +102,7 @@ class Reports:
         with self._database.transaction() as connection:
             connection.execute("UPDATE ledger SET watermark = max(watermark, ?)", (entries.watermark,))
             connection.executemany(
-                "INSERT INTO reports VALUES (?, ?, NULL) ON CONFLICT DO NOTHING",
+                "INSERT INTO reports VALUES (?, ?, NULL, 0) ON CONFLICT DO NOTHING",
                 ((digest, ELSEWHERE) for chunk in _chunks(entries.digests) for digest in chunk),
             )
 
@@ -108,10 +113,12 @@ class Reports:
         pointed = 0
         for index, chunk in enumerate(_chunks(reservation.digests)):
             kinds = reservation.debug_reports[index * _CHUNK : index * _CHUNK + len(chunk)].tolist()
-            rows = ",".join(f"(?, {attempt:d}, {debug:d})" for debug in kinds)
+            rows = ",".join(f"(?, {attempt:d}, {debug:d}, 0)" for debug in kinds)
             pointed += connection.execute(
                 f"INSERT INTO reports VALUES {rows}"  # noqa: S608  (integers)
-                " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt"
+                " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt,"
+                # Counted here, not when the attempt before was aborted: that touches one row, whatever the batch.
+                " draws = reports.draws + (SELECT drawn FROM attempts WHERE attempt = reports.attempt)"
                 " WHERE (SELECT state FROM attempts WHERE attempt = reports.attempt) = 'aborted'",
                 chunk,
             ).rowcount
@@ -120,7 +127,7 @@ class Reports:
     def in_the_way(self, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> list[bytes]:
         """The attempts that hold some of these reports and may be taken from; `Conflict` if any may not."""
         chunks = _chunks(reservation.digests)
-        holders = {holder for chunk in chunks for _, holder in _holders(connection, chunk)} - {attempt}
+        holders = {holder for chunk in chunks for _, holder, _ in _holders(connection, chunk)} - {attempt}
         found = []
         for holder in sorted(holders):
             if self.standing(connection, holder, reservation.query.key) is not Standing.FREE:
@@ -140,9 +147,16 @@ class Reports:
         return Standing.BUSY
 
 
-def _holders(connection: sqlite3.Connection, chunk: list[bytes]) -> list[tuple[bytes, int]]:
+def _holders(connection: sqlite3.Connection, chunk: list[bytes]) -> list[tuple[bytes, int, int]]:
+    """Each known report, the attempt that holds it, and in how many draws it will have been once that is given up."""
     marks = ",".join("?" * len(chunk))
-    return connection.execute(f"SELECT digest, attempt FROM reports WHERE digest IN ({marks})", chunk).fetchall()  # noqa: S608  (only question marks)
+    known = f"reports JOIN attempts USING (attempt) WHERE digest IN ({marks})"
+    return connection.execute(f"SELECT digest, attempt, draws + drawn FROM {known}", chunk).fetchall()  # noqa: S608  (only question marks)
+
+
+def _for_draws(standing: Standing, draws: int, most_draws: int | None) -> Standing:
+    worn = standing is Standing.FREE and most_draws is not None and draws >= most_draws
+    return Standing.DRAWN if worn else standing
 
 
 def _chunks(digests: DigestRows) -> Iterator[list[bytes]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # "TfNL" in ASCII: in the file's header, so that a file of another kind is recognised without opening it.
 APPLICATION_ID = 0x54664E4C
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # Row 0 of `attempts` owns the reports learnt from both peers after a lost ledger: spent, by an attempt nobody can name.
 ELSEWHERE = 0
@@ -31,7 +31,9 @@ CREATE TABLE attempts (
     state TEXT NOT NULL CHECK (state IN ('reserved', 'voted', 'released', 'renounced', 'aborted')),
     voted INTEGER NOT NULL CHECK (voted IN (0, 1)),
     sealed_share BLOB,
-    reason TEXT NOT NULL DEFAULT ''
+    reason TEXT NOT NULL DEFAULT '',
+    drawn INTEGER NOT NULL DEFAULT 1 CHECK (drawn IN (0, 1)),
+    most_draws INTEGER CHECK (most_draws > 0)
 );
 CREATE UNIQUE INDEX one_live_attempt_per_query ON attempts (query_key) WHERE state <> 'aborted';
 CREATE INDEX attempts_of_query ON attempts (query_key, number);
@@ -39,7 +41,8 @@ CREATE INDEX unsettled ON attempts (state) WHERE state IN ('reserved', 'voted', 
 CREATE TABLE reports (
     digest BLOB PRIMARY KEY NOT NULL,
     attempt INTEGER NOT NULL,
-    debug INTEGER CHECK (debug IN (0, 1))
+    debug INTEGER CHECK (debug IN (0, 1)),
+    draws INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 CREATE TABLE votes (
     attempt INTEGER NOT NULL REFERENCES attempts,
@@ -72,7 +75,7 @@ CREATE TABLE queries (
 TRIGGERS = (
     """
     CREATE TRIGGER attempts_begin_reserved BEFORE INSERT ON attempts
-    WHEN NEW.state <> 'reserved' OR NEW.voted OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL
+    WHEN NEW.state <> 'reserved' OR NEW.voted OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL OR NOT NEW.drawn
     BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved, for a debug query or a real one'); END
     """,
     """
@@ -92,6 +95,7 @@ TRIGGERS = (
     CREATE TRIGGER attempts_keep_their_name BEFORE UPDATE ON attempts
     WHEN (NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.debug, NEW.newest)
       IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.debug, OLD.newest)
+      OR NEW.most_draws IS NOT OLD.most_draws
     BEGIN SELECT RAISE(ABORT, 'only the state of an attempt changes'); END
     """,
     """
@@ -107,6 +111,13 @@ TRIGGERS = (
     CREATE TRIGGER a_share_goes_with_its_promise BEFORE UPDATE ON attempts
     WHEN NEW.state IN ('renounced', 'aborted') AND NEW.sealed_share IS NOT NULL
     BEGIN SELECT RAISE(ABORT, 'a share that will not be released is erased'); END
+    """,
+    # Who knows part of the noise before its vote could give attempts up until it likes a draw. So each counts, from the
+    # reservation on, and only one that was given up before its MPC began does not.
+    """
+    CREATE TRIGGER draws_count_unless_none_was_made BEFORE UPDATE ON attempts
+    WHEN NEW.drawn <> OLD.drawn AND NOT (OLD.drawn AND OLD.state = 'reserved' AND NEW.state = 'aborted')
+    BEGIN SELECT RAISE(ABORT, 'a draw that may have been made counts'); END
     """,
     """
     CREATE TRIGGER release_needs_both_yes BEFORE UPDATE ON attempts
@@ -142,6 +153,21 @@ TRIGGERS = (
     CREATE TRIGGER reports_join_their_own_kind BEFORE INSERT ON reports
     WHEN NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)
     BEGIN SELECT RAISE(ABORT, 'a debug report in a real attempt, or the reverse'); END
+    """,
+    """
+    CREATE TRIGGER reports_begin_without_draws BEFORE INSERT ON reports
+    WHEN NEW.draws <> 0
+    BEGIN SELECT RAISE(ABORT, 'a report that is new here was in no draw'); END
+    """,
+    """
+    CREATE TRIGGER draws_add_up BEFORE UPDATE ON reports
+    WHEN NEW.draws <> OLD.draws + (SELECT drawn FROM attempts WHERE attempt = OLD.attempt)
+    BEGIN SELECT RAISE(ABORT, 'the draws that a report was in are counted'); END
+    """,
+    """
+    CREATE TRIGGER draws_are_few BEFORE UPDATE ON reports
+    WHEN NEW.draws >= (SELECT most_draws FROM attempts WHERE attempt = NEW.attempt)
+    BEGIN SELECT RAISE(ABORT, 'the report was in as many draws as this query allows'); END
     """,
     """
     CREATE TRIGGER reports_keep_their_kind BEFORE UPDATE ON reports

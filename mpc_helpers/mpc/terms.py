@@ -18,6 +18,9 @@ from protocol.joint_scale import JointScale
 from protocol.query import NoiseMode, Query
 from protocol.wire import Reader, Writer, tagged_hash
 
+# In pairwise a helper knows two of three pairs' vectors before it votes: so often it may give up and see others.
+PAIRWISE_DRAWS = 3
+
 
 class SumKind(Enum):
     """What is added to the sum. The last is for debug queries over debug reports only, and no `NoiseMode` names it."""
@@ -93,6 +96,14 @@ class SumTerms:
                 return 0.0
             case _:
                 assert_never(self.kind)
+
+    @property
+    def most_draws(self) -> int | None:
+        """In how many draws of such noise a report may be: a limit where seeing a draw before voting is worth anything.
+
+        In local a helper chooses its own part anyway and knows nothing of the others'; in joint nobody knows anything.
+        """
+        return PAIRWISE_DRAWS if self.kind is SumKind.PAIRWISE else None
 
     @property
     def parameters(self) -> bytes:
