@@ -68,6 +68,18 @@ def noise_table() -> Iterator[str]:
             )
 
 
+def validity_table() -> Iterator[str]:
+    yield "| lying devices | counted | left out as invalid, by helper | sums | seconds | bytes between helpers |"
+    yield "|---|---|---|---|---|---|"
+    for found in stored("validity")["validity"]:
+        left_out = ", ".join(f"{count:,}" for count in found["counted_invalid"])
+        sums = "exact" if found["sums_exact"] else "WRONG"
+        yield (
+            f"| {found['invalid']:,} | {found['counted']:,} | {left_out} | {sums} "
+            f"| {found['seconds']:.0f} | {found['peer_bytes']:,} |"
+        )
+
+
 def expect(table: Iterator[str]) -> None:
     text = "\n".join(table)
     assert text in PAGE, f"RESULTS.md should have:\n{text}"
@@ -81,6 +93,7 @@ def test_the_tables_of_reports_devices_and_noise_are_those_of_the_files() -> Non
     expect(report_table())
     expect(device_table())
     expect(noise_table())
+    expect(validity_table())
 
 
 def test_what_the_text_says_is_in_the_files() -> None:
