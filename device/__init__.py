@@ -1,6 +1,10 @@
 """One person's device: matches conversions to impressions, and pays for the answer out of their privacy budget.
 
 - `device`: what happens at each call, on one page: `Device.measure_conversion`
+- `call`: who calls, when, and on which action of the user
+- `reach`: which weeks a request asks for, and which of them may be used
+- `settlement`: what was found for a request, and what was paid
+- `controls`: what the person does with their device
 - `impression`: what a site saved about an ad it showed
 - `conversion`: what a querier asks of a device, checked before anything runs
 - `checked_request`: what the engine needs to know of a request, whichever side asks

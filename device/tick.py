@@ -1,11 +1,12 @@
 """Ticks: when a call leaves is decided before anything is looked at, so that how long it took says nothing.
 
 Calls of one caller on one site stand in one queue, saves and measurements alike, and each has a turn of a whole number
-of ticks, counted from where it begins: a caller who can choose when to ask could otherwise ask just before the tick of
-a clock that everyone shares, and see whether the work fitted. The tick is long enough for the most that a device of
-these limits can hold. In its turn a call has a slot of the one worker to itself; only when more callers come within one
-tick than there are slots does one of them wait for another, for a whole tick. What is not ready at the end of its turn
-is left without: the caller gets what it would get for nothing, and the worker goes on to pay for it.
+of ticks, counted from the moment of the call: a caller who can choose when to ask could otherwise ask just before the
+tick of a clock that everyone shares, and see whether the work fitted. The tick is long enough for the most that a
+device of these limits can hold. In its turn a call has a slot of the one worker to itself, and no slot reaches into the
+time in which another call's report is sealed and leaves: how long the worker is busy would show there. Only when more
+callers come within one tick than there are slots does one of them wait for another, for a whole tick. What is not ready
+at the end of its turn is left without: the caller gets what it would get for nothing, and the worker goes on to pay.
 """
 
 from __future__ import annotations
@@ -47,8 +48,12 @@ class Submit(Protocol):
 class Ticker(Protocol):
     """Gives turns to calls."""
 
-    def turn(self, queue: Hashable, work: float) -> AbstractContextManager[Turn]:
-        """A turn in `queue` for `work` seconds at most. Leaving the context waits for the turn's end."""
+    def now(self) -> float:
+        """The moment of a call. Taken before all else, so that no part of the call is outside its turn."""
+        ...
+
+    def turn(self, queue: Hashable, work: float, came: float) -> AbstractContextManager[Turn]:
+        """A turn in `queue` for `work` seconds at most, of a call that came at `came`. Leaving it waits for its end."""
         ...
 
 
@@ -90,10 +95,14 @@ class Ticks:
         self._queues: WeakValueDictionary[Hashable, _Queue] = WeakValueDictionary()
         self._mutex = threading.Lock()
         self._worker_is_free = -math.inf
+        # When calls leave that have not left yet, earliest first.
+        self._leaving: list[float] = []
+
+    def now(self) -> float:
+        return self._clock()
 
     @contextmanager
-    def turn(self, queue: Hashable, work: float) -> Iterator[Turn]:
-        came = self._clock()
+    def turn(self, queue: Hashable, work: float, came: float) -> Iterator[Turn]:
         with self._mutex:
             mine = self._queues.setdefault(queue, _Queue())
         with mine.lock:
@@ -107,9 +116,15 @@ class Ticks:
         """When the work of a turn begins and the turn ends: from what is reserved, never from what is done."""
         with self._mutex:
             begins = max(turn + GUARD, self._worker_is_free)
+            for leaves in self._leaving:
+                # The slot ends before that call is sealed, or begins when it has gone.
+                if begins < leaves + GUARD and leaves - MARGIN < begins + work:
+                    begins = leaves + GUARD
             self._worker_is_free = begins + work
-        ticks = math.ceil((begins + work + MARGIN - turn) / self.tick)
-        return begins, turn + ticks * self.tick
+            ends = turn + math.ceil((begins + work + MARGIN - turn) / self.tick) * self.tick
+            # Later than every slot so far, so that no slot reaches into this one's leaving either.
+            self._leaving = sorted([*(leaves for leaves in self._leaving if leaves > turn), ends])
+        return begins, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +150,11 @@ class _Turn:
 class AtOnce:
     """For simulation, where nobody is watching the time."""
 
+    def now(self) -> float:
+        return 0.0
+
     @contextmanager
-    def turn(self, queue: Hashable, work: float) -> Iterator[Turn]:  # noqa: ARG002 - the protocol's shape
+    def turn(self, queue: Hashable, work: float, came: float) -> Iterator[Turn]:  # noqa: ARG002 - the protocol's shape
         yield self
 
     def run(self, work: Callable[[], T], late: T) -> T:  # noqa: ARG002 - the protocol's shape

@@ -22,12 +22,14 @@ from benchmarks.conformance.scenario import CONFIG, ScenarioConfig, load_json, w
 from benchmarks.conformance.view import show_results
 from device.attribution import Award
 from device.checked_request import CheckedRequest
-from device.device import Device, Found, Settled
+from device.device import Device
 from device.impression import Impression, SavedImpression
 from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter, capacities, charges_of, check_and_consume
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.reach import Weeks
+from device.settlement import Found, Settled
 from device.sqlite_store import SqliteStore
 from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
@@ -152,12 +154,12 @@ def forgets_to_forget(patch: Patch) -> None:
 
 def forgets_for_multi_epoch_windows_only(patch: Patch) -> None:
     """The early draft's slip: a window of one epoch never looks at the barrier."""
-    original = Device._usable
+    original = Weeks.usable
 
     def usable(self: Any, calendar: Any, window: Any, now: int) -> Any:
         return list(window) if len(window) == 1 else original(self, calendar, window, now)
 
-    patch.setattr(Device, "_usable", usable)
+    patch.setattr(Weeks, "usable", usable)
 
 
 def forgets_one_epoch_too_few(patch: Patch) -> None:

@@ -17,11 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device.attribution import AttributionFunction, Award, attribute, clip
+from device.call import DeviceCall
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest, Conversion
-from device.device import Device, Found, Settled
+from device.device import Device
 from device.impression import Impression
 from device.limits import DeviceLimits
+from device.settlement import Found, Settled
 from protocol.epsilon import MICROS
 from tests.support.small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, SmallWorld, paid_by, query, worst_loss
 
@@ -123,9 +125,9 @@ def compares_with_own(relevant: Relevant, award: Award, /) -> Sequence[int]:
 class ShowsOwnEventsForFree(Device[tuple[int, ...]]):
     """Broken: public events cost nothing, and the function may read them all the same."""
 
-    def _match(self, conversion: CheckedRequest, now: int, action: str | None) -> Found:
+    def _match(self, conversion: CheckedRequest, call: DeviceCall) -> Found:
         assert isinstance(conversion, Conversion)
-        return super()._match(replace(conversion, hides_own_site=False), now, action)
+        return super()._match(replace(conversion, hides_own_site=False), call)
 
     def _charge(self, conversion: CheckedRequest, found: Found, award: Award) -> Settled:
         others = {epoch: set(sites) - {conversion.site} for epoch, sites in found.sites.items()}

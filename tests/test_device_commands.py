@@ -337,9 +337,9 @@ def test_reports_of_the_command_line_leave_at_the_tick(
     agent.create(db)
     original = Ticks.turn
 
-    def turn(self: Ticks, queue: Hashable, work: float) -> AbstractContextManager[Turn]:
+    def turn(self: Ticks, queue: Hashable, work: float, came: float) -> AbstractContextManager[Turn]:
         waited.append(self.tick)
-        return original(self, queue, work)
+        return original(self, queue, work, came)
 
     monkeypatch.setattr("device.agent.Ticks", Ticks)
     monkeypatch.setattr(Ticks, "turn", turn)

@@ -19,10 +19,11 @@ import pytest
 from device.attribution import Award, EqualCredit, FirstTouch, LastNTouch, LastTouch
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest
-from device.device import Device, Found, Settled
+from device.device import Device
 from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.settlement import Found, Settled
 from protocol.epsilon import MICROS
 from tests.support.small_worlds import (
     UNBOUNDED,

@@ -15,10 +15,11 @@ import pytest
 from device.attribution import AttributionFunction, Award, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest
-from device.device import Device, Found, Settled
+from device.device import Device
 from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.settlement import Found, Settled
 from tests.support.small_worlds import (
     Event,
     Events,

@@ -17,11 +17,12 @@ from device.attribution import Award
 from device.checked_request import CheckedRequest
 from device.conversion_event import ConversionEvent, EventSelection, SavedConversion
 from device.conversion_store import ConversionList
-from device.device import Device, Found, Settled
+from device.device import Device
 from device.labelling import Labelling, LabelOptions
 from device.limits import DeviceLimits
 from device.privacy_filter import Charges, FilterKind, FilterOwner
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.settlement import Found, Settled
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MICROS
 from tests.support.display_worlds import (

@@ -16,11 +16,12 @@ import pytest
 from device.attribution import Award, EqualCredit, LastTouch
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest
-from device.device import Device, Found, Settled
+from device.device import Device
 from device.errors import RangeError
 from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.settlement import Found, Settled
 from device.side_query import SideQuery, SideQueryForm
 from protocol.epsilon import MICROS
 from protocol.querier.bias import bias_bound

@@ -6,12 +6,15 @@ tried on the real one, and nothing is asserted about how long it takes.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
@@ -74,7 +77,7 @@ def leave(ticker: Ticks, time: Time, queue: str = "shop", work: float = WORK, wo
     def busy() -> None:
         time.now += worked
 
-    with ticker.turn(queue, work) as turn:
+    with ticker.turn(queue, work, ticker.now()) as turn:
         turn.run(busy, None)
     return round(time.now - begun, 9)
 
@@ -117,12 +120,74 @@ def test_callers_that_fit_into_a_tick_do_not_see_one_another(worked: float) -> N
     """Two have room; the third waits for a whole tick, and so on, whatever each of them finds to do."""
     time = Time()
     taken = overlapping(ticks(time), time, 5, worked)
-    assert taken == pytest.approx([TICK, TICK, 2 * TICK, 2 * TICK, 2 * TICK])
+    assert taken == pytest.approx([TICK, TICK, 2 * TICK, 2 * TICK, 3 * TICK])
+
+
+Times = list[tuple[float, float]]
+
+
+class Sleepless(Ticks):
+    """Keeps what was reserved, so that it can be looked at: slots of the worker, and when calls leave."""
+
+    def __init__(self, time: Time) -> None:
+        super().__init__(TICK, clock=time, wait=lambda _: None, submit=at_once)
+        self.slots: Times = []
+        self.turns: Times = []
+
+    def _reserve(self, turn: float, work: float) -> tuple[float, float]:
+        begins, ends = super()._reserve(turn, work)
+        self.slots.append((begins, begins + work))
+        self.turns.append((turn, ends))
+        return begins, ends
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.2), st.integers(0, 7), st.sampled_from([0.001, WORK, 0.04, 0.09])), max_size=30)
+)
+def test_nobody_works_while_another_report_is_sealed_and_leaves(calls: list[tuple[float, int, float]]) -> None:
+    """Whoever comes when: how busy the worker is would show in when that one leaves."""
+    time = Time()
+    ticker = Sleepless(time)
+    for after, caller, work in calls:
+        time.now += after
+        with ticker.turn(caller, work, time.now):
+            pass
+    for begins, done in ticker.slots:
+        assert not [ends for _, ends in ticker.turns if begins < ends + GUARD - 1e-9 and ends - MARGIN + 1e-9 < done]
+    # One slot after another, and every turn is a whole number of ticks with its own slot in it.
+    assert all(done <= begins + 1e-9 for (_, done), (begins, _) in itertools.pairwise(ticker.slots))
+    for (begins, done), (turn, ends) in zip(ticker.slots, ticker.turns, strict=True):
+        assert turn + GUARD <= begins + 1e-9 and done + MARGIN <= ends + 1e-9
+        assert (ends - turn) / TICK == pytest.approx(round((ends - turn) / TICK))
+
+
+def test_nobody_waits_for_ever_for_a_slot() -> None:
+    """Twenty callers at any distance from one another: the last waits for at most two ticks for each pair before it."""
+    for apart in (0.0, 0.001, 0.013, 0.03, 0.049, 0.05, 0.07):
+        time = Time()
+        ticker = Sleepless(time)
+        for caller in range(20):
+            time.now += apart
+            with ticker.turn(caller, WORK, time.now):
+                pass
+        assert all(ends - turn <= 21 * TICK for turn, ends in ticker.turns), apart
+
+
+def test_a_turn_begins_with_the_call_not_with_the_work() -> None:
+    """Checking options takes its time, which depends on what the device did before."""
+    for checked in (0.0, 0.0007, 0.0019):
+        time = Time()
+        ticker = ticks(time)
+        came = time.now
+        time.now += checked
+        with ticker.turn("shop", WORK, came) as turn:
+            turn.run(lambda: None, None)
+        assert round(time.now - came, 9) == TICK
 
 
 def test_work_that_is_late_is_left_behind_and_goes_on() -> None:
     time, slow = Time(), Slow()
-    with ticks(time, slow).turn("shop", WORK) as turn:
+    with ticks(time, slow).turn("shop", WORK, time.now) as turn:
         assert turn.run(lambda: "report", "null") == "null"
     assert [work() for work in slow.pending] == ["null"], "it begins after its time, and looks at nothing"
 
@@ -135,7 +200,7 @@ def test_work_that_began_in_time_is_finished() -> None:
         done.append(work())
         return Future()
 
-    with ticks(time, begins_and_takes_long).turn("shop", WORK) as turn:
+    with ticks(time, begins_and_takes_long).turn("shop", WORK, time.now) as turn:
         assert turn.run(lambda: "charged", "null") == "null"
     assert done == ["charged"]
 
@@ -173,7 +238,7 @@ def test_the_real_worker_does_one_thing_after_another() -> None:
         return 1
 
     def call(caller: int) -> None:
-        with ticker.turn(caller % 3, 0.001) as turn:
+        with ticker.turn(caller % 3, 0.001, ticker.now()) as turn:
             reports.append(turn.run(work, 0))
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(9)]
@@ -239,6 +304,19 @@ def test_saves_and_measurements_leave_at_the_same_tick_with_data_or_without(watc
     assert elapsed(time, lambda: None) == 0
 
 
+def test_all_of_a_call_is_in_its_turn() -> None:
+    """Also what comes before its work: a device whose own clock is slow to read."""
+    time = Time()
+
+    def slow_clock() -> int:
+        time.now += 0.0009
+        return NOW
+
+    device: PlainDevice = Device(MemoryStore(debug=True), PlainSeal(), clock=slow_clock, ticker=ticks(time))
+    assert elapsed(time, lambda: device.measure_conversion(QUERIER, OPTIONS)) == TICK
+    assert elapsed(time, lambda: device.save_impression(PUBLISHER, ImpressionOptions(0))) == TICK
+
+
 @pytest.fixture(params=list(Kind), ids=lambda kind: kind.value)
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
     with fresh_store(request.param) as fresh:
@@ -270,9 +348,9 @@ def test_saves_and_measurements_of_one_caller_stand_in_one_queue(store: Store) -
     queues: list[tuple[object, float]] = []
 
     class Noting(AtOnce):
-        def turn(self, queue: Any, work: float) -> Any:
+        def turn(self, queue: Any, work: float, came: float) -> Any:
             queues.append((queue, work))
-            return super().turn(queue, work)
+            return super().turn(queue, work, came)
 
     device: PlainDevice = Device(store, PlainSeal(), clock=lambda: NOW, ticker=Noting())
     device.save_impression("a.example", ImpressionOptions(0), intermediary="ads.example")
