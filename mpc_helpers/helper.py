@@ -26,6 +26,7 @@ from mpc_helpers.mpc.terms import SumTerms
 from protocol.answer import AnswerShare
 from protocol.errors import Blamed
 from protocol.field import Vector
+from protocol.left_out import encode_left_out
 from protocol.query import Query
 from protocol.status import QueryState
 
@@ -195,6 +196,8 @@ class Helper:
             noise=query.noise,
             epsilon_micros=query.epsilon_micros,
             sensitivity=query.sensitivity,
+            proposed=attempt.proposed,
+            left_out=encode_left_out(attempt.codes),
             vector=noisy,
         )
         return share.seal(self._membership.party, query, self._membership.identity)
@@ -243,4 +246,5 @@ def _batch(query: Query, admitted: Ingested) -> AdmittedBatch:
         admitted.summed,
         admitted.rejections(),
         admitted if query.shape.checked else None,
+        admitted.reasons,
     )

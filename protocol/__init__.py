@@ -27,6 +27,7 @@
 - `status`: where a query stands at a helper
 - `vote`: one helper's signed YES or NO on an attempt
 - `withdrawal`: a query taken back, under the key that signed it
+- `left_out`: which reports a helper did not count, and why
 - `answer`: three sealed shares that must fit together
 - `querier`: asking the three helpers, and what their answer is worth
 - `listening`: connections of strangers over TLS, counted and bounded

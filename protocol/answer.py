@@ -15,6 +15,14 @@ from protocol.field import ELEMENT_SIZE, Vector
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.left_out import (
+    LONGEST_RUN,
+    MAX_LIST,
+    Codes,
+    counts_of,
+    decode_left_out,
+    digest_of,
+)
 from protocol.query import NoiseMode, Query, decode_noise_mode, encode_noise_mode
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, open_shamir
@@ -28,7 +36,10 @@ RejectionCounts = Mapping[Rejection, int]
 
 @dataclass(frozen=True, slots=True)
 class AnswerShare:
-    """What one helper tells the querier. All fields but `vector` must be equal in the three shares."""
+    """What one helper tells the querier. All fields but `vector` and `left_out` must be equal in the three shares.
+
+    `proposed` stands for the three bitmaps that the helpers agreed on; `left_out` is this helper's own list.
+    """
 
     query_digest: bytes
     attempt_number: int
@@ -39,10 +50,12 @@ class AnswerShare:
     noise: NoiseMode
     epsilon_micros: int
     sensitivity: int
+    proposed: tuple[bytes, bytes, bytes]
+    left_out: bytes = field(repr=False, compare=False)
     vector: Vector = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.query_digest) != HASH_SIZE or len(self.attempt_id) != HASH_SIZE:
+        if any(len(digest) != HASH_SIZE for digest in (self.query_digest, self.attempt_id, *self.proposed)):
             raise ProtocolError("a digest has 32 bytes")
         if not (0 <= self.counted <= self.submitted):
             raise ProtocolError(f"{self.counted} reports counted of {self.submitted}")
@@ -56,7 +69,9 @@ class AnswerShare:
             for reason in _REASONS:
                 writer.uint(counts.get(reason, 0), 4)
         writer.uint(encode_noise_mode(self.noise), 1).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
-        return writer.blob(prime_field.encode(self.vector)).done()
+        for digest in self.proposed:
+            writer.fixed(digest, HASH_SIZE)
+        return writer.blob(self.left_out).blob(prime_field.encode(self.vector)).done()
 
     @classmethod
     def decode(cls, data: bytes) -> AnswerShare:
@@ -66,11 +81,14 @@ class AnswerShare:
         root, submitted, counted = reader.fixed(HASH_SIZE), reader.uint(4), reader.uint(4)
         first, second, third = (_read_counts(reader) for _ in range(PARTIES))
         noise, epsilon, sensitivity = decode_noise_mode(reader.uint(1)), reader.uint(4), reader.uint(8)
+        proposed = (reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE))
+        left_out = reader.blob(limit=MAX_LIST)
         numbers = reader.blob(limit=ELEMENT_SIZE * (MAX_BUCKETS + 1))
         reader.finish()
         vector = prime_field.decode(numbers, len(numbers) // ELEMENT_SIZE)
         counts = (first, second, third)
-        return cls(digest, attempt, root, submitted, counted, counts, noise, epsilon, sensitivity, vector)
+        terms = (noise, epsilon, sensitivity)
+        return cls(digest, attempt, root, submitted, counted, counts, *terms, proposed, left_out, vector)
 
     def seal(self, party: int, query: Query, identity: IdentityKey) -> bytes:
         """Run by helper `party`: seal to the querier, bound to the query, and sign as this helper."""
@@ -98,7 +116,8 @@ class AnswerShare:
 class Answer:
     """What the querier learns: one noisy histogram, how many reports are in it, and why others are not.
 
-    `attempts` is the number of the attempt that was released: those before it came to nothing.
+    `attempts` is the number of the attempt that was released: those before it came to nothing. `left_out` has the
+    codes of each helper (`protocol.left_out`) in the batch's order by digest.
     """
 
     histogram: list[int]
@@ -111,6 +130,7 @@ class Answer:
     sensitivity: int
     attempts: int
     attempt_id: bytes
+    left_out: tuple[Codes, Codes, Codes] = field(repr=False, compare=False)
 
 
 def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
@@ -126,6 +146,7 @@ def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
     asked = (query.noise, query.epsilon_micros, query.sensitivity, query.batch_size)
     if (first.noise, first.epsilon_micros, first.sensitivity, first.submitted) != asked:
         raise ProtocolError("the helpers answered with other noise or another batch than was asked for")
+    left_out = _left_out(shares)
     numbers = open_shamir([share.vector for share in shares])
     side_count = numbers.pop() if query.kappa else None
     return Answer(
@@ -139,7 +160,31 @@ def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
         sensitivity=first.sensitivity,
         attempts=first.attempt_number,
         attempt_id=first.attempt_id,
+        left_out=left_out,
     )
+
+
+def _left_out(shares: Sequence[AnswerShare]) -> tuple[Codes, Codes, Codes]:
+    """The three lists, if each fits what all three say about it; else an error that names the helper."""
+    first, second, third = (_checked_list(party, share) for party, share in enumerate(shares))
+    return first, second, third
+
+
+def _checked_list(party: int, share: AnswerShare) -> Codes:
+    codes = decode_left_out(share.left_out, share.submitted)
+    found, stated = counts_of(codes), share.rejections[party]
+    if found == stated:
+        fits = digest_of(codes) == share.proposed[party]
+    else:
+        # A list that was cut for its length is a part of the whole, and nearly as long as a list may be.
+        cut = len(share.left_out) > MAX_LIST - LONGEST_RUN
+        fits = cut and all(count <= stated.get(reason, 0) for reason, count in found.items())
+    if not fits:
+        raise ProtocolError(
+            f"helper {party + 1} lists other reports as left out than it did when the three agreed",
+            "Do not use this answer. Ask the operator of that helper.",
+        )
+    return codes
 
 
 def _info(party: int, query: Query) -> bytes:

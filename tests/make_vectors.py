@@ -19,6 +19,7 @@ from mpc_helpers.admission.blocks import block_hash, check_root, preimages
 from mpc_helpers.admission.residues import ResidueCheck, check_words
 from protocol import field
 from protocol.errors import Rejection
+from protocol.left_out import code_of, digest_of, encode_left_out
 from protocol.query import NoiseMode, SignedQuery
 from protocol.report import (
     EPSILON_SPAN,
@@ -309,12 +310,43 @@ def queries_file() -> dict[str, object]:
     }
 
 
+def left_out_file() -> dict[str, object]:
+    lists: list[tuple[str, int, list[tuple[int, int, R]]]] = [
+        ("nothing left out", 5, []),
+        ("one", 5, [(2, 1, R.SEEN)]),
+        ("neighbours with two reasons", 9, [(0, 2, R.MALFORMED), (2, 3, R.INVALID), (8, 1, R.INVALID)]),
+        ("numbers of two bytes", 1000, [(130, 300, R.EXPIRED)]),
+        ("all", 70_000, [(0, 70_000, R.DUPLICATE)]),
+    ]
+    positive = []
+    for name, count, runs in lists:
+        codes = np.zeros(count, dtype=np.uint8)
+        for first, length, reason in runs:
+            codes[first : first + length] = code_of(reason)
+        shown = [{"first": first, "length": length, "reason": reason.name} for first, length, reason in runs]
+        encoded, digest = encode_left_out(codes).hex(), digest_of(codes).hex()
+        positive.append({"name": name, "count": count, "runs": shown, "bytes": encoded, "digest": digest})
+    wrong = {
+        "an empty run": "000012",
+        "a reason without a name": "000114",
+        "one run cut in two": "000112000112",
+        "more than there are": "020412",
+        "ends inside a run": "0001",
+        "a number in a longer form": "80000112",
+        "a number above 2^32": "ffffffff1f0112",
+        "a number without an end": "ffffffffffff",
+    }
+    negative = [{"name": name, "count": 5, "bytes": data} for name, data in wrong.items()]
+    return {"about": "Lists of reports left out (SPEC 5).", "positive": positive, "negative": negative}
+
+
 def main() -> None:
     for name, content in (
         ("reports", reports_file()),
         ("field", field_file()),
         ("queries", queries_file()),
         ("validity", validity_file()),
+        ("left_out", left_out_file()),
     ):
         (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 

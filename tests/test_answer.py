@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from protocol.answer import AnswerShare, combine
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import P
+from protocol.left_out import code_of, digest_of, encode_left_out
 from protocol.query import NoiseMode, Query
 from protocol.shares import PARTIES, share, to_shamir
 from tests.support import protocol_samples as samples
@@ -20,6 +21,12 @@ from tests.support import protocol_samples as samples
 QUERY = samples.query(batch_size=20)
 NUMBERS = [3, -1, 0, 7, -250, 10**12, 1, 0]
 REJECTIONS: tuple[dict[Rejection, int], ...] = ({Rejection.MALFORMED: 2}, {}, {Rejection.SEEN: 1})
+
+
+CODES = np.zeros((PARTIES, QUERY.batch_size), dtype=np.uint8)
+CODES[0, [3, 4]] = code_of(Rejection.MALFORMED)
+CODES[2, 19] = code_of(Rejection.SEEN)
+PROPOSED = (digest_of(CODES[0]), digest_of(CODES[1]), digest_of(CODES[2]))
 
 
 def shares_for(query: Query, numbers: list[int]) -> list[AnswerShare]:
@@ -35,6 +42,8 @@ def shares_for(query: Query, numbers: list[int]) -> list[AnswerShare]:
             noise=query.noise,
             epsilon_micros=query.epsilon_micros,
             sensitivity=query.sensitivity,
+            proposed=PROPOSED,
+            left_out=encode_left_out(CODES[party]),
             vector=to_shamir(party, shared.components(party)),
         )
         for party in range(PARTIES)
@@ -57,6 +66,7 @@ def test_three_sealed_shares_give_the_answer() -> None:
     assert answer.histogram == NUMBERS
     assert answer.side_count is None
     assert (answer.submitted, answer.counted, answer.rejections) == (20, 17, REJECTIONS)
+    assert [codes.tolist() for codes in answer.left_out] == CODES.tolist()
     assert (answer.noise, answer.epsilon_micros, answer.sensitivity) == (NoiseMode.LOCAL, 1_000_000, 100)
 
 
@@ -76,11 +86,12 @@ OTHER: dict[str, Any] = {
     "noise": NoiseMode.PAIRWISE,
     "epsilon_micros": 1,
     "sensitivity": 1,
+    "proposed": (bytes(32), *PROPOSED[1:]),
 }
 
 
 def test_every_field_but_the_numbers_has_another_value_to_try() -> None:
-    assert {*OTHER, "vector"} == set(AnswerShare.__slots__)
+    assert {*OTHER, "vector", "left_out"} == set(AnswerShare.__slots__)
 
 
 @pytest.mark.parametrize("party", range(PARTIES))
@@ -106,6 +117,27 @@ def test_any_changed_number_is_noticed(party: int, bucket: int, change: int) -> 
 def test_helpers_that_agree_on_something_not_asked_are_not_believed(name: str) -> None:
     with pytest.raises(ProtocolError, match="other noise or another batch"):
         combine(QUERY, [replace(one, **{name: OTHER[name]}) for one in SHARES])
+
+
+def with_list(party: int, codes: list[int]) -> list[AnswerShare]:
+    shares = list(SHARES)
+    shares[party] = replace(shares[party], left_out=encode_left_out(np.array(codes, dtype=np.uint8)))
+    return shares
+
+
+@pytest.mark.parametrize("party", range(PARTIES))
+def test_a_list_of_other_reports_names_the_helper(party: int) -> None:
+    """One helper lists none, one more, another reason, or as many at other places than all three agreed on."""
+    codes = CODES[party].tolist()
+    for wrong in (
+        [0] * 20,
+        [*codes[1:], codes[0]],
+        [*codes[:-1], code_of(Rejection.EXPIRED)],
+        [code and code_of(Rejection.EXPIRED) for code in codes],
+    ):
+        if wrong != codes:
+            with pytest.raises(ProtocolError, match=f"helper {party + 1} lists other reports"):
+                combine(QUERY, with_list(party, wrong))
 
 
 def test_all_three_shares_are_needed() -> None:

@@ -33,6 +33,7 @@ from mpc_helpers.service.transport import PeerError
 from protocol.errors import Rejection, TrefoilError
 from protocol.helper_set import realm
 from protocol.keys import IdentityKey
+from protocol.left_out import code_of
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode
@@ -118,7 +119,9 @@ def veto(three: ThreeHelpers, which: slice) -> Callable[[], None]:
         mask = batch.admitted.copy()
         mask[which] = False
         left_out = {Rejection.UNOPENABLE: int(np.count_nonzero(~mask))}
-        negotiation: Negotiation = await honest(terms, replace(batch, admitted=mask, rejections=left_out), deadline)
+        codes = np.where(mask, 0, code_of(Rejection.UNOPENABLE)).astype(np.uint8)
+        lied = replace(batch, admitted=mask, rejections=left_out, codes=codes)
+        negotiation: Negotiation = await honest(terms, lied, deadline)
         return negotiation
 
     agreement.agree = less

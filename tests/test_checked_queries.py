@@ -13,6 +13,7 @@ from mpc_helpers.local.launcher import prepare
 from protocol.errors import Rejection
 from protocol.helper_set import HelperSet
 from protocol.hpke import POST_QUANTUM
+from protocol.querier.left_out_list import left_out_reports
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.report import Header, ReportTerms, SealedReport, seal_deal
@@ -72,9 +73,17 @@ async def test_reports_left_out_as_invalid_stay_free_and_good_ones_are_counted_o
         assert (await three.ask(three.query(first, LENIENT), first)).answer.counted == 5
         more = three.seal([[0, 0, 1, 0]] * 3, of)
         second = three.batch([*honest, bad, *more])
-        answer = (await three.ask(three.query(second, LENIENT), second)).answer
+        result = await three.ask(three.query(second, LENIENT), second)
+        answer = result.answer
         assert answer.counted == 3
         assert [dict(counts) for counts in answer.rejections] == [{Rejection.SEEN: 5, Rejection.INVALID: 1}] * 3
+        # And which they are.
+        named = {one.digest: one for one in left_out_reports(result, second)}
+        assert {one.record for one in named.values()} == set(range(6))
+        assert {report.digest: named[report.digest].reasons for report in (*honest, bad)} == {
+            **{report.digest: (Rejection.SEEN,) * 3 for report in honest},
+            bad.digest: (Rejection.INVALID,) * 3,
+        }
 
 
 async def test_reports_that_nobody_can_check_are_taken_only_where_the_operators_say_so(tmp_path: Path) -> None:

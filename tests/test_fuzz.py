@@ -26,6 +26,7 @@ from protocol.answer import AnswerShare
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
+from protocol.left_out import encode_left_out
 from protocol.query import NoiseMode, Query, SignedQuery
 from protocol.report import Header, SealedReport, open_report
 from protocol.shares import PARTIES
@@ -53,6 +54,8 @@ SHARE = AnswerShare(
     noise=NoiseMode.LOCAL,
     epsilon_micros=1,
     sensitivity=1,
+    proposed=(bytes(32), bytes(32), bytes(32)),
+    left_out=encode_left_out(np.array([0, 3, 3, 1], dtype=np.uint8)),
     vector=np.arange(8, dtype=np.uint64),
 )
 

@@ -48,6 +48,7 @@ class Everything:
     hours: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.uint32))
     debug: Any = field(default_factory=lambda: np.zeros(QUERY.batch_size, dtype=np.bool_))
     summed: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.bool_))
+    reasons: Any = field(default_factory=lambda: np.zeros(QUERY.batch_size, dtype=np.uint8))
 
     def rejections(self) -> dict[Any, int]:
         return {}
@@ -76,7 +77,9 @@ class Everything:
         number = self.called.count("spend")
         accepted = np.ones(QUERY.batch_size, dtype=np.bool_)
         try:
-            yield Attempt(bytes(32), QueryName.of(QUERY), number, accepted, ({}, {}, {}), asyncio.Event())
+            proposed, codes = (bytes(32),) * 3, np.zeros(QUERY.batch_size, dtype=np.uint8)
+            ended = asyncio.Event()
+            yield Attempt(bytes(32), QueryName.of(QUERY), number, accepted, ({}, {}, {}), ended, proposed, codes)
         except BaseException:
             self.called.append("given up")
             raise

@@ -24,11 +24,13 @@ VOCABULARIES = {
 }
 # Prints, for every member of each vocabulary, the bytes that say it: in a vote, a STATE and the counts of an answer.
 PROGRAM = """
+import numpy as np
 from mpc_helpers.agreement.messages import StateMessage, pack_rejections
 from mpc_helpers.ledger.attempt import Word
 from protocol.answer import AnswerShare
 from protocol.errors import Rejection
 from protocol.field import from_integers
+from protocol.left_out import code_of, encode_left_out
 from protocol.query import NoiseMode
 from protocol.vote import SignedVote, Vote
 from protocol.wire import Reader
@@ -45,7 +47,10 @@ for word in Word:
     assert StateMessage.read(Reader(said["word " + word.name])).word is word
 for reason in Rejection:
     counts = {reason: 7}
-    share = AnswerShare(bytes(32), 1, bytes(32), 9, 2, (counts, {}, {}), NoiseMode.LOCAL, 1, 1, from_integers([1]))
+    codes = np.array([code_of(reason)] * 7 + [0] * 2, dtype=np.uint8)
+    left_out = (bytes(32),) * 3, encode_left_out(codes)
+    terms = NoiseMode.LOCAL, 1, 1
+    share = AnswerShare(bytes(32), 1, bytes(32), 9, 2, (counts, {}, {}), *terms, *left_out, from_integers([1]))
     said[reason.name] = share.encode() + bytes(pack_rejections(counts))
     assert AnswerShare.decode(share.encode()).rejections[0] == counts
 print(*(f"{name} {said[name].hex()}" for name in sorted(said)), sep="\\n")

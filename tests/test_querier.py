@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mpc_helpers.local.launcher import prepare
@@ -153,7 +154,8 @@ def result_of(
     numbers = histogram or [5, -3, 120]
     report = three.seal([[0] * (len(numbers) + bool(kappa))], terms(len(numbers), kappa=kappa, debug=debug))
     query = three.query(three.batch(report), QueryOptions(noise=NoiseMode.PAIRWISE, debug=debug)).query
-    answer = Answer(numbers, 40 if kappa else None, 1, 1, ({}, {}, {}), query.noise, 1_000_000, 2, 1, bytes(32))
+    flags, counted = 40 if kappa else None, (np.zeros(1, dtype=np.uint8),) * 3
+    answer = Answer(numbers, flags, 1, 1, ({}, {}, {}), query.noise, 1_000_000, 2, 1, bytes(32), counted)
     return worth(query, answer, {}, 10)
 
 

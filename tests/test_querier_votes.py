@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protocol.answer import Answer, AnswerShare
+from protocol.left_out import digest_of
 from protocol.querier.ask import Querier
 from protocol.querier.connections import HelperConnections
 from protocol.querier.query_failed import QueryFailed
@@ -41,7 +43,9 @@ def answer_of(party: int, query: Query, votes: object) -> dict[str, object]:
     """What helper `party` answers: a good share, and these votes."""
     components = share(NUMBERS, entropy=samples.entropy("answer")).components(party)
     noise = (query.noise, query.epsilon_micros, query.sensitivity)
-    mine = AnswerShare(query.digest, 4, ATTEMPT, 20, 20, ({}, {}, {}), *noise, to_shamir(party, components))
+    proposed = (digest_of(np.zeros(20, dtype=np.uint8)),) * 3
+    vector = to_shamir(party, components)
+    mine = AnswerShare(query.digest, 4, ATTEMPT, 20, 20, ({}, {}, {}), *noise, proposed, b"", vector)
     return {"share": mine.seal(party, query, samples.IDENTITIES[party]).hex(), "votes": votes}
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from benchmarks.live.measurement_page import verdict_line
@@ -25,7 +26,8 @@ def result(total: int, sd: float, kappa: int = 0, flags: int | None = None, buck
     """An answer of this total, in buckets of equal size; with a side query if κ is above 0."""
     histogram = [total // buckets + (place < total % buckets) for place in range(buckets)]
     query = replace(QUERY, kappa=kappa, buckets=buckets, sensitivity=2)
-    answer = Answer(histogram, flags, 100, 100, ({}, {}, {}), NoiseMode.LOCAL, 1, 2, 1, bytes(32))
+    counted = (np.zeros(100, dtype=np.uint8),) * 3
+    answer = Answer(histogram, flags, 100, 100, ({}, {}, {}), NoiseMode.LOCAL, 1, 2, 1, bytes(32), counted)
     bias = None
     if flags is not None:
         bias = bias_bound(flags, kappa=kappa, sigma=sd, largest_change=2, beta=BIAS_BETA)

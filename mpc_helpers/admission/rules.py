@@ -14,13 +14,14 @@ import numpy.typing as npt
 from mpc_helpers.identity.membership import Membership
 from protocol.errors import Rejection
 from protocol.hpke import Suite
+from protocol.left_out import code_of
 from protocol.query import Query
 
 Reasons = npt.NDArray[np.uint8]
 
 ADMITTED = 0
 # A report's fate as one byte: 0, or one more than the number of its rejection.
-CODE_OF: Mapping[Rejection, int] = {reason: reason.number + 1 for reason in Rejection}
+CODE_OF: Mapping[Rejection, int] = {reason: code_of(reason) for reason in Rejection}
 REASON_OF: Mapping[int, Rejection] = {code: reason for reason, code in CODE_OF.items()}
 
 

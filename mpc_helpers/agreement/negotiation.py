@@ -18,6 +18,7 @@ from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, p
 from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, attempt_id_of
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
+from protocol.left_out import Codes, bitmap_digest, code_of
 from protocol.report import TIME_STEP
 from protocol.shares import PARTIES
 from protocol.status import Shortfall
@@ -87,6 +88,8 @@ class AdmittedBatch:
     admitted: Mask = field(repr=False)
     rejections: Mapping[Rejection, int]
     evidence: Evidence | None = field(default=None, repr=False)
+    # Why each report was not admitted, as `protocol.left_out` has it; None where nobody asks.
+    codes: Codes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not (len(self.digests) == len(self.hours) == len(self.debug) == len(self.admitted)):
@@ -128,6 +131,9 @@ class Attempt:
     accepted: Mask = field(repr=False)
     rejections: tuple[dict[Rejection, int], dict[Rejection, int], dict[Rejection, int]]
     ended: asyncio.Event = field(repr=False, compare=False)
+    # What stands for the three bitmaps, and why this helper leaves out what it does.
+    proposed: tuple[bytes, bytes, bytes] = field(repr=False)
+    codes: Codes = field(repr=False, compare=False)
 
     @property
     def counted(self) -> int:
@@ -152,6 +158,8 @@ class Negotiation:
     invalid: int = 0
     # And how many the watermark had passed by then.
     expired: int = 0
+    # The same for each report.
+    codes: Codes | None = field(default=None, repr=False)
     # A number that was proposed and not reserved is not proposed again, or old and new proposals of it would mix.
     least_number: int = 1
     proposals: dict[int, Propose] = field(default_factory=dict)
@@ -266,8 +274,20 @@ class Negotiation:
         """The attempt, once RESERVED is in from both peers."""
         if self.attempt_id is None or self.accepted is None:
             raise ProtocolError("nothing is reserved")
-        first, second, third = (self.proposals[party].rejection_counts for party in range(PARTIES))
-        return Attempt(self.attempt_id, self.query, self.number, self.accepted, (first, second, third), self.ended)
+        proposals = [self.proposals[party] for party in range(PARTIES)]
+        first, second, third = (proposal.rejection_counts for proposal in proposals)
+        one, two, three = (bitmap_digest(proposal.bitmap) for proposal in proposals)
+        codes = np.zeros(len(self.accepted), dtype=np.uint8) if self.codes is None else self.codes
+        return Attempt(
+            self.attempt_id,
+            self.query,
+            self.number,
+            self.accepted,
+            (first, second, third),
+            self.ended,
+            (one, two, three),
+            codes,
+        )
 
     async def pause(self, seconds: float) -> None:
         """Until something was heard about this query, or `seconds` passed."""
@@ -278,6 +298,14 @@ class Negotiation:
             pass
         # Here and not before waiting: what was heard since the caller last looked must end the wait at once.
         self.changed.clear()
+
+    def note(self, *, seen: Mask, invalid: Mask, expired: Mask) -> None:
+        """What this helper will leave out besides what it did not admit."""
+        self.seen, self.invalid, self.expired = (int(np.count_nonzero(mask)) for mask in (seen, invalid, expired))
+        if self.batch.codes is not None:
+            self.codes = self.batch.codes.copy()
+            for mask, reason in ((seen, Rejection.SEEN), (invalid, Rejection.INVALID), (expired, Rejection.EXPIRED)):
+                self.codes[mask] = code_of(reason)
 
     def left_out(self) -> dict[Rejection, int]:
         """What this helper has against the batch: what it did not admit, what it has seen, and what is invalid."""

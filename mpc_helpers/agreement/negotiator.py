@@ -157,8 +157,7 @@ class Negotiator:
                 raise drawn_too_often(negotiation, drawn, ended_by)
             busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
-                negotiation.seen, negotiation.invalid = int(np.count_nonzero(seen)), int(np.count_nonzero(invalid))
-                negotiation.expired = int(np.count_nonzero(expired))
+                negotiation.note(seen=seen, invalid=invalid, expired=expired)
                 return free
             negotiation.waiting = f"{busy} reports that another query holds"
             await negotiation.pause(self._pace.longest_agree)

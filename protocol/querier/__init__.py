@@ -12,6 +12,7 @@ In reading order:
 - `worth`: noise, interval and bias of an answer
 - `bias`: what a side query says about missing data (paper, Appendix F)
 - `verdict`: accept, reject, or what would be needed
+- `left_out_list`: which reports are not in the answer, and why
 - `view`: `trefoil query` on a terminal
 - `listing`: `trefoil query --list`, what was asked and which answers are held
 - `plot`: the answer as an image
