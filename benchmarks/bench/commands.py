@@ -23,16 +23,20 @@ def bench_report(
     buckets: Annotated[
         list[int] | None, typer.Option("--buckets", metavar="N", help="Histogram size; repeat for several.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 20,
+    suite: Annotated[int, typer.Option(min=1, max=2, help="The cipher suite; 2 is post-quantum.")] = 1,
 ) -> None:
-    """Bytes per report, and the cost of sealing and opening beside the bare HPKE calls.
+    """Bytes of a checked report, and what sealing and opening cost beside bare HPKE calls and unchecked reports.
 
     Example: trefoil bench report --json report.json
+
+    Example: trefoil bench report --suite 2 --buckets 128
     """
     from benchmarks.bench.report_cost import measure, show
     from benchmarks.origin import write_results
+    from protocol.hpke import Suite
 
-    results = measure(buckets or [16, 128, 1024], rounds)
+    results = measure(buckets or [16, 128, 1024], rounds, Suite(suite))
     show(results)
     write_results(json_file, results.to_json())
 
