@@ -49,7 +49,7 @@ All commands: trefoil --help
 STORY = {
     "Try it": ("demo", "live"),
     "As a person's device": ("device",),
-    "As a querier": ("reports", "collect", "batch", "query", "regression"),
+    "As a querier": ("reports", "collect", "batch", "query", "bias", "regression"),
     "As an operator": ("launch", "keygen", "helper-set", "helper", "ledger", "alarm"),
     "As a researcher": ("bench", "experiment", "plan", "conformance"),
 }

@@ -216,6 +216,12 @@ class _RecordFile:
                 yield data
 
 
+def is_batch(path: Path) -> bool:
+    """Whether a file begins as a batch does."""
+    with path.open("rb") as file:
+        return file.read(len(_BATCH_MAGIC)) == _BATCH_MAGIC
+
+
 class BatchReader(_RecordFile):
     """A batch file, read by its querier."""
 

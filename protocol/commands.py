@@ -101,6 +101,33 @@ def query(
         plot_result(plot, result)
 
 
+@app.command()
+def bias(
+    batches: Annotated[list[Path], typer.Argument(help="All batches of the site, or the folder that they are in.")],
+    per_device: Annotated[
+        int, typer.Option(min=1, help="The most reports of one device that a batch holds; only you can know it.")
+    ],
+    budget: Annotated[float, typer.Option(help="ε that a device's epoch has for your site, at least.")] = 1.0,
+    lookback_days: Annotated[int, typer.Option(min=1, help="How far back any report looks.")] = 30,
+    epoch_days: Annotated[int, typer.Option(min=1, help="How long the epochs of devices are.")] = 7,
+    digits: Annotated[
+        int, typer.Option(min=0, max=6, help="Digits after the point of every ε that you asked for; 6 for any.")
+    ] = 3,
+    json: Annotated[Path | None, typer.Option(help="Write the result as JSON; - for standard output.")] = None,
+) -> None:
+    """Say which answers budgets cannot have biased, by your own record alone. It asks nobody and costs nothing.
+
+    Example: trefoil bias shop.batch --per-device 1
+    """
+    from protocol.console import write_json
+    from protocol.epsilon import nearest_micros
+    from protocol.querier.own_record import Knowledge
+    from protocol.querier.record_view import record_and_show
+
+    knowledge = Knowledge(per_device, nearest_micros(budget), lookback_days, epoch_days, digits)
+    write_json(json, record_and_show(batches, knowledge, quiet=str(json) == "-"))
+
+
 @helper_set.command("new")
 def helper_set_new(
     path: SetFile,

@@ -30,6 +30,13 @@ def entitlement(epsilon: float | Fraction) -> int:
     return micros
 
 
+def nearest_micros(epsilon: float) -> int:
+    """A budget as a person writes it: devices have whole micros, and 0.3 as a float lies just below 300,000."""
+    if isinstance(epsilon, bool) or not (0 < epsilon <= MAX_EPSILON):
+        raise ProtocolError(f"epsilon must be above 0 and at most {MAX_EPSILON}, not {epsilon}")
+    return max(1, round(Fraction(epsilon) * MICROS))
+
+
 def charge(epsilon_micros: int, individual_sensitivity: int, query_sensitivity: int) -> int:
     """⌈ε·Δ_x/Δ⌉ in micros: what an epoch pays when its data can change the report by Δ_x, under noise of scale Δ/ε.
 

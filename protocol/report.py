@@ -80,6 +80,7 @@ NONCE_SPAN = _span("nonce")
 TIME_SPAN = _span("time")
 EPSILON_SPAN = _span("ε")
 SENSITIVITY_SPAN = _span("Δ")
+KAPPA_SPAN = _span("κ")
 COMMITMENT_SPANS = _spans_of_three("commitments")
 BODY_HASH_SPAN = _span("body hash")
 
@@ -222,10 +223,14 @@ class Header:
             *self.commitments,
             self.body_hash,
         )
-        writer = Writer().text(terms.unit).text(terms.site).text(terms.caller)
+        cap = Writer()
         if terms.shape.checked:
-            writer.uint(terms.cap, _CAP_SIZE).uint(terms.spread, _SPREAD_SIZE)
-        return fixed + writer.done()
+            cap.uint(terms.cap, _CAP_SIZE).uint(terms.spread, _SPREAD_SIZE)
+        return fixed + self.texts() + cap.done()
+
+    def texts(self) -> bytes:
+        """Unit, site and caller: what follows the fixed part."""
+        return Writer().text(self.terms.unit).text(self.terms.site).text(self.terms.caller).done()
 
     @classmethod
     def decode(cls, data: bytes) -> Header:

@@ -133,7 +133,13 @@ def offline(tmp_path: Path) -> ThreeHelpers:
 
 def test_a_damaged_query_file_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "batch.query"
-    for content in ("", "{}", '{"trefoil_query": 2}', '{"trefoil_query": 1, "query": "00", "answer_key": "00"}'):
+    for content in (
+        "",
+        "{}",
+        '{"trefoil_query": 3}',
+        '{"trefoil_query": 2}',
+        '{"trefoil_query": 1, "query": "00", "answer_key": "00"}',
+    ):
         path.write_text(content)
         path.chmod(0o600)
         with pytest.raises(TrefoilError, match="not a saved query"):

@@ -11,6 +11,9 @@ In reading order:
 - `query_failed`: the error that names the stage and the helpers
 - `worth`: noise, interval and bias of an answer
 - `bias`: what a side query says about missing data (paper, Appendix F)
+- `report_span`: what a batch's reports could cost a device, from headers
+- `own_record`: which answers are unbiased for certain, from her own record (Appendix F, no budget)
+- `record_view`: `trefoil bias` on a terminal
 - `verdict`: accept, reject, or what would be needed
 - `left_out_list`: which reports are not in the answer, and why
 - `view`: `trefoil query` on a terminal

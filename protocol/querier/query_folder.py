@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.files import write_atomically
 from protocol.keys import IdentityKey
 from protocol.querier.ask import OnStatus, Querier
+from protocol.querier.own_record import MeasuredBias
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.worth import QueryResult
 
+SUFFIX = ".queries"
 _SUFFIX = ".json"
+_NOTE = ".bias"
 SHOWN_DIGITS = 8
 
 
@@ -27,7 +32,7 @@ class QueryFolder:
 
     def __init__(self, batch: Path) -> None:
         self._batch = batch
-        self.path = batch.with_name(batch.name + ".queries")
+        self.path = batch.with_name(batch.name + SUFFIX)
 
     def all(self) -> list[SavedQuery]:
         """Oldest first."""
@@ -59,11 +64,34 @@ class QueryFolder:
         saved.save(self._file(saved))
         return saved
 
+    def keep_bias(self, result: QueryResult) -> None:
+        """Note what an answer's side query said, for her own record. A query that is not of this folder has no note."""
+        path = self._note(result.query.query_id.hex())
+        if result.bias is not None and path.with_suffix(_SUFFIX).exists():
+            noted = {"bias_bound": result.bias.bound, "beta": result.bias.beta}
+            write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
+
+    def bias_of(self, query_id: bytes) -> MeasuredBias | None:
+        """What was noted of that query's answer, if anything was."""
+        path = self._note(query_id.hex())
+        try:
+            noted = json.loads(path.read_bytes())
+            return MeasuredBias(float(noted["bias_bound"]), float(noted["beta"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            raise TrefoilError(
+                f"{path} is damaged", "Remove it, and fetch the answer with: trefoil query --id"
+            ) from None
+
     def drop(self, saved: SavedQuery) -> None:
         """Remove a query that no helper took: nobody can ever answer it."""
         self._file(saved).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
+
+    def _note(self, digits: str) -> Path:
+        return self.path / f"{digits}{_NOTE}"
 
     def _file(self, saved: SavedQuery) -> Path:
         return self.path / f"{saved.query.query_id.hex()}{_SUFFIX}"
@@ -89,14 +117,17 @@ async def ask_batch(
         await withdraw_all(querier, folder, site_key)
     saved = None if new else _resumable(folder, batch, options, site_key)
     if saved is not None:
-        return await querier.ask(saved, batch, on_status)
-    saved = folder.keep(make_query(batch, options, querier.helper_set, site_key, now))
-    try:
-        return await querier.ask(saved, batch, on_status)
-    except QueryFailed as error:
-        if not error.taken:
-            folder.drop(saved)
-        raise
+        result = await querier.ask(saved, batch, on_status)
+    else:
+        saved = folder.keep(make_query(batch, options, querier.helper_set, site_key, now))
+        try:
+            result = await querier.ask(saved, batch, on_status)
+        except QueryFailed as error:
+            if not error.taken:
+                folder.drop(saved)
+            raise
+    folder.keep_bias(result)
+    return result
 
 
 async def withdraw_all(querier: Querier, folder: QueryFolder, site_key: IdentityKey) -> None:

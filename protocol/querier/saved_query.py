@@ -19,10 +19,13 @@ from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, PublicKey
 from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IdentityKey
+from protocol.querier.report_span import ReportSpan, spans_of
 from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
 from protocol.report import Header
 
-FORMAT = 1
+FORMAT = 2
+# Of queries that were saved before; their answers can be fetched all the same.
+FORMAT_WITHOUT_SPANS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,13 @@ class QueryOptions:
 
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
-    """A signed query, the private half of its answer key, and when it was made."""
+    """A signed query, the private half of its answer key, when it was made, and what its reports could cost."""
 
     signed: SignedQuery
     answer_key: PrivateKey = field(repr=False)
     made: int
+    # For her own record (`own_record`), which may be read when the batch is gone.
+    spans: tuple[ReportSpan, ...] = ()
 
     @property
     def query(self) -> Query:
@@ -60,6 +65,7 @@ class SavedQuery:
             "query": self.signed.encode().hex(),
             "answer_key": self.answer_key.raw.hex(),
             "made": self.made,
+            "reports": [span.to_json() for span in self.spans],
         }
         write_private_file(path, (json.dumps(stored, indent=2) + "\n").encode())
 
@@ -68,16 +74,18 @@ class SavedQuery:
         """The query in `path`, or an error saying what is wrong with the file."""
         try:
             stored = JsonObject(decode_json(read_private_file(path)), "file")
-            if stored.value("trefoil_query") != FORMAT:
+            if stored.value("trefoil_query") not in (FORMAT_WITHOUT_SPANS, FORMAT):
                 raise ProtocolError(f"it is not of format {FORMAT}")
             signed = SignedQuery.decode(stored.hexadecimal("query"))
             key = PrivateKey.from_raw(signed.query.suite, stored.hexadecimal("answer_key"))
             made = stored.whole("made")
+            known = stored.items("reports") if stored.value("trefoil_query") == FORMAT else []
+            spans = tuple(ReportSpan.from_json(span) for span in known)
         except ProtocolError as error:
             raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
         if key.public.raw != signed.query.answer_key:
             raise TrefoilError(f"{path} is damaged: its key does not belong to its query")
-        return cls(signed, key, made)
+        return cls(signed, key, made, spans)
 
 
 def make_query(
@@ -96,7 +104,7 @@ def make_query(
     _check_debug(batch, first, options)
     answer_key = PrivateKey.generate(first.suite)
     query = _fill(batch, first, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
-    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now)
+    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans_of(batch))
 
 
 def _check_debug(batch: BatchReader, first: Header, options: QueryOptions) -> None:

@@ -91,9 +91,10 @@ def withdraw_and_show(reports: Path, helpers: Path, site_key: Path | None) -> No
 
 def fetch_and_show(reports: Path, helpers: Path, digits: str, *, quiet: bool) -> QueryResult:
     """Print the answer to an earlier query, whatever has become of the batch since."""
-    helper_set, saved = HelperSet.load(helpers), QueryFolder(reports).find(digits)
+    helper_set, folder = HelperSet.load(helpers), QueryFolder(reports)
     with _bar() as on_status:
-        result = asyncio.run(Querier(helper_set).fetch(saved, on_status))
+        result = asyncio.run(Querier(helper_set).fetch(folder.find(digits), on_status))
+    folder.keep_bias(result)
     return _shown(result, helper_set, quiet=quiet)
 
 
