@@ -34,8 +34,9 @@ FULL = os.environ.get("TREFOIL_LOAD") == "all"
 # The lowest limit under which Python starts with room to spare; 36 strangers fit.
 DESCRIPTORS, STRANGERS = (4096, 1_000) if FULL else (200, 60)
 START_SECONDS = 60
-# A connection takes 280 kB, a body that is filed some copies of itself; the rest is what allocators keep.
-MOST_MB = (256 * 0.28 if FULL else 36 * 0.28) + 3 * MAX_HELD / 2**20
+# A connection takes 280 kB when it is idle, and as much again for what TLS and HTTP have read ahead of the body. Bodies
+# are held as pieces and joined once; the rest is what allocators keep.
+MOST_MB = (256 if FULL else 36) * 0.56 + 3 * MAX_HELD / 2**20
 
 
 @contextlib.asynccontextmanager
@@ -80,7 +81,8 @@ async def test_whatever_strangers_send_an_honest_client_gets_in(tmp_path: Path, 
                     "disk_mb": round(collector.disk_mb(), 2),
                 }
             figures[attack.__name__] = found
-            assert found["descriptors"] < DESCRIPTORS and found["peak_mb"] < before + MOST_MB and found["disk_mb"] < 5
+            assert found["descriptors"] < DESCRIPTORS, figures
+            assert found["peak_mb"] < before + MOST_MB and found["disk_mb"] < 5, figures
     if FULL:
         keep(
             "collector-hostile", "make load", {"strangers": STRANGERS, "start_mb": round(before, 1), "attacks": figures}

@@ -51,7 +51,7 @@ class PostBodies:
                 pieces = [piece async for piece in self._pieces(request, one)]
             del self._arriving[one]
             yield b"".join(pieces)
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):
             raise NotTaken(Refused.SLOW, "the report took too long to arrive", "Post it again in one piece.") from None
         finally:
             self._arriving.pop(one, None)
