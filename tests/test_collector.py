@@ -201,13 +201,17 @@ async def test_the_body_that_arrives_for_longest_makes_room() -> None:
 
     streams = [StreamReader(Mock(), 2**16, loop=asyncio.get_running_loop()) for _ in range(3)]
     tasks = [asyncio.create_task(post(stream)) for stream in streams]
-    for stream, size in zip(streams, (60, 30, 50), strict=True):
+    for stream, size in zip(streams, (60, 30, 45), strict=True):
         stream.feed_data(bytes(size))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01 if size < 45 else 0)
+    # While the first is on its way out: it goes once.
+    for stream in streams[1:]:
+        stream.feed_data(bytes(2))
+        await asyncio.sleep(0)
     for stream in streams[1:]:
         stream.feed_eof()
     await asyncio.gather(*tasks)
-    assert outcomes == [Refused.SLOW, 30, 50]
+    assert outcomes == [Refused.SLOW, 32, 47]
 
 
 async def test_a_disk_that_fails_refuses_and_keeps_nothing_half(tmp_path: Path) -> None:

@@ -71,8 +71,10 @@ class PostBodies:
         for oldest in self._arriving:
             if over <= 0:
                 return
-            oldest.clock.reschedule(0)
             over -= oldest.size
+            # One that is on its way out already has had its time.
+            if not oldest.clock.expired():
+                oldest.clock.reschedule(0)
 
 
 def _too_large() -> NotTaken:
