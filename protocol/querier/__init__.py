@@ -17,6 +17,8 @@ In reading order:
 - `verdict`: accept, reject, or what would be needed
 - `left_out_list`: which reports are not in the answer, and why
 - `view`: `trefoil query` on a terminal
+- `series`: one query for each day or week of what a collector has
+- `series_view`: `trefoil query --every`, a table and intervals over time
 - `listing`: `trefoil query --list`, what was asked and which answers are held
 - `plot`: the answer as an image
 """
