@@ -80,6 +80,29 @@ def validity_table() -> Iterator[str]:
         )
 
 
+ATTACKS = {
+    "silent": "nothing after the handshake",
+    "half_a_header": "half a header",
+    "a_byte_of_much": "one byte of a large body",
+    "all_but_the_last_byte": "all but the last byte of a megabyte",
+    "endless_pieces": "pieces without end",
+    "ten_gigabytes": "a length of ten gigabytes",
+    "bomb": "16 MiB packed into 16 kB",
+    "deep_path": "addresses of thousands of characters",
+    "long_headers": "a quarter of a megabyte of headers",
+}
+
+
+def hostile_table() -> Iterator[str]:
+    yield "| what each stranger sends | open files | memory, peak | disk | tries of the honest client |"
+    yield "|---|---|---|---|---|"
+    for name, found in stored("collector-hostile")["attacks"].items():
+        yield (
+            f"| {ATTACKS[name]} | {found['descriptors']} | {found['peak_mb']:.0f} MB "
+            f"| {found['disk_mb']:.2f} MB | {found['honest_tries']} |"
+        )
+
+
 def expect(table: Iterator[str]) -> None:
     text = "\n".join(table)
     assert text in PAGE, f"RESULTS.md should have:\n{text}"
@@ -94,6 +117,14 @@ def test_the_tables_of_reports_devices_and_noise_are_those_of_the_files() -> Non
     expect(device_table())
     expect(noise_table())
     expect(validity_table())
+
+
+def test_the_figures_of_the_collector_are_those_of_the_files() -> None:
+    expect(hostile_table())
+    load = stored("collector-load")
+    assert (load["lost"], load["stored_twice"], load["stored"]) == (0, 0, load["reports"])
+    said = f"{load['clients']} clients posted {load['reports']:,} reports and {load['refused']:,} of another site"
+    assert said in PAGE and f"killed {load['kills']} times" in PAGE and f"{load['posts']:,} posts" in PAGE
 
 
 def test_what_the_text_says_is_in_the_files() -> None:
