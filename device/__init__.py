@@ -5,6 +5,9 @@
 - `reach`: which weeks a request asks for, and which of them may be used
 - `settlement`: what was found for a request, and what was paid
 - `controls`: what the person does with their device
+- `browser`: what is asked of a page before its call reaches the device
+- `activation`: in which tabs a page may call
+- `permissions_policy`: which frames of a page may call
 - `impression`: what a site saved about an ad it showed
 - `conversion`: what a querier asks of a device, checked before anything runs
 - `checked_request`: what the engine needs to know of a request, whichever side asks

@@ -24,6 +24,7 @@ _RANGES = {
     "impression_site_quota": _BUDGET,
     "advertiser_quota": _BUDGET,
     "sites_per_action": _LIST[1:],
+    "activation_seconds": range(1, 366 * DAY),
     "epoch_days": range(1, 3661),
     "max_lookback_days": range(1, 36_601),
     "max_histogram_size": range(1, 2**20 + 1),
@@ -66,6 +67,8 @@ class DeviceLimits:
     advertiser_quota: int = 2 * MICROS
     # One more that the standard leaves open, against many sites acting together to drain a device; None is off.
     sites_per_action: int | None = None
+    # For how long a user's action in a tab lets a page call, where a browser knows its tabs. The drafts leave it open.
+    activation_seconds: int = 3600
     own_site: OwnSite = OwnSite.COUNTED
     epoch_days: int = 7
     max_lookback_days: int = 30

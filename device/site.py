@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
 
 MAX_HOST_LENGTH = 253
+_ENCODED = "xn--"
+# Zero-width non-joiner and joiner: invisible, but in some scripts they change how a word is written.
+_JOINERS = "\u200c\u200d"
 _HINT = "Give a domain such as shop.example."
 _HOST = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 # The URL standard reads a host whose last label is a number as an IPv4 address, and addresses belong to no site.
@@ -55,29 +58,45 @@ def _site(host: str) -> str:
 
 def _ascii(host: str) -> str:
     """Lower-case A-labels, without the final dot that would make two names of one site."""
-    if host.isascii():
+    if host.isascii() and _ENCODED not in host.lower():
         return host.lower().removesuffix(".")
     # Reading its tables takes a while: only for names that need them.
     import idna
 
     try:
-        # As the URL standard: non-transitional, so that straße.de and strasse.de stay two; without the rules of STD3.
-        mapped = idna.uts46_remap(host[: 4 * MAX_HOST_LENGTH], std3_rules=False, transitional=False)
-        labels = [_a_label(label) for label in mapped.removesuffix(".").split(".")]
+        labels = [_a_label(label) for label in _mapped(host[: 4 * MAX_HOST_LENGTH]).removesuffix(".").split(".")]
     except (idna.IDNAError, UnicodeError):
         raise _refused(host, "is not an international domain name") from None
     return ".".join(labels)
 
 
-def _a_label(label: str) -> str:
-    """One label of a mapped name in ASCII."""
+def _mapped(name: str) -> str:
+    """As the URL standard: non-transitional, so that straße.de and strasse.de stay two; without the rules of STD3."""
     import idna
 
-    if label.isascii():
+    return idna.uts46_remap(name, std3_rules=False, transitional=False)
+
+
+def _a_label(label: str) -> str:
+    """One label of a mapped name in ASCII. One that came encoded must stand for a label that would be encoded so."""
+    if label.isascii() and not label.startswith(_ENCODED):
         return label
+    text = label[len(_ENCODED) :].encode().decode("punycode") if label.isascii() else label
+    if _mapped(text) != text:
+        raise UnicodeError("a label that nothing is encoded as")
+    _check_label(text)
+    return _ENCODED + text.encode("punycode").decode("ascii")
+
+
+def _check_label(label: str) -> None:
+    """The checks of UTS 46 that the URL standard asks for: combining marks, writing direction, invisible joiners."""
+    import idna
+
     idna.check_initial_combiner(label)
     idna.check_bidi(label)
-    return f"xn--{label.encode('punycode').decode('ascii')}"
+    for place, letter in enumerate(label):
+        if letter in _JOINERS and not idna.valid_contextj(label, place):
+            raise idna.IDNAError("a joiner where nothing is joined")
 
 
 def _refused(host: str, why: str) -> DOMException:

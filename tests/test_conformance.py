@@ -20,6 +20,7 @@ import protocol.epsilon
 from benchmarks.conformance.runner import run_file, run_folder
 from benchmarks.conformance.scenario import CONFIG, ScenarioConfig, load_json, whole
 from benchmarks.conformance.view import show_results
+from device.activation import Activations
 from device.attribution import Award
 from device.checked_request import CheckedRequest
 from device.device import Device
@@ -274,6 +275,25 @@ def ignores_priority(patch: Patch) -> None:
     patch.setattr(device.attribution, "_precedence", lambda impression: impression.time)
 
 
+def asks_for_no_action(patch: Patch) -> None:
+    patch.setattr(Activations, "check", lambda self, tab: None)
+
+
+def an_action_lasts_for_ever(patch: Patch) -> None:
+    original = Activations.__init__
+    patch.setattr(Activations, "__init__", lambda self, clock, lasts: original(self, clock, 10**9))
+
+
+def an_action_is_one_call(patch: Patch) -> None:
+    original = Activations.check
+
+    def check(self: Activations, tab: str) -> None:
+        original(self, tab)
+        self.closed(tab)
+
+    patch.setattr(Activations, "check", check)
+
+
 MUTANTS: list[tuple[str, str, Callable[[Patch], None]]] = [
     ("global-budget-across-sites", "no global check", unchecked(FilterKind.GLOBAL)),
     ("global-budget-across-sites", "no global budget", uncharged(FilterKind.GLOBAL)),
@@ -301,6 +321,9 @@ MUTANTS: list[tuple[str, str, Callable[[Patch], None]]] = [
     ("clearing-site-data", "emptied list means anyone", clearing_leaves_lists_open),
     ("clearing-site-data", "refund", clearing_refunds),
     ("priority-and-order", "ignores priority", ignores_priority),
+    ("activation", "asks for no action", asks_for_no_action),
+    ("activation", "an action lasts for ever", an_action_lasts_for_ever),
+    ("activation", "one call for each action", an_action_is_one_call),
 ]
 
 

@@ -71,7 +71,7 @@ def test_the_interval_covers_the_area_as_often_as_it_says(shift: float, expected
     """Normal samples, whose area is Φ(shift/√2); 400 of them, always the same, so that this passes always or never."""
     draw = np.random.default_rng(5)
     intervals = [area_between(draw.normal(size=60), draw.normal(shift, size=80)) for _ in range(400)]
-    covered = sum(area.low <= expected <= area.high for area in intervals)
+    covered = sum(low <= expected <= high for low, high in (area.interval() for area in intervals))
     assert 366 <= covered <= 394
     assert abs(float(np.mean([area.value for area in intervals])) - expected) < 0.01
 
@@ -83,7 +83,18 @@ def test_calls_of_one_round_are_not_taken_for_independent() -> None:
     alone = area_between(first, second)
     together = area_between(np.repeat(first[:, None], 12, axis=1), np.repeat(second[:, None], 12, axis=1))
     assert together.value == pytest.approx(alone.value)
-    assert together.low == pytest.approx(alone.low)
+    assert together.error == pytest.approx(alone.error)
+
+
+def test_the_intervals_of_a_family_hold_all_at_once_as_often_as_they_say() -> None:
+    """Twelve true coins, 400 times, always the same: alone they nearly all miss somewhere, as a family hardly ever."""
+    draw = np.random.default_rng(7)
+    families = [[area_between(draw.normal(size=60), draw.normal(size=60)) for _ in range(12)] for _ in range(400)]
+    alone = sum(all(area.is_a_coin() for area in family) for family in families)
+    together = sum(all(area.is_a_coin(12) for area in family) for family in families)
+    # 0.95^12 = 0.54 of them, and at least 0.95.
+    assert 180 <= alone <= 250
+    assert 368 <= together <= 396
 
 
 @pytest.mark.parametrize("holding", list(Holding))
@@ -122,7 +133,9 @@ def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.Mon
     for question in Question:
         told = figures["watching"][question.value]
         assert told["low"] <= told["area"] <= told["high"]
+        assert told["family_low"] <= told["low"] and told["high"] <= told["family_high"]
         assert told["rounds"] == max(2, 10 // question.turns)
+    assert figures["questions"] == 12
     # The tick is never early, whatever the machine is doing.
     assert min(figures["after_tick"]["median_ms"].values()) >= figures["tick_ms"]
     medians = [median for told in figures["watching"].values() for median in told["median_ms"]]

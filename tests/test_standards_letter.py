@@ -33,6 +33,11 @@ def test_limits_are_no_lower_than_the_standard_allows() -> None:
         ("βόλος.example", "xn--nxasmm1c.example"),
         ("☕.example", "xn--53h.example"),
         ("例え.jp.", "xn--r8jz45g.jp"),
+        # A joiner between letters that it joins or keeps apart (RFC 5892, A.1 and A.2).
+        ("क्\u200dष.example", "xn--11b2ezcw70k.example"),
+        ("نامه\u200cای.example", "xn--mgba3gch31f060k.example"),
+        ("XN--MNCHEN-3YA.example", "xn--mnchen-3ya.example"),
+        ("www.xn--strae-oqa.de", "xn--strae-oqa.de"),
     ],
 )
 def test_hosts_are_mapped_as_browsers_map_them(host: str, site: str) -> None:
@@ -40,7 +45,25 @@ def test_hosts_are_mapped_as_browsers_map_them(host: str, site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["a\u0300\ufffd.example", "\u0301a.example", "a\u2028b.example", "אa.example", "１２7.0.0.1"]
+    "host",
+    [
+        "a\u0300\ufffd.example",
+        "\u0301a.example",
+        "a\u2028b.example",
+        "אa.example",
+        "１２7.0.0.1",
+        # Joiners that join nothing: names that look like others.
+        "sho\u200cp.example",
+        "sho\u200dp.example",
+        "\u200dshop.example",
+        "नी\u200dल.example",
+        # What no name is encoded as: nothing, plain letters, a capital letter, a joiner, an overflow.
+        "xn--.example",
+        "xn--shop-.example",
+        "xn--mnchen-psa.example",
+        "xn--shop-276a.example",
+        "xn--99999999.example",
+    ],
 )
 def test_hosts_that_are_none_are_refused(host: str) -> None:
     with pytest.raises(DOMException):

@@ -1,35 +1,51 @@
 """The area under the ROC curve: how well a threshold tells two samples apart. 0.5 is a coin, 1 or 0 is certainty.
 
-With the interval that sampling leaves it in, so that "0.51" can be told from 0.5 or cannot.
+With the interval that sampling leaves it in, so that "0.51" can be told from 0.5 or cannot. Of twenty true coins one
+looks like none in its own interval; an interval for a family of questions is wide enough that all of them hold at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 Samples = npt.NDArray[np.float64]
-# Two-sided, 95 %.
-_QUANTILE = 1.959964
+# How often an interval may miss what it is for: 95 %, two-sided.
+_MISSES = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """An estimate with its 95 % interval. Above 0.5 the second sample is the larger one."""
+    """An estimate with its standard error. Above 0.5 the second sample is the larger one."""
 
     value: float
-    low: float
-    high: float
+    error: float
 
-    @property
-    def is_a_coin(self) -> bool:
-        """Whether 0.5 lies in the interval: of many true coins one in twenty does not look like one."""
-        return self.low <= 0.5 <= self.high
+    def interval(self, family: int = 1) -> tuple[float, float]:
+        """Where it lies, at 95 %; so wide that all of a `family` of questions lie in theirs at once (Bonferroni)."""
+        spread = NormalDist().inv_cdf(1 - _MISSES / (2 * family)) * self.error
+        return max(0.0, self.value - spread), min(1.0, self.value + spread)
 
-    def to_json(self) -> dict[str, object]:
-        return {"area": self.value, "low": self.low, "high": self.high, "is_a_coin": self.is_a_coin}
+    def is_a_coin(self, family: int = 1) -> bool:
+        """Whether 0.5 lies in the interval."""
+        low, high = self.interval(family)
+        return low <= 0.5 <= high
+
+    def to_json(self, family: int) -> dict[str, object]:
+        """With the interval of this question alone, and with that of a family of so many."""
+        (low, high), (family_low, family_high) = self.interval(), self.interval(family)
+        return {
+            "area": self.value,
+            "low": low,
+            "high": high,
+            "is_a_coin": self.is_a_coin(),
+            "family_low": family_low,
+            "family_high": family_high,
+            "is_a_coin_in_family": self.is_a_coin(family),
+        }
 
 
 def area_between(first: Samples, second: Samples) -> Area:
@@ -43,8 +59,7 @@ def area_between(first: Samples, second: Samples) -> Area:
     above = np.stack([1 - _placements(first[:, column], second[:, column]) for column in range(first.shape[1])], axis=1)
     value = float(below.mean())
     variance = sum(float(placed.mean(axis=1).var(ddof=1)) / len(placed) for placed in (below, above))
-    spread = _QUANTILE * float(np.sqrt(variance))
-    return Area(value, max(0.0, value - spread), min(1.0, value + spread))
+    return Area(value, float(np.sqrt(variance)))
 
 
 def _placements(values: Samples, among: Samples) -> Samples:

@@ -1,7 +1,8 @@
 """What the work of a call costs: `measure_conversion` for many impressions, for few, and for null reports, in time.
 
-Every call is the real one: a durable database, sealing to three helpers, a window of twenty epochs. Cases take turns
-in an order drawn afresh for every round, so that a busy moment falls on all of them alike. First without ticks, one
+Every call is the real one: a durable database, sealing to three helpers, a window of twenty epochs. All calls of all
+cases are made in an order that is drawn: a busy moment falls on all of them alike, and which case came before says
+nothing about which comes next. First without ticks, one
 call after another; then as a caller sees it, in several processes at once, since such a call is nearly all waiting.
 What a caller could find out in harder ways is asked in `device_watching`.
 """
@@ -21,7 +22,15 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.bench.area import Area, Samples, area_between
-from benchmarks.bench.device_watching import WEEK, StillClock, Watched, tasks_of, watch_all, watching_table
+from benchmarks.bench.device_watching import (
+    WEEK,
+    StillClock,
+    Watched,
+    family_of,
+    tasks_of,
+    watch_all,
+    watching_table,
+)
 from benchmarks.bench.lanes import in_lanes
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers
 from benchmarks.seeded import generator
@@ -139,11 +148,10 @@ def time_rounds(
         for case in cases:
             ticker = Ticks(window.limits.tick_seconds) if ticking else AtOnce()
             devices[case] = stack.enter_context(device_for(case, Path(own), helper_set, window, ticker))
-        for number in range(rounds):
-            for place in draw.permutation(len(cases)):
-                case = cases[place]
-                timings[case][number] = time_call(devices[case], options(case, window))
-            if advance:
+        for number, place in enumerate(draw.permutation(rounds * len(cases))):
+            round_number, case = place % rounds, cases[place // rounds]
+            timings[case][round_number] = time_call(devices[case], options(case, window))
+            if advance and number % len(cases) == 0:
                 advance()
     return timings
 
@@ -190,6 +198,7 @@ class DeviceTiming:
     def to_json(self) -> dict[str, object]:
         """Top-level times and ratios are without ticks; areas under the curve are with them."""
         before, after = summary(self.before), summary(self.after)
+        family = family_of(len(areas(self.after)))
         return {
             "median_ms": before["median_ms"],
             "p99_ms": before["p99_ms"],
@@ -203,7 +212,8 @@ class DeviceTiming:
             "processes_after_tick": self.lanes,
             "before_tick": before,
             "after_tick": after,
-            "watching": {question.value: told.to_json() for question, told in self.watched.items()},
+            "questions": family,
+            "watching": {question.value: told.to_json(family) for question, told in self.watched.items()},
         }
 
 
@@ -230,7 +240,7 @@ def summary(timings: TimingsByCase) -> dict[str, object]:
         "auc_100_vs_10": either_way["100 or 10 impressions"],
         "auc_real_vs_null": max(either_way[f"real or {case.value}"] for case in NULL),
         "auc_real_vs_null_by_kind": {case.value: either_way[f"real or {case.value}"] for case in NULL},
-        "areas": {question: area.to_json() for question, area in told.items()},
+        "areas": {question: area.to_json(family_of(len(told))) for question, area in told.items()},
     }
 
 

@@ -1,8 +1,11 @@
 """What a caller who watches the time can tell, asked the hard way: the fullest device against an empty one.
 
 A device that holds as much as its limits allow, or nothing; one conversion or one impression at a time; many at once
-by one caller or by many; saving while another site measures; measurement on or off. For each question two devices take
-turns in an order drawn afresh for every round, and the area under the curve says how well the times tell them apart.
+by one caller or by many; saving while another site measures, or leaving while it does; measurement on or off. For each
+question two devices take turns in an order drawn afresh for every round, and the area under the curve says how well the
+times tell them apart. A caller has one device before it and asks it again and again, so a round is some calls in a row
+on one device. The first is not counted: it comes after the other device. Two questions are controls, asked in the same
+way of two devices that are alike: what they find is the measurement's own.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ WEEK = LIMITS.epoch_length
 # A month that touches six weeks, the most it can: half a day of the first, a day and a half of the last.
 NOW = BENCH_TIME + 5 * WEEK + 3 * DAY // 2
 EPSILON = 0.00002
-ROUNDS_PER_TASK = 25
+# Calls in a row on one device where calls come one at a time.
+IN_A_ROW = 5
+TICKS_PER_TASK = 25
 
 
 class StillClock:
@@ -74,17 +79,28 @@ class Question(Enum):
     ONE_CALLER = "12 conversions at once by one caller: full, or empty"
     MANY_CALLERS = "12 conversions at once by 12 callers: full, or empty"
     SAVE_MEANWHILE = "an impression while another site measures: full, or empty"
+    SAVE_BEFORE = "an impression that leaves while another site measures: full, or empty"
+    CONTROL = "control, a conversion: two full devices"
+    CONTROL_AT_ONCE = "control, 12 conversions at once by 12 callers: two full devices"
+
+    @property
+    def is_control(self) -> bool:
+        """Whether there is nothing to tell."""
+        return self in (Question.CONTROL, Question.CONTROL_AT_ONCE)
 
     @property
     def holdings(self) -> tuple[Holding, Holding]:
         """The two devices to tell apart."""
         off = self in (Question.MEASURE_OFF, Question.SAVE_OFF)
-        return (Holding.SWITCHED_OFF if off else Holding.NOTHING), Holding.AS_MUCH_AS_IT_CAN
+        other = Holding.AS_MUCH_AS_IT_CAN if self.is_control else Holding.NOTHING
+        return (Holding.SWITCHED_OFF if off else other), Holding.AS_MUCH_AS_IT_CAN
 
     @property
     def turns(self) -> int:
         """How many ticks one round takes for each device, so that every question gets the same time."""
-        return {Question.ONE_CALLER: AT_ONCE, Question.MANY_CALLERS: AT_ONCE // 2}.get(self, 1)
+        at_once = {Question.ONE_CALLER: AT_ONCE, Question.MANY_CALLERS: AT_ONCE // 2}
+        at_once[Question.CONTROL_AT_ONCE] = AT_ONCE // 2
+        return at_once.get(self, IN_A_ROW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +114,9 @@ class Told:
     def area(self) -> Area:
         return area_between(self.first, self.second)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self, family: int) -> dict[str, object]:
         medians = [float(np.median(times) * 1000) for times in (self.first, self.second)]
-        return {"rounds": len(self.first), "median_ms": medians, **self.area.to_json()}
+        return {"rounds": len(self.first), "calls": self.first.size, "median_ms": medians, **self.area.to_json(family)}
 
 
 Watched = Mapping[Question, Told]
@@ -160,20 +176,31 @@ class Caller:
     def round(self, device: Device[SealedReport]) -> list[float]:
         """The seconds that each call took, where several came together in the order of their answers."""
         match self._question:
-            case Question.MEASURE | Question.MEASURE_OFF:
-                return [_timed(lambda: measure(device))]
+            case Question.MEASURE | Question.MEASURE_OFF | Question.CONTROL:
+                return _in_a_row(lambda: _timed(lambda: measure(device)))
             case Question.SAVE | Question.SAVE_OFF:
-                return [_timed(lambda: save(device))]
+                return _in_a_row(lambda: _timed(lambda: save(device)))
             case Question.ONE_CALLER:
                 return self._together(lambda _: measure(device))
-            case Question.MANY_CALLERS:
+            case Question.MANY_CALLERS | Question.CONTROL_AT_ONCE:
                 return self._together(lambda number: measure(device, f"ads{number}.example"))
             case Question.SAVE_MEANWHILE:
-                # What the other site's call takes is its own business.
-                other = self._threads.submit(measure, device, "ads.example")
-                taken = _timed(lambda: save(device))
-                other.result()
-                return [taken]
+                return _in_a_row(lambda: self._beside_another(device, 0.0))
+            case Question.SAVE_BEFORE:
+                # Its work would be done when the impression leaves, if it could be.
+                return _in_a_row(lambda: self._beside_another(device, LIMITS.tick_seconds - LIMITS.work_seconds / 2))
+
+    def _beside_another(self, device: Device[SealedReport], later: float) -> float:
+        """An impression, while another site measures, so much `later`. What its call takes is its own business."""
+
+        def other_site() -> None:
+            time.sleep(later)
+            measure(device, "ads.example")
+
+        other = self._threads.submit(other_site)
+        taken = _timed(lambda: save(device))
+        other.result()
+        return taken
 
     def _together(self, call: Callable[[int], None]) -> list[float]:
         """When each call was answered, from when the first of them was made: that is what one caller of all can see."""
@@ -190,6 +217,11 @@ class Caller:
 
     def close(self) -> None:
         self._threads.shutdown()
+
+
+def _in_a_row(call: Callable[[], float]) -> list[float]:
+    """The times of some calls, without the first."""
+    return [call() for _ in range(IN_A_ROW)][1:]
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -236,8 +268,8 @@ def watch_all(folder: Path, samples: int, lanes: int, seed: int, advance: Callab
 
 def _rounds(question: Question, samples: int) -> list[int]:
     """How many rounds each task of a question has."""
-    rounds = max(2, samples // question.turns)
-    return [min(ROUNDS_PER_TASK, rounds - done) for done in range(0, rounds, ROUNDS_PER_TASK)]
+    rounds, at_once = max(2, samples // question.turns), max(1, TICKS_PER_TASK // question.turns)
+    return [min(at_once, rounds - done) for done in range(0, rounds, at_once)]
 
 
 def tasks_of(samples: int) -> int:
@@ -246,20 +278,25 @@ def tasks_of(samples: int) -> int:
 
 
 def watching_table(with_ticks: Mapping[str, Area], without: Mapping[str, Area], watched: Watched) -> Table:
-    """Every question with its area and the interval that sampling leaves it in."""
-    shown = Table(title="what the time tells its caller: area under the curve, 95 % interval")
-    for column in ("question", "rounds", "without ticks", "with ticks", "a coin?"):
+    """Every question with its area and the intervals that sampling leaves it in."""
+    family = family_of(len(with_ticks))
+    caption = f"alone: one true coin in twenty looks like none; family: 95 % for all {family} questions (Bonferroni)"
+    shown = Table(title="what the time tells its caller: area under the curve, 95 % interval", caption=caption)
+    for column in ("question", "calls", "without ticks", "with ticks", "alone", "family", "a coin?"):
         shown.add_column(column, justify="left" if column == "question" else "right")
     for question, area in with_ticks.items():
-        shown.add_row(question, "", f"{without[question].value:.3f}", _interval(area), _yes(area))
+        shown.add_row(question, "", f"{without[question].value:.3f}", *_figures(area, family))
     for asked, told in watched.items():
-        shown.add_row(asked.value, str(len(told.first)), "", _interval(told.area), _yes(told.area))
+        shown.add_row(asked.value, str(told.first.size), "", *_figures(told.area, family))
     return shown
 
 
-def _interval(area: Area) -> str:
-    return f"{area.value:.3f} [{area.low:.3f}, {area.high:.3f}]"
+def family_of(others: int) -> int:
+    """How many questions are asked in all, with so many `others`. Controls promise nothing, and are not of them."""
+    return others + sum(not question.is_control for question in Question)
 
 
-def _yes(area: Area) -> str:
-    return "yes" if area.is_a_coin else "no"
+def _figures(area: Area, family: int) -> tuple[str, str, str, str]:
+    alone, together = (f"[{low:.3f}, {high:.3f}]" for low, high in (area.interval(), area.interval(family)))
+    coin = "yes" if area.is_a_coin() else "in the family" if area.is_a_coin(family) else "no"
+    return f"{area.value:.3f}", alone, together, coin

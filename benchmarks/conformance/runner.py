@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.conformance.scenario import CONFIG, ScenarioConfig, as_object, load_json, python_options, whole
+from device.browser import Browser, Page
 from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
 from device.device import Device
@@ -81,12 +82,13 @@ def run_scenario(scenario: Mapping[str, Any], config: ScenarioConfig, make_devic
     """The events of one timeline, giving those that differ from what they must."""
     now = 0
     device = make_device(MemoryStore(debug=True), config.limits, config.coins, lambda: now)
+    browser = ScenarioBrowser(device, Browser(device, lambda: now, config.limits))
     for number, raw in enumerate(scenario["events"], start=1):
         event = as_object(raw, f"event {number}")
         now = whole(event.pop("seconds"))
         kind = event.pop("event")
         expected = _expected(kind, event)
-        actual = outcome(device, kind, event)
+        actual = outcome(browser, kind, event)
         if event:
             raise TrefoilError(f"event {number} has unknown keys: {', '.join(sorted(event))}")
         if actual != expected:
@@ -98,25 +100,32 @@ def plain_device(store: Store, limits: DeviceLimits, coins: DeviceCoins, clock: 
     return Device(store, PlainSeal(), clock=clock, limits=limits, coins=coins)
 
 
-def outcome(device: PlainDevice, kind: str, event: dict[str, Any]) -> Outcome:
+class ScenarioBrowser(NamedTuple):
+    """What a scenario acts on: a device, and the browser before it."""
+
+    device: PlainDevice
+    browser: Browser[tuple[int, ...]]
+
+
+def outcome(acts_on: ScenarioBrowser, kind: str, event: dict[str, Any]) -> Outcome:
     """What one call gives: a histogram, an error in the standard's words, or nothing."""
     try:
-        return _call(device, kind, event)
+        return _call(acts_on, kind, event)
     except StandardError as error:
         return error.standard_name
 
 
-def _call(device: PlainDevice, kind: str, event: dict[str, Any]) -> Outcome:
+def _call(acts_on: ScenarioBrowser, kind: str, event: dict[str, Any]) -> Outcome:
+    device, browser = acts_on
     match kind:
         case "saveImpression":
             impression = ImpressionOptions(**python_options(event.pop("options")))
-            device.save_impression(_site(event), impression, intermediary=event.pop("intermediarySite", None))
+            browser.save_impression(_page(event), impression)
         case "measureConversion":
             conversion = ConversionOptions(**python_options(event.pop("options")))
-            report = device.measure_conversion(
-                _site(event), conversion, intermediary=event.pop("intermediarySite", None)
-            )
-            return list(report)
+            return list(browser.measure_conversion(_page(event), conversion))
+        case "updateActivationTimestamp":
+            browser.activations.user_acted(event.pop("topLevelTraversable"))
         case "clearImpressionsForSite":
             device.clear_impressions_for_site(_site(event))
         case "clearBrowsingHistoryForAttribution":
@@ -136,6 +145,11 @@ def _expected(kind: str, event: dict[str, Any]) -> Outcome:
         return [whole(number) for number in expected] if isinstance(expected, list) else expected
     error: Outcome = event.pop("expectedError", None)
     return error
+
+
+def _page(event: dict[str, Any]) -> Page:
+    """Scenarios name sites; a tab only where activation is meant."""
+    return Page(_site(event), event.pop("intermediarySite", None), event.pop("topLevelTraversable", None))
 
 
 def _site(event: dict[str, Any]) -> str:

@@ -32,6 +32,7 @@ _LIMITS = {
     "maxMatchValues": "max_match_values",
     "maxLookbackDays": "max_lookback_days",
     "maxHistogramSize": "max_histogram_size",
+    "activationSeconds": "activation_seconds",
 }
 _COINS = {"epochStart": "epoch_start", "fairlyAllocateCreditFraction": "credit"}
 _DEFAULT_COIN = 0.5
