@@ -26,6 +26,7 @@
 - `joint_scale`: how much, when the helpers draw it together
 - `status`: where a query stands at a helper
 - `vote`: one helper's signed YES or NO on an attempt
+- `permit`: who may upload a query's column to a helper
 - `withdrawal`: a query taken back, under the key that signed it
 - `left_out`: which reports a helper did not count, and why
 - `answer`: three sealed shares that must fit together

@@ -220,18 +220,18 @@ async def test_helpers_keep_an_answer_for_as_long_as_they_say(tmp_path: Path, ca
         first = await mine.ask()
         for mine.ahead in (DAY, 7 * DAY - 60):
             for party in range(PARTIES):
-                await mine.three.intakes[party].forget(mine.now())
+                await mine.three.storage(party).forget(mine.now())
             assert (await mine.ask()).answer == first.answer
         mine.ahead = 7 * DAY + 60
         for party in range(PARTIES):
-            await mine.three.intakes[party].forget(mine.now())
+            await mine.three.storage(party).forget(mine.now())
         with pytest.raises(QueryFailed, match=r"The answer was released, and is gone: .*kept it for 7 days"):
             await mine.ask()
         listed = await asyncio.to_thread(list_and_show, mine.batch.path, mine.three.trio.helper_set_path, quiet=True)
         assert listed[0]["helpers"] == {f"helper-{number}": "expired" for number in (1, 2, 3)}
         mine.ahead = 15 * DAY
         for party in range(PARTIES):
-            await mine.three.intakes[party].forget(mine.now())
+            await mine.three.storage(party).forget(mine.now())
             await mine.three.stop(party)
             await mine.three.start(party)
         assert not list(mine.three.trio.folder.glob("helper-*/data/queries/*"))
@@ -247,10 +247,10 @@ async def test_a_query_that_was_never_uploaded_ends_and_is_forgotten(tmp_path: P
         saved = mine.three.query(mine.batch)
         await mine.three.intakes[0].submit(saved.query.digest, saved.signed.encode())
         mine.ahead = 60
-        await mine.three.intakes[0].tidy()
+        await mine.three.storage(0).tidy()
         status = mine.three.intakes[0].status(saved.query.digest)
         assert status.failure is not None
         assert status.failure.stage is QueryState.AWAITING
         mine.ahead = 2 * DAY
-        await mine.three.intakes[0].forget(mine.now())
+        await mine.three.storage(0).forget(mine.now())
         assert mine.three.intakes[0].registry.find(saved.query.digest) is None

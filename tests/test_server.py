@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import fields, replace
 from io import BytesIO
@@ -24,6 +24,7 @@ from mpc_helpers.local.launcher import prepare
 from mpc_helpers.service.daemon import Parts
 from protocol.batch import BatchReader
 from protocol.keys import IdentityKey, load_identity
+from protocol.permit import PERMIT_HEADER
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.query import SignedQuery
@@ -52,10 +53,18 @@ async def talking_as(three: ThreeHelpers, party: int) -> AsyncIterator[aiohttp.C
         yield session
 
 
-async def send(session: aiohttp.ClientSession, method: str, path: str, data: bytes | None = None) -> Reply:
-    async with session.request(method, path, data=data) as response:
+async def send(
+    session: aiohttp.ClientSession, method: str, path: str, data: Any = None, headers: Mapping[str, str] | None = None
+) -> Reply:
+    async with session.request(method, path, data=data, headers=headers) as response:
         text = await response.text()
         return response.status, json.loads(text) if text.startswith("{") else text
+
+
+async def upload(session: aiohttp.ClientSession, asked: SavedQuery, data: Any, party: int = 0, **more: str) -> Reply:
+    """As the querier does, under her permit."""
+    headers = {PERMIT_HEADER: asked.permits[party].hex(), **more}
+    return await send(session, "PUT", url(asked.signed, "/column"), data, headers)
 
 
 def column(batch: BatchReader, party: int) -> bytes:
@@ -129,17 +138,18 @@ async def test_a_query_id_means_one_query_for_ever(tmp_path: Path) -> None:
 async def test_a_column_of_another_batch_is_refused_and_the_right_one_still_accepted(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         batch, other = small_batch(three), small_batch(three)
-        signed = three.query(batch).signed
+        asked = three.query(batch)
+        signed = asked.signed
         assert (await send(session, "PUT", url(signed), signed.encode()))[1]["state"] == "awaiting"
-        status, answer = await send(session, "PUT", url(signed, "/column"), column(other, 0))
+        status, answer = await upload(session, asked, column(other, 0))
         assert (status, "not the one" in answer["error"]) == (409, True)
-        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)[:-1]))[0] == 413
-        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 1)))[0] == 413
-        assert (await send(session, "PUT", url(signed, "/column"), b""))[0] == 413
-        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)))[0] == 200
+        assert (await upload(session, asked, column(batch, 0)[:-1]))[0] == 413
+        assert (await upload(session, asked, column(batch, 1)))[0] == 413
+        assert (await upload(session, asked, b""))[0] == 413
+        assert (await upload(session, asked, column(batch, 0)))[0] == 200
         assert (await send(session, "GET", url(signed, "/answer")))[0] == 425
         folder = load_config(three.trio.config_path(0)).data / "queries" / signed.query.digest.hex()
-        assert not (folder / "column.part").exists()
+        assert not list(folder.glob("*.part"))
 
 
 async def test_nonsense_is_an_answer_not_a_crash(tmp_path: Path) -> None:
@@ -231,7 +241,8 @@ async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
 ) -> None:
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         batch = small_batch(three)
-        signed = three.query(batch).signed
+        asked = three.query(batch)
+        signed = asked.signed
         await send(session, "PUT", url(signed), signed.encode())
 
         def full(_handle: int) -> None:
@@ -239,11 +250,11 @@ async def test_a_disk_that_is_full_during_an_upload_leaves_no_trace(
 
         with monkeypatch.context() as patched:
             patched.setattr("mpc_helpers.admission.column.os.fsync", full)
-            status, answer = await send(session, "PUT", url(signed, "/column"), column(batch, 0))
+            status, answer = await upload(session, asked, column(batch, 0))
         assert (status, "No space left" in answer["error"]) == (507, True)
         folder = load_config(three.trio.config_path(0)).data / "queries" / signed.query.digest.hex()
         assert [path.name for path in folder.iterdir()] == ["query"]
-        assert (await send(session, "PUT", url(signed, "/column"), column(batch, 0)))[0] == 200
+        assert (await upload(session, asked, column(batch, 0)))[0] == 200
 
 
 async def test_a_failure_keeps_stage_helper_and_reason_through_a_restart(tmp_path: Path) -> None:
@@ -277,7 +288,7 @@ async def test_a_query_goes_on_after_all_three_helpers_were_restarted(tmp_path: 
             async with talking_to(three, party) as session:
                 await send(session, "PUT", url(asked.signed), asked.signed.encode())
                 if party < 2:
-                    await send(session, "PUT", url(asked.signed, "/column"), column(batch, party))
+                    await upload(session, asked, column(batch, party), party)
         await reached.wait()
         for party in range(3):
             await three.stop(party)
@@ -301,7 +312,7 @@ async def test_a_query_whose_column_never_came_ends_and_makes_room(tmp_path: Pat
         ahead = 61
         second = three.query(small_batch(three), QueryOptions(seconds=60)).signed
         assert (await send(session, "PUT", url(second), second.encode()))[0] == 200
-        await three.intakes[0].tidy()
+        await three.storage(0).tidy()
         ended = (await send(session, "GET", url(first)))[1]
         assert (ended["state"], ended["failure"]["stage"]) == ("failed", "awaiting")
         assert (await send(session, "GET", url(second)))[1]["state"] == "awaiting"
@@ -314,12 +325,11 @@ async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(t
 
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         batch = small_batch(three)
-        signed = three.query(batch, QueryOptions(seconds=2)).signed
-        assert (await send(session, "PUT", url(signed), signed.encode()))[0] == 200
+        asked = three.query(batch, QueryOptions(seconds=2))
+        assert (await send(session, "PUT", url(asked.signed), asked.signed.encode()))[0] == 200
         size = {"Content-Length": str(len(column(batch, 0)))}
-        async with session.put(url(signed, "/column"), data=trickle(), headers=size) as response:
-            assert response.status == 410
-            assert "did not arrive" in await response.text()
+        status, answer = await upload(session, asked, trickle(), 0, **size)
+        assert (status, "did not arrive" in answer["error"]) == (410, True)
 
 
 @pytest.mark.parametrize("after_an_answer", [False, True])
@@ -373,10 +383,10 @@ async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None
         folder = load_config(three.trio.config_path(0)).data / "queries"
         kept = folder / asked.query.digest.hex() / "column"
         assert list(folder.glob("*/column")) == [kept]
-        await three.intakes[0].tidy()
+        await three.storage(0).tidy()
         assert kept.exists()
         ahead = 61
-        await three.intakes[0].tidy()
+        await three.storage(0).tidy()
         assert not kept.exists()
 
 

@@ -180,7 +180,9 @@ async def test_a_column_that_arrives_after_the_withdrawal_is_not_kept(tmp_path: 
             async def pieces(column: bytes = column) -> Any:
                 yield column
 
-            status = await three.intakes[party].take_column(saved.query.digest, len(column), pieces())
+            status = await three.intakes[party].take_column(
+                saved.query.digest, saved.permits[party], len(column), pieces()
+            )
             assert status.state is QueryState.WITHDRAWN
         assert not list(three.trio.folder.glob("**/column"))
 

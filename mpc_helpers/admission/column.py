@@ -53,13 +53,16 @@ class StoredDigests:
 
 
 class ColumnDraft:
-    """A column as it arrives, in pieces of any size; run in threads. Nothing is left of one that is not kept."""
+    """A column as it arrives, in pieces of any size; run in threads. Nothing is left of one that is not kept.
 
-    def __init__(self, column: Path, layout: ColumnLayout, count: int) -> None:
+    `mark` tells the drafts of one column apart.
+    """
+
+    def __init__(self, column: Path, layout: ColumnLayout, count: int, mark: str = "0") -> None:
         self._column = column
         self._layout = layout
         self._size = layout.file_size(count)
-        self._drafts = (_draft(column), _draft(digests_beside(column)))
+        self._drafts = (_draft(column, mark), _draft(digests_beside(column), mark))
         self._records, self._digests = (path.open("wb") for path in self._drafts)
         self._root = BatchRoot(count)
         self._hash = ColumnHash()
@@ -91,8 +94,8 @@ class ColumnDraft:
         self._received += len(piece)
         self._held = self._hash_records(data) if self._received >= PREAMBLE_SIZE else data
 
-    def keep(self, root: bytes, column_hash: bytes) -> bool:
-        """Make it the column, durably, if it is whole and the one that was signed; the digests are in place before."""
+    def finish(self, root: bytes, column_hash: bytes) -> bool:
+        """Whether it is whole and the one that was signed. If so it is durable, and may be kept."""
         if self._received != self._size:
             raise ProtocolError(f"the column ended after {self._received} of {self._size} bytes", "Upload it again.")
         if self._root.digest() != root or self._hash.digest() != column_hash:
@@ -100,10 +103,13 @@ class ColumnDraft:
         for file in (self._digests, self._records):
             file.flush()
             os.fsync(file.fileno())
+        return True
+
+    def keep(self) -> None:
+        """Make it the column, once it is finished; the digests are in place before."""
         column, digests = self._drafts
         digests.rename(digests_beside(self._column))
         column.rename(self._column)
-        return True
 
     def _hash_records(self, data: bytes) -> bytes:
         """Take whole records out of `data`; gives what is left."""
@@ -163,5 +169,16 @@ def digests_beside(column: Path) -> Path:
     return column.with_name(f"{column.name}.digests")
 
 
-def _draft(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
+def stored_size(layout: ColumnLayout, count: int) -> int:
+    """Bytes on disk of a column and its digests."""
+    return layout.file_size(count) + HASH_SIZE * count
+
+
+def remove_drafts(column: Path) -> None:
+    """Run at start: whoever was uploading has gone."""
+    for path in column.parent.glob(f"{column.name}*.part"):
+        path.unlink(missing_ok=True)
+
+
+def _draft(path: Path, mark: str = "again") -> Path:
+    return path.with_name(f"{path.name}.{mark}.part")

@@ -55,6 +55,9 @@ class Limits:
     seconds: int = 3600
     mpc_seconds: int = 60
     peer_seconds: int = 10
+    # What the columns of a site's queries may take on this helper's disk, and what is left free for the ledger.
+    site_megabytes: int = 65_536
+    spare_megabytes: int = 256
 
     def __post_init__(self) -> None:
         for limit in fields(self):

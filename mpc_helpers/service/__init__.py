@@ -6,8 +6,10 @@
 - `policy`: who may ask what
 - `jobs`: one query at this helper: its files, its task, its state
 - `registry`: every query this helper knows
-- `upload`: a column on its way to disk
-- `intake`: what queriers ask for, and a task for every query
+- `storage`: what queries keep on disk, and when it goes
+- `uploads`: columns on their way to disk, each a draft of its own
+- `runs`: a task for every query
+- `intake`: what queriers ask for
 - `transport`: messages to the two peers, each pinned to its certificate
 - `rendezvous`: where the workers of one attempt find each other
 - `worker_sessions`: a worker process for every attempt

@@ -34,13 +34,16 @@ from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.clocks import PeerClocks
 from mpc_helpers.service.housekeeping import Housekeeping
-from mpc_helpers.service.intake import Intake
+from mpc_helpers.service.intake import Intake, QueryDesk
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.policy import Policy
 from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.rendezvous import Rendezvous
+from mpc_helpers.service.runs import QueryRuns
 from mpc_helpers.service.server import OpenPages, PeerDoor, Server
+from mpc_helpers.service.storage import Storage
 from mpc_helpers.service.transport import Certificates, Transport
+from mpc_helpers.service.uploads import Uploads
 from mpc_helpers.service.worker_sessions import WorkerSessions
 from protocol.listening.connections import ConnectionLimits, Connections
 from protocol.listening.listener import Listener
@@ -80,8 +83,16 @@ class Parts:
     pace: Pace | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A helper that serves."""
+
+    intake: Intake
+    desk: QueryDesk
+
+
 @contextlib.asynccontextmanager
-async def serving(config: HelperConfig, parts: Parts | None = None, *, executor: str = "") -> AsyncIterator[Intake]:
+async def serving(config: HelperConfig, parts: Parts | None = None, *, executor: str = "") -> AsyncIterator[Running]:
     """Run one helper: recover, then listen, then go on with what was under way."""
     parts = parts or Parts()
     membership = load_membership(config, parts.clock())
@@ -120,10 +131,12 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
             "proofs of joint noise that failed here and that no operator has cleared",
             lambda: {(): len(failed_proofs.standing())},
         )
-        intake = _intake(config, membership, ledger, helper, failed_proofs, metrics, parts)
-        stack.push_async_callback(intake.close)
+        desk = _desk(config, membership, ledger, helper, metrics, clock)
+        stack.push_async_callback(desk.runs.close)
+        policy = Policy(membership, config, failed_proofs, clock)
+        intake = Intake(policy, desk, helper, clock, answer_sent=lambda: parts.step(Step.ANSWER_AFTER_SEND))
         peers = PeerDoor(certificates.whose, {AGREEMENT: agreement, WORKERS: rendezvous}, longest)
-        keeper = Housekeeping(config, membership, ledger, intake, clocks, transport.ask_time, parts.clock)
+        keeper = Housekeeping(config, membership, ledger, desk.storage, clocks, transport.ask_time, parts.clock)
         pages = OpenPages(public_configuration(config, membership), metrics, keeper.warnings)
         connections = Connections(ConnectionLimits.of_this_process())
         metrics.gauge("trefoil_connections", "connections that are open", lambda: {(): len(connections)})
@@ -132,12 +145,12 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         server = Server(intake, peers, pages, parts.clock, connections)
         await stack.enter_async_context(_listening(config, server, certificates, connections))
         # After listening: a peer that hears from us first asks our door how far our ledger has come.
-        await intake.resume()
+        await desk.runs.resume()
         keeping = asyncio.create_task(keeper.run())
         if isinstance(place.executor, Pool):
             place.executor.warm_up()
         stack.callback(keeping.cancel)
-        yield intake
+        yield Running(intake, desk)
 
 
 def _agreement(membership: Membership, ledger: ReportLedger, transport: Transport, parts: Parts) -> Agreement:
@@ -174,25 +187,20 @@ def _admission(
     )
 
 
-def _intake(
-    config: HelperConfig,
-    membership: Membership,
-    ledger: ReportLedger,
-    helper: Helper,
-    failed_proofs: FailedProofs,
-    metrics: Metrics,
-    parts: Parts,
-) -> Intake:
-    return Intake(
-        membership.party,
-        Policy(membership, config, failed_proofs, parts.clock),
-        QueryRegistry(ledger.queries, config.data / "queries", parts.clock),
-        helper,
-        parts.clock,
-        metrics,
-        answer_lifetime=config.answer_lifetime,
-        answer_sent=lambda: parts.step(Step.ANSWER_AFTER_SEND),
+def _desk(
+    config: HelperConfig, membership: Membership, ledger: ReportLedger, helper: Helper, metrics: Metrics, clock: Clock
+) -> QueryDesk:
+    folder = config.data / "queries"
+    registry = QueryRegistry(ledger.queries, folder, clock)
+    runs = QueryRuns(registry, helper, clock, metrics)
+    lifetime = config.answer_lifetime
+    storage = Storage(membership.party, registry, helper, config.limits, config.data, clock, answer_lifetime=lifetime)
+    metrics.gauge(
+        "trefoil_queries",
+        "queries known to this helper, by state",
+        lambda: {(("state", state),): float(count) for state, count in registry.counts().items()},
     )
+    return QueryDesk(registry, storage, Uploads(membership.party, storage, clock, runs.start), runs)
 
 
 def public_configuration(config: HelperConfig, membership: Membership) -> dict[str, object]:

@@ -22,7 +22,9 @@ class QueryJob:
         self.record = QueryRecord(self.name, QueryState.QUEUED, clock())
         self.done = 0
         self.seconds: dict[QueryState, float] = {}
-        self.uploading = asyncio.Lock()
+        # Uploads of its column that are under way, and who may put one of them in its place.
+        self.drafts = 0
+        self.placing = asyncio.Lock()
         self.task: asyncio.Task[None] | None = None
         self._book = book
         self._clock = clock
@@ -34,10 +36,29 @@ class QueryJob:
         return self.folder / "column"
 
     @property
+    def short_name(self) -> str:
+        """For the log: enough to find it again, and too little to fetch its answer with."""
+        return self.name.digest.hex()[:16]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no task works on it."""
+        return self.task is None or self.task.done()
+
+    @property
     def awaiting(self) -> bool:
         """Whether it is known and its column is not. Not a state of the book: the disk says so."""
-        idle = self.task is None or self.task.done()
-        return self.record.state is QueryState.QUEUED and idle and not self.column.exists()
+        return self.record.state is QueryState.QUEUED and self.idle and not self.column.exists()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has failed and nothing is done about it."""
+        return self.idle and self.record.state is QueryState.FAILED
+
+    @property
+    def needs_room(self) -> bool:
+        """Whether its column is on this disk, or may still come."""
+        return self.column.exists() or not (self.ended or self.abandoned)
 
     @property
     def abandoned(self) -> bool:

@@ -10,6 +10,7 @@ from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.terms import SumTerms
 from mpc_helpers.service.refusal import Refusal, Trouble
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.permit import check_permit
 from protocol.query import NoiseMode, Query, SignedQuery
 from protocol.withdrawal import Withdrawal
 
@@ -54,6 +55,16 @@ class Policy:
         self.authenticate(withdrawal.signed)
         try:
             withdrawal.verify(self._sites[withdrawal.signed.query.site].key)
+        except ProtocolError as error:
+            raise Refusal(Trouble.STRANGER, str(error), error.hint) from None
+
+    def check_permit(self, query: Query, permit: bytes) -> None:
+        """Whether whoever uploads a column has its querier's permit, for this helper."""
+        site = self._sites.get(query.site)
+        if site is None:
+            raise Refusal(Trouble.STRANGER, f"this helper answers no queries of {query.site} any more")
+        try:
+            check_permit(query, self._membership.party, permit, site.key)
         except ProtocolError as error:
             raise Refusal(Trouble.STRANGER, str(error), error.hint) from None
 

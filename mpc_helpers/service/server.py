@@ -30,6 +30,7 @@ from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.listening.connections import Connections
+from protocol.permit import PERMIT_HEADER
 from protocol.status import QueryStatus
 from protocol.wire import HASH_SIZE
 from protocol.withdrawal import MAX_SIGNED_QUERY, MAX_WITHDRAWAL
@@ -139,7 +140,7 @@ class Server:
         if size is None:
             raise Refusal(Trouble.TOO_LARGE, "a column is sent with its length", "Send a Content-Length header.")
         pieces: AsyncIterator[bytes] = request.content.iter_chunked(2**16)
-        return _status(await self._intake.take_column(_digest(request), size, pieces))
+        return _status(await self._intake.take_column(_digest(request), _permit(request), size, pieces))
 
     async def _put_withdrawal(self, request: web.Request) -> web.Response:
         body = await _read_bounded(request, MAX_WITHDRAWAL)
@@ -206,6 +207,14 @@ def _digest(request: web.Request) -> bytes:
     if len(digest) != HASH_SIZE:
         raise ProtocolError("a query is named by its digest, in 64 hexadecimal digits")
     return digest
+
+
+def _permit(request: web.Request) -> bytes:
+    """What the request shows as its permit. What is not hexadecimal is no permit, as nothing is."""
+    try:
+        return bytes.fromhex(request.headers.get(PERMIT_HEADER, ""))
+    except ValueError:
+        return b""
 
 
 async def _read_bounded(request: web.Request, limit: int) -> bytes:

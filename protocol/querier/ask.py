@@ -158,7 +158,8 @@ class Querier:
                 return 0
             size, pieces = batch.column_size(party), _pieces(batch.column(party, order))
             left = saved.query.deadline - self._clock()
-            self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, left))
+            permit = saved.permits[party] if saved.permits else b""
+            self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, permit, left))
             return size
 
         return sum((await _each("uploading", upload)).values())

@@ -7,7 +7,7 @@ whatever is wrong with its answer is an error under its name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Self
 
 import aiohttp
@@ -15,6 +15,7 @@ import aiohttp
 from protocol.errors import ProtocolError
 from protocol.helper_set import HelperSet
 from protocol.json_message import decode_json
+from protocol.permit import PERMIT_HEADER
 from protocol.querier.query_failed import QueryFailed
 
 MAX_ANSWER_BYTES = 2**22
@@ -52,9 +53,12 @@ class HelperConnections:
         """Send a small body."""
         return await self._within(self._seconds, party, "PUT", path, body)
 
-    async def upload(self, party: int, path: str, pieces: AsyncIterator[bytes], size: int, seconds: float) -> object:
-        """Send `size` bytes, which may take `seconds`."""
-        return await self._within(max(seconds, self._seconds), party, "PUT", path, pieces, size)
+    async def upload(
+        self, party: int, path: str, pieces: AsyncIterator[bytes], size: int, permit: bytes, seconds: float
+    ) -> object:
+        """Send `size` bytes under a permit, which may take `seconds`."""
+        headers = {"Content-Length": str(size), PERMIT_HEADER: permit.hex()}
+        return await self._within(max(seconds, self._seconds), party, "PUT", path, pieces, headers)
 
     async def _within(
         self,
@@ -63,12 +67,12 @@ class HelperConnections:
         method: str,
         path: str,
         body: bytes | AsyncIterator[bytes] | None = None,
-        size: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> object:
         name = self._helper_set.helpers[party].name
         try:
             async with asyncio.timeout(seconds):
-                return await self._request(party, method, path, body, size)
+                return await self._request(party, method, path, body, headers)
         except aiohttp.ServerFingerprintMismatch:
             message = f"{name} shows a certificate other than the pinned one"
             raise QueryFailed("connecting", (party,), message, _PIN_HINT) from None
@@ -80,7 +84,12 @@ class HelperConnections:
             raise QueryFailed("connecting", (party,), message, _START_HINT) from None
 
     async def _request(
-        self, party: int, method: str, path: str, body: bytes | AsyncIterator[bytes] | None, size: int | None
+        self,
+        party: int,
+        method: str,
+        path: str,
+        body: bytes | AsyncIterator[bytes] | None,
+        headers: Mapping[str, str] | None,
     ) -> object:
         if self._session is None:
             raise ProtocolError("the connections are not open")
@@ -89,7 +98,7 @@ class HelperConnections:
             method,
             helper.address.rstrip("/") + path,
             data=body,
-            headers={} if size is None else {"Content-Length": str(size)},
+            headers=headers,
             ssl=aiohttp.Fingerprint(helper.tls_pin),
             # An address that a helper names is not one that the set names, and nothing there is pinned.
             allow_redirects=False,

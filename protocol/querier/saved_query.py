@@ -19,9 +19,11 @@ from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, PublicKey
 from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IdentityKey
+from protocol.permit import make_permits
 from protocol.querier.report_span import ReportSpan, spans_of
 from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
 from protocol.report import Header
+from protocol.shares import PARTIES
 
 FORMAT = 2
 # Of queries that were saved before; their answers can be fetched all the same.
@@ -45,13 +47,17 @@ class QueryOptions:
 
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
-    """A signed query, the private half of its answer key, when it was made, and what its reports could cost."""
+    """A signed query, the private half of its answer key, when it was made, what its reports could cost, and permits.
+
+    Without permits (a file of an older release) what was uploaded is answered, and nothing more can be uploaded.
+    """
 
     signed: SignedQuery
     answer_key: PrivateKey = field(repr=False)
     made: int
     # For her own record (`own_record`), which may be read when the batch is gone.
     spans: tuple[ReportSpan, ...] = ()
+    permits: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def query(self) -> Query:
@@ -66,6 +72,7 @@ class SavedQuery:
             "answer_key": self.answer_key.raw.hex(),
             "made": self.made,
             "reports": [span.to_json() for span in self.spans],
+            "permits": [permit.hex() for permit in self.permits],
         }
         write_private_file(path, (json.dumps(stored, indent=2) + "\n").encode())
 
@@ -81,11 +88,14 @@ class SavedQuery:
             made = stored.whole("made")
             known = stored.items("reports") if stored.value("trefoil_query") == FORMAT else []
             spans = tuple(ReportSpan.from_json(span) for span in known)
+            permits = stored.hexadecimals("permits") if "permits" in stored.fields() else ()
+            if len(permits) not in (0, PARTIES):
+                raise ProtocolError(f"it has {len(permits)} permits; there are {PARTIES} helpers")
         except ProtocolError as error:
             raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
         if key.public.raw != signed.query.answer_key:
             raise TrefoilError(f"{path} is damaged: its key does not belong to its query")
-        return cls(signed, key, made, spans)
+        return cls(signed, key, made, spans, permits)
 
 
 def make_query(
@@ -104,7 +114,8 @@ def make_query(
     _check_debug(batch, first, options)
     answer_key = PrivateKey.generate(first.suite)
     query = _fill(batch, first, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
-    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans_of(batch))
+    permits = make_permits(query, site_key)
+    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans_of(batch), permits)
 
 
 def _check_debug(batch: BatchReader, first: Header, options: QueryOptions) -> None:

@@ -33,9 +33,10 @@ from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
 from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import Engine, run_over_channels
 from mpc_helpers.mpc.terms import SumKind, SumTerms
-from mpc_helpers.service.daemon import Parts, serving
+from mpc_helpers.service.daemon import Parts, Running, serving
 from mpc_helpers.service.intake import Intake
 from mpc_helpers.service.rendezvous import Rendezvous
+from mpc_helpers.service.storage import Storage
 from mpc_helpers.service.transport import Certificates
 from protocol.batch import BatchReader, BatchWriter
 from protocol.field import Vector, from_integers, lift
@@ -195,9 +196,16 @@ class ThreeHelpers:
     clock: Callable[[], int] = real_now
     # A helper that is not here goes by the clock above.
     clocks: dict[int, Callable[[], int]] = field(default_factory=dict)
-    intakes: dict[int, Intake] = field(default_factory=dict)
+    daemons: dict[int, Running] = field(default_factory=dict)
     _running: dict[int, AsyncExitStack] = field(default_factory=dict)
     _batches: int = 0
+
+    @property
+    def intakes(self) -> dict[int, Intake]:
+        return {party: daemon.intake for party, daemon in self.daemons.items()}
+
+    def storage(self, party: int) -> Storage:
+        return self.daemons[party].desk.storage
 
     @property
     def helper_set(self) -> HelperSet:
@@ -212,7 +220,7 @@ class ThreeHelpers:
         parts = Parts(clock=self.clocks.get(party, self.clock), step=step, sessions=self.mpc.sessions, pace=FAST)
         stack = AsyncExitStack()
         config = load_config(self.trio.config_path(party))
-        self.intakes[party] = await stack.enter_async_context(serving(config, parts))
+        self.daemons[party] = await stack.enter_async_context(serving(config, parts))
         self._running[party] = stack
 
     async def stop(self, party: int) -> None:
