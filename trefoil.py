@@ -5,30 +5,38 @@ Each role's code is imported only when it is asked for. What `import trefoil` of
 
 from __future__ import annotations
 
-import json
+import io
 import logging
 import sys
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import cache
 from importlib import metadata
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.main
 from typer.core import TyperGroup
 
 from benchmarks.commands import app as benchmarks_app
 from device.commands import app as device_app
 from mpc_helpers.commands import app as helpers_app
 from protocol.commands import app as protocol_app
-from protocol.console import err, out
+from protocol.console import err, out, write_json
 from protocol.errors import TrefoilError
-from protocol.stopping import interrupt_when_terminated
+from protocol.places import STANDARD_OUTPUT
+from protocol.stopping import Interrupted, interrupt_when_terminated, keeping
+from protocol.text import printable
 
 if TYPE_CHECKING:
     from benchmarks.library import *  # noqa: F403 - the public names, for type checkers
 
 __version__ = metadata.version("trefoil")
+_LOG = logging.getLogger("trefoil")
+# What typer says about wrong usage. Its versions use the click that is installed, or carry their own.
+USAGE_ERROR: type[Exception] = typer.BadParameter.mro()[2]
+GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
 
 WELCOME = """\
 Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which
@@ -44,6 +52,11 @@ Try first:
 Every command explains itself and shows an example: trefoil COMMAND --help
 All commands: trefoil --help
 """
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 a mistake to mend first, 2 a wrong command line, 3 refused for ever, 70 a defect, "
+    "75 try again later, 130 interrupted."
+)
 
 # What people do with Trefoil, in the order of the story; `--help` shows the commands so.
 STORY = {
@@ -67,11 +80,17 @@ class Story(TyperGroup):
         for name, command in self.commands.items():
             vars(command)["rich_help_panel"] = panels.get(name)
 
+    def invoke(self, ctx: Any) -> Any:  # Any: the context that this typer has; whatever a command returns
+        """Run a command; one that keeps something when it is interrupted says so itself."""
+        with keeping("Files that were complete are whole, and nothing else was kept. Run the command again."):
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="trefoil",
     cls=Story,
     help="Measure advertising without watching people.",
+    epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -98,7 +117,7 @@ def welcome(
     ] = False,
 ) -> None:
     """Measure advertising without watching people."""
-    err.quiet = quiet
+    out.quiet, err.quiet = False, quiet
     if verbose:
         logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if version:
@@ -113,29 +132,59 @@ class Exit(IntEnum):
     MISTAKE = 1
     USAGE = 2
     REFUSED = 3
+    DEFECT = 70
     TRY_AGAIN = 75
     INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run a command; a mistake of the person's gets one clear line and what to do next, never a traceback."""
+    """Run the command of this process."""
     interrupt_when_terminated()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that lacks ε, or a file name that is no UTF-8, must not stop a command.
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(run(sys.argv[1:]))
+
+
+@cache
+def tree() -> Any:  # Any: the class differs by version of typer
+    """All commands, put together once."""
+    return typer.main.get_command(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. A mistake gets one clear line and what to do next, never a traceback."""
+    wants_json = _wants_json(arguments)
     try:
-        app()
+        code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
     except TrefoilError as error:
-        logging.getLogger("trefoil").debug("where it arose", exc_info=True)
-        _complain(str(error), error.hint, _exit_of(error))
+        _LOG.debug("where it arose", exc_info=True)
+        return _complain(str(error), error.hint, _exit_of(error), wants_json)
+    except USAGE_ERROR as error:
+        return _complain_of_usage(error, wants_json)
+    except BrokenPipeError:
+        # Whoever read the output has had enough of it.
+        out.on_broken_pipe()
+        return Exit.MISTAKE
     except OSError as error:
         # What our code expects of files it turns into a TrefoilError; the rest is a path or a permission.
+        _LOG.debug("where it arose", exc_info=True)
         what = f"{error.filename}: " if error.filename else ""
-        _complain(f"{what}{error.strerror or error}", "Check that the path exists and that you may use it.")
-    except KeyboardInterrupt:
-        hint = "What was written before is whole; run the command again to go on or start over."
-        _complain("interrupted", hint, Exit.INTERRUPTED)
+        hint = "Check that the path exists and that you may use it."
+        return _complain(f"{what}{error.strerror or error}", hint, Exit.MISTAKE, wants_json)
+    except Exception as error:
+        # A helper's log keeps the traceback; a person sees it with -v.
+        _LOG.log(logging.ERROR if logging.getLogger().handlers else logging.DEBUG, "a defect", exc_info=True)
+        hint = "Nobody's mistake but ours. Run it again as trefoil -v ... and report what that shows."
+        return _complain(f"defect in Trefoil: {type(error).__name__}: {error}", hint, Exit.DEFECT, wants_json)
+    return code if isinstance(code, int) else 0
 
 
 def _exit_of(error: TrefoilError) -> Exit:
-    """Refused for ever, worth another try, or a mistake to be mended first."""
+    """Interrupted, refused for ever, worth another try, or a mistake to be mended first."""
+    if isinstance(error, Interrupted):
+        return Exit.INTERRUPTED
     match error.again:
         case None:
             return Exit.MISTAKE
@@ -145,15 +194,32 @@ def _exit_of(error: TrefoilError) -> Exit:
             return Exit.REFUSED
 
 
-def _complain(what: str, hint: str, code: Exit = Exit.MISTAKE) -> NoReturn:
+def _complain_of_usage(error: Any, wants_json: bool) -> int:  # Any: the class has no type in every version of typer
+    message = error.format_message()
+    if not message:
+        # A group without a command has shown its help.
+        return Exit.USAGE
+    path = error.ctx.command_path if getattr(error, "ctx", None) else "trefoil"
+    hint = f"See: {path} --help"
+    if getattr(error, "option_name", "") in GLOBAL_OPTIONS:
+        hint = f"It comes right after trefoil: trefoil {error.option_name} {path.removeprefix('trefoil').strip()} ..."
+    return _complain(message, hint, Exit.USAGE, wants_json)
+
+
+def _complain(what: str, hint: str, code: Exit, wants_json: bool) -> Exit:
     err.quiet = False
-    if _wants_json(sys.argv):
-        failure = {"error": {"code": code.name.lower(), "message": what, "hint": hint}}
-        sys.stdout.write(json.dumps(failure, indent=2) + "\n")
-    err.print(f"error: {what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    if wants_json:
+        failure = {"error": {"code": code.name.lower(), "exit": int(code), "message": what, "hint": hint}}
+        write_json(STANDARD_OUTPUT, failure)
+    err.print(f"error: {_lines(what)}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     if hint:
-        err.print(f"hint:  {hint}", markup=False, highlight=False, soft_wrap=True)
-    sys.exit(code)
+        err.print(f"hint:  {_lines(hint)}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def _lines(text: str) -> str:
+    """What may have come from a file or a peer, fit for a terminal."""
+    return "\n".join(map(printable, text.splitlines()))
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

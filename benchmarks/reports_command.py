@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from protocol.choices import JsonFile
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -28,7 +30,7 @@ def reports(
     ] = False,
     invalid: Annotated[int, typer.Option(help="So many lying devices besides, of every kind in turn.")] = 0,
     seed: Annotated[int, typer.Option(help="Decides what is in the reports, never their keys or nonces.")] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the true sums here.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Make a batch of reports from a seeded workload, on all cores.
 

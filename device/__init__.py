@@ -46,5 +46,6 @@
 - `display_actions`: what `trefoil device` does for publishers and their advertisers
 - `service_actions`: what `trefoil device service` does
 - `service_commands`: `trefoil device service`
+- `released`: what `trefoil device reports` shows
 - `commands`: `trefoil device`
 """

@@ -17,7 +17,7 @@ from device.impression import ImpressionOptions
 from device.privacy_filter import FilterKind, FilterState
 from device.privacy_loss import report_sensitivity
 from device.report import DebugReport, report_terms
-from device.service_actions import chosen_set, present
+from device.service_actions import opened_for, present
 from device.shortfall import shortfall
 from device.site import parse_site
 from protocol.batch import BatchReader, BatchWriter
@@ -26,6 +26,7 @@ from protocol.epsilon import show
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
+from protocol.places import check_file
 from protocol.report import Header, ReportTerms, SealedReport, coarse_time
 
 _KINDS = {
@@ -53,7 +54,8 @@ class Destination:
         raise TrefoilError("name one place for the report", "Give --batch FILE or --report FILE.")
 
     def check(self, request: CheckedRequest, helper_set: HelperSet, now: int) -> None:
-        """Refuse a batch that the report would not fit, before it is paid for."""
+        """Refuse, before the report is paid for, a place where it could not be written or a batch it would not fit."""
+        check_file("--batch" if self.is_batch else "--report", self.path)
         if not self.is_batch or not self.path.exists() or not self.path.stat().st_size:
             return
         batch = BatchReader(self.path)
@@ -89,7 +91,7 @@ def _shape(terms: ReportTerms) -> tuple[object, ...]:
 
 def save_impression(db: Path, site: str, options: ImpressionOptions, intermediary: str | None) -> dict[str, object]:
     """Save one impression, on a device that is made if need be."""
-    with agent.opened(present(db)) as device:
+    with present(db), agent.opened(db) as device:
         device.save_impression(site, options, intermediary=intermediary)
     say(f"saved an impression on {parse_site(site)} for bucket {options.histogram_index}")
     return {"site": parse_site(site), "bucket": options.histogram_index}
@@ -104,9 +106,7 @@ def convert(
     destination: Destination,
 ) -> dict[str, object]:
     """Measure one conversion and write its report."""
-    service = asked.options.aggregation_service
-    helper_set = chosen_set(present(db), helpers, service)
-    with agent.opened(db, helper_set, service=service) as device:
+    with opened_for(db, helpers, asked.options.aggregation_service) as (helper_set, device):
         now = agent.system_clock()
         wanted, limits = asked.on(device, now), device.overview().limits
         conversion = wanted.checked(parse_site(site), parse_site(intermediary or site), limits)
@@ -176,7 +176,7 @@ def _clear(device: Device[agent.Report], sites: Sequence[str], *, stored_data: b
 
 def switch(db: Path, state: bool) -> dict[str, object]:
     """Switch measurement on or off."""
-    with agent.opened(present(db)) as device:
+    with agent.opened(db) as device:
         device.enable() if state else device.disable()
     say(f"measurement is {'on' if state else 'off'}")
     return {"measuring": state}

@@ -9,6 +9,7 @@ import typer
 
 from device import service_commands
 from device.dashboard.command import dashboard
+from protocol.choices import JsonFile
 
 app = typer.Typer(help="device")
 device = typer.Typer(help="Act as one person's device.", no_args_is_help=True)
@@ -16,7 +17,6 @@ app.add_typer(device, name="device")
 device.add_typer(service_commands.service, name="service")
 
 Database = Annotated[Path, typer.Option("--db", metavar="FILE", help="The device database.", show_default=False)]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here; - is stdout.")]
 Site = Annotated[str, typer.Argument(help="The site of the page; a subdomain stands for its site.", show_default=False)]
 Intermediary = Annotated[str | None, typer.Option(help="The site of the frame or script that calls, if another.")]
 Service = Annotated[str, typer.Option(metavar="NAME", help="Whose helpers the report is sealed to.")]
@@ -223,6 +223,22 @@ def budget(
 
 
 @device.command()
+def reports(
+    db: Database,
+    site: Annotated[str | None, typer.Option(help="Only what this site had.")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show which reports left this device: when, to whom and for how much ε. What was in them is written nowhere.
+
+    Example: trefoil device reports --db ann.db
+    """
+    from device.released import show_reports
+    from protocol.console import write_json
+
+    write_json(json_file, show_reports(db, site))
+
+
+@device.command()
 def clear(
     db: Database,
     site: Annotated[list[str] | None, typer.Option(help="Only these sites; repeatable.")] = None,
@@ -245,19 +261,27 @@ def clear(
 
 
 @device.command()
-def switch(
-    state: Annotated[bool, typer.Argument(metavar="[true|false]", help="Whether to measure.", show_default=False)],
-    db: Database,
-    json_file: JsonFile = None,
-) -> None:
-    """Switch measurement on or off. While it is off every report is null, and no site can tell.
+def on(db: Database, json_file: JsonFile = None) -> None:
+    """Switch measurement on again.
 
-    Example: trefoil device switch false --db ann.db
+    Example: trefoil device on --db ann.db
     """
     from device import actions
     from protocol.console import write_json
 
-    write_json(json_file, actions.switch(db, state))
+    write_json(json_file, actions.switch(db, True))
+
+
+@device.command()
+def off(db: Database, json_file: JsonFile = None) -> None:
+    """Switch measurement off. While it is off every report is null, and no site can tell.
+
+    Example: trefoil device off --db ann.db
+    """
+    from device import actions
+    from protocol.console import write_json
+
+    write_json(json_file, actions.switch(db, False))
 
 
 device.command()(dashboard)

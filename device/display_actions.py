@@ -12,10 +12,11 @@ from device.actions import Destination
 from device.conversion_event import ConversionEventOptions
 from device.labelling import LabelOptions
 from device.report import DebugReport
-from device.service_actions import chosen_set, present
+from device.service_actions import opened_for, present
 from device.site import parse_site
 from protocol.console import say
 from protocol.errors import TrefoilError
+from protocol.places import check_file
 from protocol.regression.features import FeatureEncoding
 from protocol.regression.records import Record, append_record
 
@@ -24,7 +25,7 @@ def save_conversion(
     db: Path, site: str, options: ConversionEventOptions, intermediary: str | None
 ) -> dict[str, object]:
     """Save one conversion event, on a device that is made if need be."""
-    with agent.opened(present(db)) as device:
+    with present(db), agent.opened(db) as device:
         device.save_conversion(site, options, intermediary=intermediary)
     publishers = sorted(parse_site(publisher) for publisher in options.publishers)
     say(f"saved a conversion on {parse_site(site)} that {', '.join(publishers)} may learn of")
@@ -59,10 +60,9 @@ def label(
     db: Path, helpers: Path | None, site: str, labelled: Labelled, intermediary: str | None, batch: Path
 ) -> dict[str, object]:
     """Ask whether a conversion followed an impression; write the report, and what was handed in beside it."""
-    options, service = labelled.options, labelled.options.aggregation_service
-    helper_set = chosen_set(present(db), helpers, service)
-    destination = Destination(batch, is_batch=True)
-    with agent.opened(db, helper_set, service=service) as device:
+    options, destination = labelled.options, Destination(batch, is_batch=True)
+    check_file("--records", labelled.records)
+    with opened_for(db, helpers, options.aggregation_service) as (helper_set, device):
         request = options.checked(parse_site(site), parse_site(intermediary or site), device.overview().limits)
         destination.check(request, helper_set, agent.system_clock())
         report = device.measure_impression(site, options, intermediary=intermediary)

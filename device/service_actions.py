@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.table import Table
 
 from device import agent, services
+from device.device import Device
+from device.instance import token_path
 from device.limits import DeviceLimits
 from protocol.console import out, say
 from protocol.errors import TrefoilError
+from protocol.files import made_together
 from protocol.helper_set import HelperSet
+
+# What SQLite keeps beside a database that is open.
+SQLITE_ENDINGS = ("-wal", "-shm", "-journal")
 
 
 def add(db: Path, name: str, helpers: Path) -> dict[str, object]:
     """Trust a signed set under a new name, on a device that is made if need be."""
     helper_set = HelperSet.load(helpers)
-    with agent.opened_store(present(db)) as store, store.transaction():
+    with present(db), agent.opened_store(db) as store, store.transaction():
         services.add(store.services, name, helper_set, agent.system_clock())
     say(f"sites may now choose {name}: {_who(helper_set)}")
     return _as_json(name, helper_set)
@@ -63,12 +71,30 @@ def chosen_set(db: Path, helpers: Path | None, service: str) -> HelperSet:
     return sets[DeviceLimits(aggregation_services=frozenset(sets)).known_service(service)]
 
 
-def present(db: Path) -> Path:
-    """The database, made if there is none."""
-    if not db.exists():
+@contextmanager
+def opened_for(db: Path, helpers: Path | None, service: str) -> Iterator[tuple[HelperSet, Device[agent.Report]]]:
+    """The set of a service, and the device open to seal to it; made if need be."""
+    with present(db):
+        helper_set = chosen_set(db, helpers, service)
+        with agent.opened(db, helper_set, service=service) as device:
+            yield helper_set, device
+
+
+@contextmanager
+def present(db: Path) -> Iterator[None]:
+    """The database, made if there is none. One that is made for this block is gone again if the block fails.
+
+    Where a database was lost and its token is left, the new one stays: it knows what may have been spent.
+    """
+    if db.exists():
+        yield
+        return
+    token = token_path(db)
+    files = () if token.exists() else (db, token, *(db.with_name(db.name + end) for end in SQLITE_ENDINGS))
+    with made_together(*files):
         agent.create(db)
-        say(f"{db} is a new device")
-    return db
+        yield
+    say(f"{db} is a new device")
 
 
 def _who(helper_set: HelperSet) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from protocol.choices import JsonFile
+
 service = typer.Typer(help="Choose which helper sets this device trusts, by name.", no_args_is_help=True)
 
 Database = Annotated[Path, typer.Option("--db", metavar="FILE", help="The device database.", show_default=False)]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result here; - is stdout.")]
 Name = Annotated[str, typer.Argument(help="The name by which sites choose it.", show_default=False)]
 Helpers = Annotated[Path, typer.Option(metavar="FILE", help="The signed helper set.", show_default=False)]
 

@@ -36,7 +36,9 @@
 - `regression`: learning a model from one answer (Appendix A)
 - `files`: files written whole, and private ones
 - `stopping`: being asked to stop, by Ctrl-C or SIGTERM
+- `places`: where results go, checked before the work
+- `drawing`: pictures, for whoever has matplotlib
 - `choices`: what a person may choose on a command line
 - `console`: what every command shows a person
-- `commands`: `trefoil query` and `trefoil helper-set`
+- `commands`: `trefoil helper-set`, and the commands of the rooms
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protocol.files import write_atomically
+from protocol.places import STANDARD_OUTPUT
 
 # Tables need room; where there is no terminal to ask, a page that a person can still read.
 PAGE_WIDTH = 120
-out = Console(width=None if sys.stdout.isatty() else PAGE_WIDTH)
-err = Console(stderr=True, width=None if sys.stderr.isatty() else PAGE_WIDTH)
+
+
+class Printed(Console):
+    """What goes to one of the two outputs. Whoever closes it early (`| head`) ends the printing, not the work."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich where nobody reads any more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno() if self.stderr else sys.stdout.fileno())
+
+
+out = Printed(width=None if sys.stdout.isatty() else PAGE_WIDTH)
+err = Printed(stderr=True, width=None if sys.stderr.isatty() else PAGE_WIDTH)
 
 
 def say(text: str, style: str | None = None) -> None:
@@ -62,7 +75,12 @@ def write_json(path: Path | None, result: object) -> None:
     """Write a result as JSON, whole or not at all: an interrupted run leaves no half file to be mistaken for one."""
     if path is None:
         return
-    if str(path) == "-":
-        sys.stdout.write(json.dumps(result, indent=2) + "\n")
-        return
-    write_atomically(path, (json.dumps(result, indent=2) + "\n").encode())
+    document = json.dumps(result, indent=2) + "\n"
+    if path == STANDARD_OUTPUT:
+        sys.stdout.write(document)
+        sys.stdout.flush()
+    elif path.exists() and not path.is_file():
+        # A pipe or a device such as /dev/null is written to, never replaced.
+        path.write_text(document)
+    else:
+        write_atomically(path, document.encode())

@@ -6,10 +6,11 @@ Apart from `console`, so that a helper's daemon, which has nobody to show anythi
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from protocol.errors import TrefoilError
@@ -51,6 +52,23 @@ def read_private_file(path: Path) -> bytes:
         raise TrefoilError(f"there is no key file {path}", "Make one with: trefoil keygen") from None
     except OSError as error:
         raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+
+
+@contextmanager
+def made_together(*paths: Path) -> Iterator[None]:
+    """What the block makes at `paths`, all of it or nothing: those that were not there before go again if it fails."""
+    new = [path for path in paths if not os.path.lexists(path)]
+    folders = sorted({folder for path in new for folder in path.parents if not folder.exists()}, reverse=True)
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for folder in folders:
+            # One that somebody else uses by now stays.
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 @contextmanager

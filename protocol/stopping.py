@@ -14,11 +14,26 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
+from protocol.errors import TrefoilError
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM came while a command was at work."""
+
+
+class Interrupted(TrefoilError):
+    """A command was stopped at its work. The hint says what was kept."""
+
+
+@contextlib.contextmanager
+def keeping(what: str) -> Iterator[None]:
+    """Say what is kept of the work in this block, if it is interrupted. The innermost block knows best."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted", what) from None
 
 
 def interrupt_when_terminated() -> None:

@@ -248,9 +248,9 @@ def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None
         numbers: list[int] = json.loads(result.read_text())["histogram"]
         return numbers
 
-    succeed("device", "switch", "false", "--db", db)
+    succeed("device", "off", "--db", db)
     succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
-    succeed("device", "switch", "true", "--db", db)
+    succeed("device", "on", "--db", db)
     assert histogram() == [0]
     succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
     assert histogram() == [1]
@@ -350,7 +350,7 @@ def test_reports_of_the_command_line_leave_at_the_tick(
     assert waited == [DeviceLimits().tick_seconds] * 2
 
 
-@pytest.mark.parametrize("command", ["create", "impression", "convert", "budget", "clear", "switch"])
+@pytest.mark.parametrize("command", ["create", "impression", "convert", "budget", "clear", "on", "off", "reports"])
 def test_every_command_has_help_with_an_example(command: str) -> None:
     output = " ".join(succeed("device", command, "--help").split())
     assert "Example: trefoil device" in output

@@ -57,7 +57,7 @@ def test_whole_figures_are_drawn(tmp_path: Path) -> None:
     """Every subfigure is a PNG; the JSON of all experiments has their points together."""
     plots = tmp_path / "plots"
     path = tmp_path / "all.json"
-    invoke("experiment", "all", "--scale", "0.01", "--json", str(path), "--plots", str(plots))
+    invoke("experiment", "all", "--scale", "0.01", "--json", str(path), "--plot", str(plots))
     names = {"4a", "4b", "4c", "4d", "5a", "5b", "5c", "6a", "6b", "6c", "6d", "7a", "7b", "7c"}
     assert {file.name for file in plots.iterdir()} == {f"figure-{name}.png" for name in names}
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in plots.iterdir())
@@ -109,7 +109,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     from benchmarks.experiments.commands import microbenchmark
 
     with pytest.raises(KeyboardInterrupt):
-        microbenchmark(scale=0.01, json=tmp_path / "figure.json", plots=tmp_path / "plots")
+        microbenchmark(scale=0.01, json=tmp_path / "figure.json", plot=tmp_path / "plots")
     assert len(done) == 4
     assert list(tmp_path.iterdir()) == []
 
@@ -124,7 +124,7 @@ def test_common_options_reach_every_figure(figure: str, monkeypatch: pytest.Monk
         raise TrefoilError("seen")
 
     monkeypatch.setattr("benchmarks.experiments.commands.Common", note)
-    words = ["--epoch-days", "3", "--seed", "4", "--scale", "0.5", "--json", "a", "--plots", "b"]
+    words = ["--epoch-days", "3", "--seed", "4", "--scale", "0.5", "--json", "a", "--plot", "b"]
     for arguments in (words, []):
         with pytest.raises(TrefoilError, match="seen"):
             invoke("experiment", figure, *arguments)
@@ -144,7 +144,7 @@ def test_a_folder_is_no_json_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(TrefoilError, match="not a folder"):
-        invoke("experiment", "microbenchmark", "--scale", "0.01", "--plots", str(file))
+        invoke("experiment", "microbenchmark", "--scale", "0.01", "--plot", str(file))
 
 
 def test_a_plan_keeps_its_promise_under_the_noise_that_helpers_make(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_policies_and_functions_of_ones_own_stand_beside_the_three_systems(
         own += ["--function", function]
     knobs = ["--participation", "0.5", "--rate", "0.2", "--scale", "0.02"]
     path = tmp_path / "own.json"
-    where = ["--json", str(path), "--plots", str(tmp_path / "plots")]
+    where = ["--json", str(path), "--plot", str(tmp_path / "plots")]
     shown = invoke("experiment", "microbenchmark", *knobs, *own, *where).output
     points = {point["system"]: point for point in json.loads(path.read_text())["points"]}
     monster, last = points["cookie-monster"], points["devices, last (1× value)"]
@@ -268,7 +268,7 @@ def test_other_figures_take_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     own = ["--policy", "cheaper:HalfPrice", "--scale", "0.005", "--epoch-days", "7"]
     for experiment in ("patcg", "criteo", "bias"):
         path, plots = tmp_path / f"{experiment}.json", tmp_path / experiment
-        invoke("experiment", experiment, *own, "--json", str(path), "--plots", str(plots))
+        invoke("experiment", experiment, *own, "--json", str(path), "--plot", str(plots))
         assert "half price" in {point["system"] for point in json.loads(path.read_text())["points"]}
         assert list(plots.iterdir())
 
@@ -286,7 +286,7 @@ def test_bias_bounds_are_tried_on_every_workload(workload: str, kappa: float, tm
     assert written["bias_studies"][-1]["covers_bias"] == 1.0
     if workload != "microbenchmark":
         with pytest.raises(TrefoilError, match="Figure 7"):
-            invoke("experiment", "bias", "--workload", workload, "--scale", "0.01", "--plots", str(tmp_path / "plots"))
+            invoke("experiment", "bias", "--workload", workload, "--scale", "0.01", "--plot", str(tmp_path / "plots"))
 
 
 @pytest.mark.parametrize(

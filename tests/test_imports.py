@@ -39,7 +39,9 @@ FLOORS = {
 FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {
     "protocol.console",
     "protocol.errors",
+    "protocol.places",
     "protocol.stopping",
+    "protocol.text",
 }
 
 

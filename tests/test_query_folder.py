@@ -182,7 +182,7 @@ async def test_the_list_says_what_was_asked_and_which_answers_are_held(
 ) -> None:
     async with shop(tmp_path) as mine:
         path, helpers = mine.batch.path, mine.three.trio.helper_set_path
-        assert await asyncio.to_thread(list_and_show, path, helpers, quiet=False) == []
+        assert await asyncio.to_thread(list_and_show, path, helpers) == []
         assert "nothing was asked" in capsys.readouterr().out
         await mine.ask()
         mine.ahead = 1
@@ -193,7 +193,7 @@ async def test_the_list_says_what_was_asked_and_which_answers_are_held(
         with pytest.raises(QueryFailed):
             await mine.ask(QueryOptions(seconds=31), new=True)
         await mine.three.start(0)
-        listed = await asyncio.to_thread(list_and_show, path, helpers, quiet=False)
+        listed = await asyncio.to_thread(list_and_show, path, helpers)
         shown = capsys.readouterr().out
         assert [entry["answer_held"] for entry in listed] == [True, False, False]
         assert [entry["reports"] for entry in listed] == [4, 4, 4]
@@ -227,7 +227,7 @@ async def test_helpers_keep_an_answer_for_as_long_as_they_say(tmp_path: Path, ca
             await mine.three.storage(party).forget(mine.now())
         with pytest.raises(QueryFailed, match=r"The answer was released, and is gone: .*kept it for 7 days"):
             await mine.ask()
-        listed = await asyncio.to_thread(list_and_show, mine.batch.path, mine.three.trio.helper_set_path, quiet=True)
+        listed = await asyncio.to_thread(list_and_show, mine.batch.path, mine.three.trio.helper_set_path)
         assert listed[0]["helpers"] == {f"helper-{number}": "expired" for number in (1, 2, 3)}
         mine.ahead = 15 * DAY
         for party in range(PARTIES):

@@ -42,7 +42,8 @@ def test_launch_stops_and_takes_its_helpers_along(number: signal.Signals, tmp_pa
         said = output_until(process, "helper-1: up")
         helpers = Trio(folder).helper_set.helpers
         assert all(health(helper) for helper in helpers), said
-        assert stopped(process, number).splitlines()[-2:] == ["stopping", "stopped"]
+        *_, stopping, last = stopped(process, number).splitlines()
+        assert stopping == "stopping" and last.startswith(f"stopped; keys, ledgers and logs are kept in {folder}")
         assert process.returncode == 0
         assert not any(health(helper, 0.5) for helper in helpers)
 
@@ -64,8 +65,9 @@ def test_a_command_at_work_is_interrupted_and_cleans_up(tmp_path: Path) -> None:
     with started([*IN_BACKGROUND, *TREFOIL, "demo", "--reports", "100000"], environment) as process:
         while not list(tmp_path.glob("*/**/helpers.json")):
             assert process.poll() is None
-        stopped(process, signal.SIGTERM)
+        said = stopped(process, signal.SIGTERM)
         assert process.returncode == 130
+        assert "error: interrupted" in said and "nothing else was kept" in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -45,7 +45,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
     """With γ = 5 per unit, noise above 16 in one of eight buckets has a probability below 10^−15; sums are about 50."""
     target, plots = tmp_path / "throughput.json", tmp_path / "plots"
     command = ["bench", "throughput", "--reports", "40", "--reports", "80", "--buckets", "4", "--json", str(target)]
-    done = CliRunner().invoke(app, [*command, "--plots", str(plots)], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*command, "--plot", str(plots)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     stored = json.loads(target.read_text())
     assert {"date", "seed", "commit", "machine", "points", "exponents"} <= set(stored)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-bench = typer.Typer(help="Measure what things cost on this machine.", no_args_is_help=True)
+from protocol.choices import JsonFile, PlotPlace
 
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here.")]
+bench = typer.Typer(help="Measure what things cost on this machine.", no_args_is_help=True)
 
 
 @bench.callback()
@@ -23,20 +22,16 @@ def bench_report(
     buckets: Annotated[
         list[int] | None, typer.Option("--buckets", metavar="N", help="Histogram size; repeat for several.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 20,
-    suite: Annotated[int, typer.Option(min=1, max=2, help="The cipher suite; 2 is post-quantum.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 40,
 ) -> None:
-    """Bytes of a checked report, and what sealing and opening cost beside bare HPKE calls and unchecked reports.
+    """Bytes per report, and the cost of sealing and opening beside the bare HPKE calls.
 
     Example: trefoil bench report --json report.json
-
-    Example: trefoil bench report --suite 2 --buckets 128
     """
     from benchmarks.bench.report_cost import measure, show
     from benchmarks.origin import write_results
-    from protocol.hpke import Suite
 
-    results = measure(buckets or [16, 128, 1024], rounds, Suite(suite))
+    results = measure(buckets or [16, 128, 1024], rounds)
     show(results)
     write_results(json_file, results.to_json())
 
@@ -93,11 +88,11 @@ def bench_throughput(
     buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Drives the workload, never keys or noise.")] = 1,
     json_file: JsonFile = None,
-    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw the results into this folder.")] = None,
+    plot: PlotPlace = None,
 ) -> None:
     """Three helpers end to end, beside plaintext, a trusted server, the bare HPKE opens and a naive MPyC program.
 
-    Example: trefoil bench throughput --reports 20000 --buckets 128 --json throughput.json --plots plots
+    Example: trefoil bench throughput --reports 20000 --buckets 128 --json throughput.json --plot plots
     """
     from benchmarks.bench import throughput
     from benchmarks.origin import write_results
@@ -111,12 +106,12 @@ def bench_throughput(
     result = run.to_json()
     for name, slope in throughput.exponents(run.points).items():
         console.out.print(f"{name}: exponent {slope:.2f}", highlight=False)
-    write_results(json_file, result, seed)
-    if plots is not None:
+    if plot is not None:
         from benchmarks.bench.throughput_plots import draw_all
 
-        for path in draw_all(result, plots):
-            console.out.print(f"drawn: {path}", highlight=False)
+        for path in draw_all(result, plot):
+            console.say(f"drawn: {path}")
+    write_results(json_file, result, seed)
 
 
 @bench.command("device")

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
+from protocol.drawing import new_figure, save_figure
+from protocol.places import picture_file
 
 Points = Sequence[Mapping[str, Any]]
 
@@ -29,9 +27,8 @@ STAGES = {
 SYSTEMS = ("plaintext", "trusted server", "bound of three bare opens", "trefoil", "naive MPyC")
 
 
-def draw_all(result: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw_all(result: Mapping[str, Any], place: Path) -> list[Path]:
     """One picture per question; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     points: Points = result["points"]
     drawings = {
         "throughput-reports": _by_reports,
@@ -41,11 +38,10 @@ def draw_all(result: Mapping[str, Any], folder: Path) -> list[Path]:
     }
     paths = []
     for name, draw in drawings.items():
-        figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-        draw(axes, points)
-        paths.append(folder / f"{name}.svg")
-        figure.savefig(paths[-1], metadata={"Date": None})
-        plt.close(figure)
+        figure = new_figure(8, 4.2)
+        draw(figure.add_subplot(), points)
+        paths.append(picture_file(place, name, only=False, ending=".svg"))
+        save_figure(paths[-1], figure)
     return paths
 
 
@@ -73,11 +69,13 @@ def _rates(axes: Any, chosen: Points, size: str) -> None:
 
 
 def _stages(axes: Any, points: Points) -> None:
+    import matplotlib as mpl
+
     count = max(point["reports"] for point in points)
     chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
     names = [f"{point['buckets']} buckets" for point in chosen]
     left = [0.0] * len(chosen)
-    colors = {state: plt.get_cmap("tab10")(index) for index, state in enumerate(STAGES)}
+    colors = {state: mpl.colormaps["tab10"](index) for index, state in enumerate(STAGES)}
     for state, label in STAGES.items():
         spent = [point["seconds"].get(state, 0.0) for point in chosen]
         axes.barh(names, spent, left=left, label=label, color=colors[state])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.bench.commands import JsonFile
+from protocol.choices import JsonFile
 
 conformance = typer.Typer(help="Check the device against a standard's scenarios.", no_args_is_help=True)
 

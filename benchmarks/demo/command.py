@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.bench.commands import JsonFile
-from protocol.choices import NoiseChoice
+from protocol.choices import JsonFile, NoiseChoice
 
 
 def demo(

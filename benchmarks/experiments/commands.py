@@ -13,18 +13,15 @@ from benchmarks.experiments.common_options import (
     Common,
     EpochDays,
     Function,
-    Json,
     Kappa,
-    Plots,
     Policy,
     Scale,
     Seed,
     WorkloadChoice,
-    show,
 )
 from benchmarks.origin import write_results
-from protocol.choices import NoiseChoice
-from protocol.console import progress, write_json
+from protocol.choices import JsonFile, NoiseChoice, PlotPlace
+from protocol.console import out, progress, write_json
 from protocol.errors import TrefoilError
 
 if TYPE_CHECKING:
@@ -45,15 +42,15 @@ def microbenchmark(
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
-    json: Json = None,
-    plots: Plots = None,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
     mpc: Annotated[bool, typer.Option("--mpc", help="Also run the point through devices and three helpers.")] = False,
 ) -> None:
     """Figure 4: budget spent by the three systems as users and impressions vary. One point if a knob is given."""
     from benchmarks.experiments.experiments import DEFAULT_KNOB, figure_4_settings
     from benchmarks.experiments.experiments import microbenchmark as run
 
-    common = Common(epoch_days, seed, scale, json, plots)
+    common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     one = mpc or participation is not None or rate is not None
     knobs = (_or(participation, DEFAULT_KNOB), _or(rate, DEFAULT_KNOB))
@@ -63,11 +60,11 @@ def microbenchmark(
     with progress("microbenchmark", len(settings) * round(40_000 * common.scale)) as advance:
         result = run(options, settings, advance)
     if mpc:
-        result.findings["mpc"] = _through_mpc(options, *knobs, common.json)
+        result.findings["mpc"] = _through_mpc(options, *knobs)
     common.finish([result], common.draw("draw_figure_4", result))
 
 
-@app.command(epilog="Example: trefoil experiment bias --accounting artifact --json bias.json --plots plots")
+@app.command(epilog="Example: trefoil experiment bias --accounting artifact --json bias.json --plot plots")
 def bias(
     *,
     draws: Annotated[int, typer.Option(help="How often the noise is drawn.")] = 500,
@@ -83,27 +80,27 @@ def bias(
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
-    json: Json = None,
-    plots: Plots = None,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
 ) -> None:
     """Figure 7: what the bias side query costs, and what its bound is worth, over many draws of the noise."""
     from benchmarks.experiments.experiments import BIAS_CONVERSIONS, BiasWorkload
     from benchmarks.experiments.experiments import bias as run
     from benchmarks.experiments.results import study_table
 
-    if plots is not None and workload is not WorkloadChoice.MICROBENCHMARK:
-        raise TrefoilError("Figure 7 is the microbenchmark's", "Leave --plots or --workload out.")
-    common = Common(epoch_days, seed, scale, json, plots)
+    if plot is not None and workload is not WorkloadChoice.MICROBENCHMARK:
+        raise TrefoilError("Figure 7 is the microbenchmark's", "Leave --plot or --workload out.")
+    common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     chosen = BiasWorkload(workload.value)
     with progress("bias", round(BIAS_CONVERSIONS[chosen] * common.scale)) as advance:
         result, studies = run(options, draws, advance, chosen)
     drawings = common.draw("draw_figure_7", result, studies)
-    show(study_table(studies), common.json)
+    out.print(study_table(studies), highlight=False)
     common.finish([result], drawings)
 
 
-@app.command(epilog="Example: trefoil experiment patcg --scale 0.1 --epoch-days 7 --plots plots")
+@app.command(epilog="Example: trefoil experiment patcg --scale 0.1 --epoch-days 7 --plot plots")
 def patcg(
     *,
     impressions: Annotated[Path | None, typer.Option(help="Real exposures: a parquet file, or a folder.")] = None,
@@ -115,8 +112,8 @@ def patcg(
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
-    json: Json = None,
-    plots: Plots = None,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
 ) -> None:
     """Figure 5: one large advertiser, 24 million conversions; synthetic unless the real files are given."""
     from benchmarks.experiments.experiments import patcg as run
@@ -124,7 +121,7 @@ def patcg(
 
     if (impressions is None) != (conversions is None):
         raise TrefoilError("the real files come in pairs", "Give both --impressions and --conversions, or neither.")
-    common = Common(epoch_days, seed, scale, json, plots)
+    common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     events = read_patcg(impressions, conversions) if impressions and conversions else None
@@ -144,15 +141,15 @@ def criteo(
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
-    json: Json = None,
-    plots: Plots = None,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
 ) -> None:
     """Figure 6: many advertisers of all sizes; synthetic unless the real log is given."""
     from benchmarks.experiments.experiments import EXTRA_IMPRESSIONS
     from benchmarks.experiments.experiments import criteo as run
     from benchmarks.experiments.files import read_criteo
 
-    common = Common(epoch_days, seed, scale, json, plots)
+    common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     log = read_criteo(data) if data else None
@@ -161,20 +158,20 @@ def criteo(
     common.finish([result], common.draw("draw_figure_6", result))
 
 
-@app.command(name="all", epilog="Example: trefoil experiment all --scale 0.1 --json all.json --plots plots")
+@app.command(name="all", epilog="Example: trefoil experiment all --scale 0.1 --json all.json --plot plots")
 def everything(
     *,
     accounting: Accounting = AccountingChoice.PAPER,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
-    json: Json = None,
-    plots: Plots = None,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
 ) -> None:
     """Every figure, one after the other. The JSON has one entry per experiment, and all points together."""
     from benchmarks.experiments import experiments
 
-    common = Common(epoch_days, seed, scale, json, plots)
+    common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, 0.0)
     lengths = common.lengths()
     with progress("experiments", 4) as advance:
@@ -192,16 +189,16 @@ def everything(
 
 
 @app.command(epilog="Example: trefoil experiment attack --json attack.json")
-def attack(json: Json = None) -> None:
+def attack(json: JsonFile = None) -> None:
     """What sites, alone or together, or one bad helper with the querier, can learn or destroy."""
     from benchmarks.experiments.attack import attack_table, measure
     from benchmarks.experiments.bad_helper import bad_helper_table, measure_bad_helper
     from benchmarks.experiments.guarantees import guarantee_table, measure_guarantees
 
     guarantees, attacks, findings = measure_guarantees(), measure(), measure_bad_helper()
-    show(guarantee_table(guarantees), json)
-    show(attack_table(attacks), json)
-    show(bad_helper_table(findings), json)
+    out.print(guarantee_table(guarantees), highlight=False)
+    out.print(attack_table(attacks), highlight=False)
+    out.print(bad_helper_table(findings), highlight=False)
     measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
     promised = [one.as_json() for one in guarantees]
     write_results(json, {"experiment": "attack", "guarantees": promised, **measured}, seed=0)
@@ -219,7 +216,7 @@ def regression(
     mpc: Annotated[
         bool, typer.Option("--mpc", help="Instead: every cell with noise through devices and three helpers, once.")
     ] = False,
-    json: Json = None,
+    json: JsonFile = None,
 ) -> None:
     """Appendix A: a publisher's model from conversions it cannot see; what it is worth, and what it costs."""
     from benchmarks.experiments.regression import settings
@@ -235,7 +232,7 @@ def regression(
     cells = settings(sizes, columns or ([16] if mpc else [8, 16, 64]), epsilons, modes)
     study = study_through_helpers(cells) if mpc else run_study(cells, modes[0], seeds, devices)
     for table in study.tables():
-        show(table, json)
+        out.print(table, highlight=False)
     write_results(json, study.to_json(), seed=0)
 
 
@@ -249,7 +246,7 @@ def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
         raise TrefoilError("--mpc runs real devices: the paper's accounting, no side query", "Leave both options out.")
 
 
-def _through_mpc(options: Options, participation: float, rate: float, json: Path | None) -> list[dict[str, object]]:
+def _through_mpc(options: Options, participation: float, rate: float) -> list[dict[str, object]]:
     """One point's queries through devices, sealed reports and three helpers, in every noise mode."""
     import time
 
@@ -261,7 +258,7 @@ def _through_mpc(options: Options, participation: float, rate: float, json: Path
     now = int(time.time())  # noqa: TID251 - the edge: helpers live by the real clock
     with progress("sealed reports", len(NoiseMode) * spec.conversions) as advance:
         results = run_through_mpc(generate(spec), options.epoch_days, list(NoiseMode), now, advance)
-    show(mpc_table(results), json)
+    out.print(mpc_table(results), highlight=False)
     return [one.as_json() for one in results]
 
 
@@ -283,7 +280,7 @@ def plan(
     kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
     participation: Annotated[float, typer.Option(help="Share of people in one query (knob 1).")] = 0.1,
     impressions_per_day: Annotated[float, typer.Option(help="Impressions a person sees a day (knob 2).")] = 0.1,
-    json: Json = None,
+    json: JsonFile = None,
 ) -> None:
     """Which ε a query needs, what it costs a device under each policy, and how many a month the budget allows."""
     from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
@@ -307,7 +304,7 @@ def plan(
     )
     prices = costs(wanted)
     for table in plan_tables(wanted, prices):
-        show(table, json)
+        out.print(table, highlight=False)
     if (told := warning(wanted, prices)) is not None:
-        show(told, json)
+        out.print(told, highlight=False)
     write_json(json, plan_json(wanted, prices))

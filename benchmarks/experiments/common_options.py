@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from benchmarks.origin import write_results
 from protocol.console import out
-from protocol.errors import TrefoilError
-from protocol.files import write_atomically
+from protocol.places import picture_file
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from benchmarks.experiments.results import Options, Result
 
 
@@ -41,7 +38,6 @@ Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in th
 EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]
 Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
 Scale = Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the results to this file ('-': standard output).")]
 Policy = Annotated[
     list[str] | None, typer.Option("--policy", metavar="MODULE:CLASS", help="A policy of your own beside the three.")
 ]
@@ -54,7 +50,6 @@ Function = Annotated[
         "as module:function.",
     ),
 ]
-Plots = Annotated[Path | None, typer.Option(help="Draw the figure's plots into this folder.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +60,7 @@ class Common:
     seed: int
     scale: float
     json: Path | None
-    plots: Path | None
+    plot: Path | None
 
     def options(
         self,
@@ -74,12 +69,10 @@ class Common:
         policies_named: Sequence[str] | None = None,
         functions: Sequence[str] | None = None,
     ) -> Options:
-        """What the experiment is told. Refuses, before any work, a place where no result could be written."""
+        """What the experiment is told."""
         from benchmarks.experiments import policies
         from benchmarks.experiments.results import Options
 
-        if self.json is not None and self.json.is_dir():
-            raise TrefoilError(f"{self.json} is a folder", "Give --json the name of a file.")
         days = 7 if self.epoch_days is None else self.epoch_days
         chosen = Options(policies.Accounting(accounting.value), kappa, days, self.seed, self.scale)
         if not (policies_named or functions):
@@ -94,32 +87,27 @@ class Common:
 
         return EPOCH_LENGTHS if self.epoch_days is None else (self.epoch_days,)
 
-    def draw(self, figure: str, result: Result, *more: object) -> dict[str, bytes]:
-        """The figure's plots by file name, drawn in memory; nothing if no folder was asked for."""
-        if self.plots is None:
+    def draw(self, figure: str, result: Result, *more: object) -> dict[str, Any]:
+        """The figure's plots by name, drawn in memory; nothing if none were asked for. Any: matplotlib has no types."""
+        if self.plot is None:
             return {}
-        if self.plots.exists() and not self.plots.is_dir():
-            raise TrefoilError(f"{self.plots} is not a folder", "Give --plots the name of a folder.")
         from benchmarks.experiments import figures
 
-        drawn: dict[str, bytes] = getattr(figures, figure)(result, *more)
-        return {str(self.plots / name): data for name, data in drawn.items()}
+        drawn: dict[str, Any] = getattr(figures, figure)(result, *more)
+        return drawn
 
-    def finish(self, results: Sequence[Result], drawings: dict[str, bytes]) -> None:
+    def finish(self, results: Sequence[Result], drawings: Mapping[str, Any]) -> None:
         """Show tables; write plots, and the JSON last: an interrupted run leaves nothing that looks whole."""
+        from protocol.drawing import save_figure
+
         for result in results:
-            show(result.table(), self.json)
-        for name, data in drawings.items():
-            write_atomically(Path(name), data)
+            out.print(result.table(), highlight=False)
+        for name, drawn in drawings.items():
+            if self.plot is not None:
+                save_figure(picture_file(self.plot, name, only=len(drawings) == 1), drawn)
         whole = [result.as_json() for result in results]
         if len(whole) == 1:
             write_results(self.json, whole[0], self.seed)
         elif self.json is not None:
             points = [point for result in results for point in result.as_points()]
             write_results(self.json, {"experiment": "all", "experiments": whole, "points": points}, self.seed)
-
-
-def show(table: Table | str, json: Path | None) -> None:
-    """Print a table or a sentence, unless standard output is wanted for the JSON alone."""
-    if str(json) != "-":
-        out.print(table, highlight=False)

@@ -1,8 +1,7 @@
-"""Every subfigure of the paper's evaluation, drawn from results into PNG bytes, recorded numbers beside ours."""
+"""Every subfigure of the paper's evaluation, drawn from results, recorded numbers beside ours."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,11 @@ from benchmarks.experiments.bias import CUTOFFS, Bound, Margin, Study
 from benchmarks.experiments.columns import Floats
 from benchmarks.experiments.policies import System
 from benchmarks.experiments.results import Point, Result
+from protocol.drawing import new_figure
 from protocol.epsilon import MICROS
+
+# By name, without an ending. Any: matplotlib has no types.
+Figures = dict[str, Any]
 
 # Told apart by colour and by shape: the same in every figure.
 STYLE = {
@@ -28,7 +31,7 @@ KAPPA_COLOUR = "#c77dd6"
 RECORDED = "recorded (artifact)"
 
 
-def draw_figure_4(result: Result) -> dict[str, bytes]:
+def draw_figure_4(result: Result) -> Figures:
     """4a to 4d: average and maximum budget along both knobs. A single point needs no figure, but gets one."""
     rate, participation = _common(result.points)
     plots = {}
@@ -37,58 +40,51 @@ def draw_figure_4(result: Result) -> dict[str, bytes]:
         def body(axes: Any, knob: int = knob, largest: bool = largest) -> None:
             _knob(axes, result.points, knob, rate if knob == 1 else participation, largest)
 
-        plots[f"figure-4{letter}.png"] = _plot(body)
+        plots[f"figure-4{letter}"] = _plot(body)
     return plots
 
 
-def draw_figure_5(result: Result) -> dict[str, bytes]:
+def draw_figure_5(result: Result) -> Figures:
     """5a: budget as queries come in; 5b: CDF of the error; 5c: error by length of the epoch."""
     main = _at_epoch(result.points)
     return {
-        "figure-5a.png": _plot(lambda axes: _budget_by_query(axes, main)),
-        "figure-5b.png": _plot(lambda axes: _error_cdf(axes, main)),
-        "figure-5c.png": _plot(lambda axes: _error_by_epoch(axes, result.points)),
+        "figure-5a": _plot(lambda axes: _budget_by_query(axes, main)),
+        "figure-5b": _plot(lambda axes: _error_cdf(axes, main)),
+        "figure-5c": _plot(lambda axes: _error_by_epoch(axes, result.points)),
     }
 
 
-def draw_figure_6(result: Result) -> dict[str, bytes]:
+def draw_figure_6(result: Result) -> Figures:
     """6a and 6d: CDF of budget over devices and advertisers; 6b: CDF of the error; 6c: error by length of the epoch."""
     plain = [point for point in result.points if point.extra_impressions is None]
     augmented = [point for point in result.points if point.extra_impressions is not None]
     main = _at_epoch(plain)
     return {
-        "figure-6a.png": _plot(lambda axes: _budget_cdf(axes, main)),
-        "figure-6b.png": _plot(lambda axes: _error_cdf(axes, main, references.CRITEO)),
-        "figure-6c.png": _plot(lambda axes: _error_by_epoch(axes, plain)),
-        "figure-6d.png": _plot(lambda axes: _budget_cdf(axes, [*main, *augmented])),
+        "figure-6a": _plot(lambda axes: _budget_cdf(axes, main)),
+        "figure-6b": _plot(lambda axes: _error_cdf(axes, main, references.CRITEO)),
+        "figure-6c": _plot(lambda axes: _error_by_epoch(axes, plain)),
+        "figure-6d": _plot(lambda axes: _budget_cdf(axes, [*main, *augmented])),
     }
 
 
-def draw_figure_7(result: Result, studies: Sequence[Study]) -> dict[str, bytes]:
+def draw_figure_7(result: Result, studies: Sequence[Study]) -> Figures:
     """7a: average budget; 7b: CDF of the error, with one draw's estimates; 7c: error by cutoff, over all draws."""
     artifact = next(s for s in studies if s.margin is Margin.ARTIFACT and s.bound is Bound.BEST_OF_BOTH)
     theorem = next(s for s in studies if s.margin is Margin.THEOREM and s.bound is Bound.BEST_OF_BOTH)
     return {
-        "figure-7a.png": _plot(lambda axes: _average_bars(axes, result.points)),
-        "figure-7b.png": _plot(lambda axes: _bias_cdf(axes, result.points, artifact)),
-        "figure-7c.png": _plot(lambda axes: _cutoffs(axes, [artifact, theorem])),
+        "figure-7a": _plot(lambda axes: _average_bars(axes, result.points)),
+        "figure-7b": _plot(lambda axes: _bias_cdf(axes, result.points, artifact)),
+        "figure-7c": _plot(lambda axes: _cutoffs(axes, [artifact, theorem])),
     }
 
 
-def _plot(body: Callable[[Any], None]) -> bytes:
+def _plot(body: Callable[[Any], None]) -> Any:
     """One plot, drawn without a display."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4, 3.9), layout="constrained")
+    figure = new_figure(5.4, 3.9)
     axes = figure.add_subplot()
     axes.grid(visible=True, which="major", alpha=0.3)
     body(axes)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=130)
-    return drawn.getvalue()
+    return figure
 
 
 def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:

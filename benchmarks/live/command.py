@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from protocol.choices import JsonFile
+
 
 def live(
-    port: Annotated[int, typer.Option(help="The first of eight neighbouring ports; 0 takes any that are free.")] = 8730,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_528, help="The first of eight neighbouring ports; 0 takes any that are free.")
+    ] = 8730,
     seed: Annotated[
         int, typer.Option(help="What the simulated crowd clicks and buys. Never used for keys or noise.")
     ] = 1,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the start page in your browser at once.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the addresses here; - is stdout.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Click an ad, buy the shoes, and watch the report, the three helpers and your budget, in your own browser.
 

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
+from protocol.choices import JsonFile
+
 
 def dashboard(
     db: Annotated[Path, typer.Option("--db", metavar="FILE", help="The device database.", show_default=False)],
-    port: Annotated[int, typer.Option(help="The port on this machine; 0 takes any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port on this machine; 0 takes any that is free.")
+    ] = 0,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in your browser at once.")] = False,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the start URL here; - is stdout.")
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Show what measurement has cost this person, on a page that only this machine's browser can open.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import FORMAT
 from protocol.errors import TrefoilError
-from protocol.files import write_atomically
-from protocol.helper_set import HelperEntry, HpkeKeyConfig, entry_to_json
+from protocol.files import made_together, write_atomically
+from protocol.helper_set import PIN_SIZE, HelperEntry, HpkeKeyConfig, entry_to_json
 from protocol.hpke import CLASSICAL, PrivateKey, Suite
 from protocol.keys import IdentityKey, save_hpke_key, save_identity
 from protocol.seconds import DAY
@@ -23,29 +24,46 @@ from protocol.set_files import read_entry
 KEY_DAYS = 90
 CONFIG_NAME = "config.json"
 ENTRY_NAME = "entry.json"
+KEY_NAMES = ("identity.key", "tls.key", "tls.crt", "hpke")
 
 
 def make_keys(
     folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS, suite: Suite = CLASSICAL
 ) -> HelperEntry:
     """Identity, HPKE key and certificate of a new helper; what it returns is public and goes into the helper set."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    identity = IdentityKey.generate()
-    save_identity(folder / "identity.key", identity)
-    certificate = tls.make_identity(folder, name, now)
-    return HelperEntry(name, identity.public, (add_hpke_key(folder, now, days, suite),), address, certificate.pin)
+    identity, sealed_to = IdentityKey.generate(), PrivateKey.generate(suite)
+    validity = _validity(sealed_to, now, days)
+    # Refused before anything is written: a name or an address that no helper set would take.
+    draft = HelperEntry(name, identity.public, (validity,), address, bytes(PIN_SIZE))
+    if not (name.isascii() and len(name) <= tls.LONGEST_NAME):
+        raise TrefoilError(f"a new helper's name is ASCII, at most {tls.LONGEST_NAME} characters, not {name!r}")
+    with made_together(*(folder / name for name in KEY_NAMES)):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        save_identity(folder / "identity.key", identity)
+        certificate = tls.make_identity(folder, name, now)
+        _save(folder, sealed_to)
+    return replace(draft, tls_pin=certificate.pin)
+
+
+def _validity(key: PrivateKey, now: int, days: int) -> HpkeKeyConfig:
+    if not (0 < days <= 3650):
+        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
+    # From yesterday: reports carry the hour they were made in, which began before this key was made.
+    return HpkeKeyConfig(key.public, max(0, now - DAY), now + days * DAY)
+
+
+def _save(folder: Path, key: PrivateKey) -> None:
+    keys = folder / "hpke"
+    keys.mkdir(exist_ok=True, mode=0o700)
+    save_hpke_key(keys / f"{key.public.key_id.hex()}.key", key)
 
 
 def add_hpke_key(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> HpkeKeyConfig:
     """One more HPKE key in the folder that the helper loads its keys from."""
-    if not (0 < days <= 3650):
-        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
-    keys = folder / "hpke"
-    keys.mkdir(exist_ok=True, mode=0o700)
     key = PrivateKey.generate(suite)
-    save_hpke_key(keys / f"{key.public.key_id.hex()}.key", key)
-    # From yesterday: reports carry the hour they were made in, which began before this key was made.
-    return HpkeKeyConfig(key.public, max(0, now - DAY), now + days * DAY)
+    validity = _validity(key, now, days)
+    _save(folder, key)
+    return validity
 
 
 def write_config(folder: Path, name: str, fields: Mapping[str, object]) -> Path:
@@ -70,12 +88,13 @@ def make_helper(
     folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS, suite: Suite = CLASSICAL
 ) -> Path:
     """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
-    entry = make_keys(folder, name, address, now, days=days, suite=suite)
     path = folder / ENTRY_NAME
-    write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
-    everywhere = "0.0.0.0"  # noqa: S104 - others must reach it
-    fields = {"host": everywhere, "port": entry.endpoint[1], "helper_set": "helpers.json", "sites": {}}
-    write_config(folder, name, fields)
+    with made_together(*(folder / made for made in (*KEY_NAMES, ENTRY_NAME, CONFIG_NAME))):
+        entry = make_keys(folder, name, address, now, days=days, suite=suite)
+        write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
+        everywhere = "0.0.0.0"  # noqa: S104 - others must reach it
+        fields = {"host": everywhere, "port": entry.endpoint[1], "helper_set": "helpers.json", "sites": {}}
+        write_config(folder, name, fields)
     return path
 
 

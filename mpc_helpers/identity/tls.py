@@ -27,6 +27,8 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 
 VALID_DAYS = 825
+# Of a common name in a certificate.
+LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)

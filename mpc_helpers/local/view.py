@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.live import Live
 from rich.table import Table
 
-from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, health, launched_helpers
-from protocol.console import out, say
+from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, Trio, health, launched_helpers
+from protocol.console import out, say, write_json
 from protocol.errors import TrefoilError
 from protocol.shares import PARTIES
 from protocol.stopping import stop_flag
@@ -18,7 +18,9 @@ from protocol.stopping import stop_flag
 LOOK_SECONDS = 1.0
 
 
-def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int], now: int) -> None:
+def launch_and_watch(
+    folder: Path, *, sites: Sequence[str], ports: Sequence[int], now: int, json: Path | None = None
+) -> None:
     """Run until Ctrl-C or SIGTERM, then stop the three helpers in order."""
     if ports and len(ports) != PARTIES:
         raise TrefoilError(
@@ -29,12 +31,13 @@ def launch_and_watch(folder: Path, *, sites: Sequence[str], ports: Sequence[int]
         say(f"starting three helpers from {folder}")
         with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
             _introduce(running, list(wanted))
+            write_json(json, _described(running.trio, list(wanted)))
             if out.is_terminal:
                 _watch_live(running, stop)
             else:
                 _watch_plain(running, stop)
             say("stopping")
-        say("stopped")
+        say(f"stopped; keys, ledgers and logs are kept in {folder}, and the same command goes on with them")
 
 
 def _introduce(running: Launched, sites: Sequence[str]) -> None:
@@ -42,6 +45,14 @@ def _introduce(running: Launched, sites: Sequence[str]) -> None:
     for site in sites:
         say(f"site key:    {running.trio.site_key_path(site)}")
     say("Query them from another terminal; Ctrl-C stops them.")
+
+
+def _described(trio: Trio, sites: Sequence[str]) -> dict[str, object]:
+    return {
+        "helper_set": str(trio.helper_set_path),
+        "site_keys": {site: str(trio.site_key_path(site)) for site in sites},
+        "addresses": [helper.address for helper in trio.helper_set.helpers],
+    }
 
 
 def _watch_live(running: Launched, stop: threading.Event) -> None:

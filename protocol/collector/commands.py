@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from protocol.choices import JsonFile
+
 app = typer.Typer(help="collector")
 batch = typer.Typer(help="Batches of sealed reports: list, merge, split, check.", no_args_is_help=True)
 app.add_typer(batch, name="batch")
 
-Json = Annotated[Path | None, typer.Option(help="Write the result as JSON; - for standard output.")]
 Batches = Annotated[list[Path], typer.Argument(help="Batch files.")]
 
 
@@ -29,6 +30,7 @@ def collect(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any.")] = 8600,
     per_second: Annotated[int, typer.Option(min=1, help="Reports of one site a second, in the long run.")] = 2_000,
     site_megabytes: Annotated[int, typer.Option(min=1, help="Room for one site.")] = 8_192,
+    json: JsonFile = None,
 ) -> None:
     """Take sealed reports over HTTPS until interrupted. POST one report to /reports.
 
@@ -38,7 +40,7 @@ def collect(
 
     from protocol.collector.limits import CollectorLimits
     from protocol.collector.server import PATH, collecting
-    from protocol.console import say
+    from protocol.console import say, write_json
     from protocol.helper_set import HelperSet
     from protocol.stopping import stop_event
 
@@ -53,7 +55,9 @@ def collect(
     async def serve() -> None:
         stop = stop_event()
         async with collecting(folder, limits, host, port, (certificate, key), _now) as bound:
-            say(f"collecting reports of {', '.join(sorted(site))} at https://{host}:{bound}{PATH}; Ctrl-C stops")
+            url = f"https://{host}:{bound}{PATH}"
+            say(f"collecting reports of {', '.join(sorted(site))} at {url}; Ctrl-C stops")
+            write_json(json, {"url": url, "folder": str(folder), "sites": sorted(site)})
             await stop.wait()
         say(f"stopped; everything that was acknowledged is in {folder}")
 
@@ -63,7 +67,7 @@ def collect(
 @batch.command("ls")
 def batch_ls(
     paths: Annotated[list[Path], typer.Argument(help="Batch files, or folders of trefoil collect.")],
-    json: Json = None,
+    json: JsonFile = None,
 ) -> None:
     """What batches or a collector's folder hold, from public headers alone.
 
@@ -94,20 +98,21 @@ def batch_ls(
                 ]
         else:
             rows.append(summary(path).to_json())
-    if json is None or str(json) != "-":
-        table = Table("where", "site", "kind", "what", "day")
-        table.add_column("reports", justify="right")
-        for row in rows:
-            where = row.get("batch", row.get("collector"))
-            days = sorted({date_of(int(str(row[end]))) for end in ("oldest", "newest")})
-            words = [", ".join(map(str, row[part])) for part in ("sites", "kinds", "descriptions")]  # type: ignore[call-overload]
-            table.add_row(str(where), *words, " to ".join(days), f"{row['reports']:,}")
-        out.print(table)
+    table = Table("where", "site", "kind", "what", "day")
+    table.add_column("reports", justify="right")
+    for row in rows:
+        where = row.get("batch", row.get("collector"))
+        days = sorted({date_of(int(str(row[end]))) for end in ("oldest", "newest")})
+        words = [", ".join(map(str, row[part])) for part in ("sites", "kinds", "descriptions")]  # type: ignore[call-overload]
+        table.add_row(str(where), *words, " to ".join(days), f"{row['reports']:,}")
+    out.print(table)
     write_json(json, rows)
 
 
 @batch.command("merge")
-def batch_merge(paths: Batches, out: Annotated[Path, typer.Option(help="The new batch.")], json: Json = None) -> None:
+def batch_merge(
+    paths: Batches, out: Annotated[Path, typer.Option(help="The new batch.")], json: JsonFile = None
+) -> None:
     """Put several batches of one shape into a new one, each report once.
 
     Example: trefoil batch merge monday.batch tuesday.batch --out both.batch
@@ -116,8 +121,7 @@ def batch_merge(paths: Batches, out: Annotated[Path, typer.Option(help="The new 
     from protocol.console import say, write_json
 
     count = merge(paths, out)
-    if json is None or str(json) != "-":
-        say(f"{count:,} reports in {out}")
+    say(f"{count:,} reports in {out}")
     write_json(json, {"batch": str(out), "reports": count})
 
 
@@ -126,7 +130,7 @@ def batch_split(
     path: Annotated[Path, typer.Argument(help="A batch file, or a folder of trefoil collect.")],
     out: Annotated[Path, typer.Option(help="The folder for the new batches.")],
     by: Annotated[str, typer.Option(help="day or kind")] = "day",
-    json: Json = None,
+    json: JsonFile = None,
 ) -> None:
     """Cut a batch, or everything a collector has, into one batch for each day (UTC) or kind.
 
@@ -148,14 +152,13 @@ def batch_split(
                 export(store, shelves, made[-1])
     else:
         made = split(path, out, by_kind=by == "kind")
-    if json is None or str(json) != "-":
-        for target in made:
-            say(str(target))
+    for target in made:
+        say(str(target))
     write_json(json, [str(target) for target in made])
 
 
 @batch.command("check")
-def batch_check(paths: Batches, json: Json = None) -> None:
+def batch_check(paths: Batches, json: JsonFile = None) -> None:
     """Whether batches are whole, of one kind, and hold no report twice.
 
     Example: trefoil batch check shop.batch
@@ -164,9 +167,8 @@ def batch_check(paths: Batches, json: Json = None) -> None:
     from protocol.console import say, write_json
 
     found = [check(path) for path in paths]
-    if json is None or str(json) != "-":
-        for each in found:
-            say(f"{each.path}: {each.reports:,} reports of {each.sites[0]}, {each.descriptions[0]}")
+    for each in found:
+        say(f"{each.path}: {each.reports:,} reports of {each.sites[0]}, {each.descriptions[0]}")
     write_json(json, [each.to_json() for each in found])
 
 

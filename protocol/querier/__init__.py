@@ -21,4 +21,5 @@ In reading order:
 - `series_view`: `trefoil query --every`, a table and intervals over time
 - `listing`: `trefoil query --list`, what was asked and which answers are held
 - `plot`: the answer as an image
+- `command`: `trefoil query`
 """

@@ -67,13 +67,12 @@ def _word(status: QueryStatus | QueryFailed) -> str:
     return status.state.value
 
 
-def list_and_show(reports: Path, helpers: Path, *, quiet: bool) -> list[dict[str, object]]:
+def list_and_show(reports: Path, helpers: Path) -> list[dict[str, object]]:
     """Print every query of a batch, oldest first. What was never asked needs no helper."""
     helper_set = HelperSet.load(helpers)
     names = [helper.name for helper in helper_set.helpers]
     listed = asyncio.run(_look(QueryFolder(reports).all(), helper_set))
-    if not quiet:
-        _show(listed, names, reports)
+    _show(listed, names, reports)
     return [entry.to_json(names) for entry in listed]
 
 

@@ -18,14 +18,14 @@ from protocol.querier.query_folder import SHOWN_DIGITS, SUFFIX, QueryFolder
 from protocol.querier.report_span import ReportSpan, spans_of
 
 
-def record_and_show(paths: Sequence[Path], knowledge: Knowledge, *, quiet: bool) -> list[dict[str, object]]:
+def record_and_show(paths: Sequence[Path], knowledge: Knowledge) -> list[dict[str, object]]:
     """What is known of every site's epochs and answers. Gives the same for programs."""
     batches = [_read(path) for path in _batches(paths)]
     sites = sorted({span.site for batch in batches for span in batch.spans})
     if not sites:
         raise TrefoilError(f"there are no reports in {', '.join(map(str, paths))}", "Name batches, or their folder.")
     records = [OwnRecord(site, [_of_site(batch, site) for batch in batches], knowledge) for site in sites]
-    for record in () if quiet else records:
+    for record in records:
         _show(record)
     return [_to_json(record) for record in records]
 

@@ -51,6 +51,13 @@ def permille(share: float) -> int:
     return int(share * 1000)
 
 
+def one_errand(wanted: Mapping[str, bool]) -> None:
+    """Refuse two at once of what a command does one of."""
+    named = [option for option, given in wanted.items() if given]
+    if len(named) > 1:
+        raise TrefoilError(f"{' and '.join(named)} are different things to do", "Give one of them.")
+
+
 @contextlib.contextmanager
 def detailed(wanted: bool) -> Iterator[None]:
     """What each helper says about a failure: shown if wanted, and otherwise said to be there."""
@@ -66,7 +73,7 @@ def detailed(wanted: bool) -> Iterator[None]:
 
 
 def ask_and_show(
-    reports: Path, helpers: Path, site_key: Path | None, options: QueryOptions, now: int, *, new: bool, quiet: bool
+    reports: Path, helpers: Path, site_key: Path | None, options: QueryOptions, now: int, *, new: bool
 ) -> QueryResult:
     """Ask, or take up again what was asked, and print the answer."""
     if site_key is None:
@@ -75,10 +82,10 @@ def ask_and_show(
     batch.check()
     with _bar() as on_status:
         result = asyncio.run(ask_batch(Querier(helper_set), batch, options, key, now, new=new, on_status=on_status))
-    return _shown(result, helper_set, quiet=quiet)
+    return _shown(result, helper_set)
 
 
-def withdraw_and_show(reports: Path, helpers: Path, site_key: Path | None) -> None:
+def withdraw_and_show(reports: Path, helpers: Path, site_key: Path | None) -> dict[str, object]:
     """Take the newest query of a batch back."""
     if site_key is None:
         raise TrefoilError("a withdrawal needs the key that signed the query", "Name it with --site-key.")
@@ -87,20 +94,20 @@ def withdraw_and_show(reports: Path, helpers: Path, site_key: Path | None) -> No
         raise TrefoilError(f"nothing was asked of {reports}", "Show what was asked with: trefoil query --list")
     asyncio.run(Querier(HelperSet.load(helpers)).withdraw(saved, load_identity(site_key)))
     say("withdrawn: the helpers will not answer this query, and its reports are free")
+    return {"query_id": saved.query.query_id.hex(), "withdrawn": True}
 
 
-def fetch_and_show(reports: Path, helpers: Path, digits: str, *, quiet: bool) -> QueryResult:
+def fetch_and_show(reports: Path, helpers: Path, digits: str) -> QueryResult:
     """Print the answer to an earlier query, whatever has become of the batch since."""
     helper_set, folder = HelperSet.load(helpers), QueryFolder(reports)
     with _bar() as on_status:
         result = asyncio.run(Querier(helper_set).fetch(folder.find(digits), on_status))
     folder.keep_bias(result)
-    return _shown(result, helper_set, quiet=quiet)
+    return _shown(result, helper_set)
 
 
-def _shown(result: QueryResult, helper_set: HelperSet, *, quiet: bool) -> QueryResult:
-    if not quiet:
-        show(result, [helper.name for helper in helper_set.helpers])
+def _shown(result: QueryResult, helper_set: HelperSet) -> QueryResult:
+    show(result, [helper.name for helper in helper_set.helpers])
     return result
 
 

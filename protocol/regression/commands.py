@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.choices import NoiseChoice
+from protocol.choices import JsonFile, NoiseChoice, PlotPlace
 
 regression = typer.Typer(
     help="Learn from conversions that nobody shows you: plan, fit and use a logistic regression.", no_args_is_help=True
@@ -15,7 +15,6 @@ regression = typer.Typer(
 
 Features = Annotated[Path, typer.Option(metavar="FILE", help="The features file.", show_default=False)]
 Table = Annotated[Path, typer.Option("--rows", metavar="CSV", help="Impressions, one a row.", show_default=False)]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write what came of it; - is stdout.")]
 
 
 @regression.command("features")
@@ -86,10 +85,10 @@ def predict_rows(
     output: Annotated[
         Path | None, typer.Option("--out", metavar="CSV", help="Write each prediction and its interval.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw ROC and calibration into this image; needs --label.")] = None,
+    plot: PlotPlace = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Predict how likely a conversion is after each impression.
+    """Predict how likely a conversion is after each impression. With --label, --plot draws ROC and calibration.
 
     Example: trefoil regression predict --model model.json --features features.json --rows tomorrow.csv --out rates.csv
     """

@@ -123,6 +123,8 @@ def predict_and_show(
     model: Path, features: Path, rows: Path, label: str | None, output: Path | None, plot: Path | None
 ) -> dict[str, object]:
     """Predict every row; with labels, say how good the predictions are and draw them."""
+    if plot is not None and label is None:
+        raise TrefoilError("--plot draws ROC and calibration, which need labels", "Name their column with --label.")
     encoding, loaded = FeatureEncoding.load(features), Model.load(model)
     if loaded.unit != encoding.unit:
         raise TrefoilError("the model was fitted with other features", "Use the features file that it was fitted with.")
@@ -130,22 +132,21 @@ def predict_and_show(
     if not table:
         raise TrefoilError(f"{rows} has no rows")
     encoded = np.array([encoding.encode(row, f"{rows}, row {place}") for place, row in enumerate(table, 1)], np.float64)
+    happened = None if label is None else _labels(table, label, rows)
     probability = loaded.predict(encoded)
     if output is not None:
         _write(output, probability, *loaded.interval(encoded))
     say(f"{len(table):,} predictions, {probability.mean():.4f} on average")
     result: dict[str, object] = {"rows": len(table), "mean": float(probability.mean()), "verdict": loaded.verdict.name}
-    if label is None:
-        if plot is not None:
-            raise TrefoilError("ROC and calibration need labels", "Name the column that has them with --label.")
+    if happened is None:
         return result
-    happened = _labels(table, label, rows)
     score, loss = area_under_curve(probability, happened), log_loss(probability, happened)
     say(f"AUC {score:.3f}, log-loss {loss:.4f}; {int(happened.sum()):,} rows have a conversion")
     if plot is not None:
+        from protocol.places import picture_file
         from protocol.regression.drawing import draw_scores
 
-        draw_scores(plot, probability, happened)
+        draw_scores(picture_file(plot, "scores"), probability, happened)
     return result | {"auc": score, "log_loss": loss}
 
 

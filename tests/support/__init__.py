@@ -13,6 +13,7 @@
 - `made_evidence`: check shares made up, and a helper that lies about its own
 - `joint_trio`: three parties that draw joint noise, honest or not, with its clear twin
 - `three_helpers`: three helpers in one process over real HTTPS
+- `command_tree`: every command there is
 - `processes`: processes that are dead when their test has ended
 - `renewal`: a renewed helper set, signed by all three
 - `bad_helper`: one bad helper among three

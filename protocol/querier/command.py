@@ -1,0 +1,121 @@
+"""`trefoil query`. Bodies import what they need, so that `trefoil --help` stays quick."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from protocol.choices import JsonFile, NoiseChoice, PlotPlace
+
+if TYPE_CHECKING:
+    from protocol.querier.worth import QueryResult
+
+SiteKey = Annotated[Path | None, Option(help="The key that signs this site's queries.", show_default=False)]
+Epsilon = Annotated[float | None, Option(help="ε of the answer; by default what the reports paid for.")]
+Minimum = Annotated[int, Option(help="Fewest reports worth an answer.")]
+Tolerate = Annotated[float, Option(help="Share of bad reports, 0 to 1, above which the query fails.")]
+Seconds = Annotated[int, Option(help="Until when the helpers may take, from now.")]
+New = Annotated[bool, Option("--new", help="Ask a new query, though one on this batch was asked.")]
+Listed = Annotated[
+    bool, Option("--list", help="Show what was asked of this batch, and which answers the helpers hold.")
+]
+Id = Annotated[str, Option("--id", help="Fetch the answer to an earlier query; the first digits of its id will do.")]
+Withdraw = Annotated[
+    bool, Option("--withdraw", help="Take the newest query on this batch back, unless it was voted for.")
+]
+Details = Annotated[bool, Option("--details", help="If the helpers refuse, show what each of them says.")]
+Cutoff = Annotated[
+    float | None, Option(help="Judge the answer: the largest relative error that you accept, such as 0.05.")
+]
+Debug = Annotated[bool, Option("--debug", help="The batch holds debug reports: their answer has no noise.")]
+
+KEPT = (
+    "The query is saved beside the batch, and the helpers go on with it. Run the same command again to fetch its "
+    "answer, or with --withdraw to take it back."
+)
+
+
+def query(
+    reports: Annotated[Path, Option(help="The batch of sealed reports.")],
+    helpers: Annotated[Path, Option(help="The signed helper set.")],
+    site_key: SiteKey = None,
+    epsilon: Epsilon = None,
+    noise: NoiseChoice = "local",
+    minimum: Minimum = 1,
+    tolerate: Tolerate = 0.1,
+    seconds: Seconds = 600,
+    new: New = False,
+    listed: Listed = False,
+    id_: Id = "",
+    withdraw: Withdraw = False,
+    details: Details = False,
+    cutoff: Cutoff = None,
+    debug: Debug = False,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
+) -> None:
+    """Ask three helpers for the noisy histogram of a batch. Run again after an interruption, it resumes.
+
+    Example: trefoil query --reports batch --helpers helpers.json --site-key shop.key --json answer.json
+    """
+    from protocol.console import write_json
+    from protocol.epsilon import entitlement
+    from protocol.querier.listing import list_and_show
+    from protocol.querier.saved_query import QueryOptions
+    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, one_errand, permille, withdraw_and_show
+    from protocol.query import NoiseMode
+    from protocol.stopping import keeping
+
+    one_errand({"--list": listed, "--withdraw": withdraw, "--id": bool(id_), "--new": new})
+    micros = None if epsilon is None else entitlement(epsilon)
+    options = QueryOptions(micros, NoiseMode(noise), minimum, permille(tolerate), seconds, debug)
+    finish = _Finish(cutoff, plot)
+    if listed:
+        write_json(json, list_and_show(reports, helpers))
+    elif withdraw:
+        write_json(json, withdraw_and_show(reports, helpers, site_key))
+    else:
+        with detailed(details), keeping(KEPT):
+            if id_:
+                result = fetch_and_show(reports, helpers, id_)
+            else:
+                result = ask_and_show(reports, helpers, site_key, options, _now(), new=new)
+        write_json(json, finish(result))
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """What is done with an answer once it is there; checked before it is asked for."""
+
+    cutoff: float | None
+    plot: Path | None
+
+    def __post_init__(self) -> None:
+        from protocol.querier.verdict import check_cutoff
+
+        if self.cutoff is not None:
+            check_cutoff(self.cutoff)
+
+    def __call__(self, result: QueryResult) -> dict[str, object]:
+        """Judge and draw it; returns it for programs."""
+        from protocol.console import say
+        from protocol.places import picture_file
+        from protocol.querier.plot import plot_result
+        from protocol.querier.verdict import judge
+
+        document = result.to_json()
+        if self.cutoff is not None:
+            judged = judge(result, self.cutoff)
+            say(judged.sentence())
+            document["verdict"] = judged.to_json()
+        if self.plot is not None:
+            plot_result(picture_file(self.plot, "answer"), result)
+        return document
+
+
+def _now() -> int:
+    return int(time.time())  # noqa: TID251 - an edge: commands read the real clock
