@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 
 import pytest
 
 from device.conversion import AttributionRequest, ConversionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.privacy_filter import FilterKind, FilterOwner
+from device.privacy_filter import FilterKind
 from device.side_query import SideQuery, SideQueryForm
+from tests.support.both_stores import Kind
 from tests.support.display_worlds import (
     BUDGET,
     GRAIN,
@@ -28,16 +30,18 @@ from tests.support.display_worlds import (
     B,
     DisplayWorld,
     Events,
+    InMemory,
+    OnDisk,
+    Shelf,
     converted,
     label,
     neighbours,
+    on_disk,
     public_to,
     shown,
-    subsets,
-    worst,
     worst_of,
 )
-from tests.support.small_worlds import l1
+from tests.support.small_worlds import Spending, l1, subsets, worst_loss
 
 HALF = Fraction(1, 2)
 # One of them does not allow the publisher, and one is on its own pages.
@@ -61,61 +65,87 @@ MENU = [
 EVERYTHING = "TREFOIL_FUZZ_SECONDS" in os.environ
 
 
-def chosen(pairs: Iterator[tuple[Events, Events]]) -> Iterator[tuple[Events, Events]]:
-    """A fifth of them, and all of them in `make fuzz`."""
-    return pairs if EVERYTHING else itertools.islice(pairs, 0, None, 5)
+@contextmanager
+def shelf_of(kind: Kind) -> Iterator[Shelf]:
+    if kind is Kind.MEMORY:
+        yield InMemory()
+        return
+    with on_disk() as disk:
+        yield disk
 
 
-def test_every_epoch_is_charged_exactly_what_it_can_move() -> None:
+@pytest.fixture(params=list(Kind), ids=lambda kind: kind.value)
+def shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
+    """A game on both stores."""
+    with shelf_of(request.param) as made:
+        yield made
+
+
+@pytest.fixture(params=list(Kind) if EVERYTHING else [Kind.MEMORY], ids=lambda kind: kind.value)
+def long_shelf(request: pytest.FixtureRequest) -> Iterator[Shelf]:
+    """A game that takes longer: on disk in `make fuzz`."""
+    with shelf_of(request.param) as made:
+        yield made
+
+
+def chosen(pairs: Iterator[tuple[Events, Events]], shelf: Shelf | None = None) -> Iterator[tuple[Events, Events]]:
+    """A fifth of them, on disk a twentieth, and all of them in `make fuzz`."""
+    return pairs if EVERYTHING else itertools.islice(pairs, 0, None, 19 if isinstance(shelf, OnDisk) else 5)
+
+
+def test_every_epoch_is_charged_exactly_what_it_can_move(shelf: Shelf) -> None:
     """Over all contents of the epoch and of the other one: no report costs less than its largest change, or more."""
+    worlds = {events: DisplayWorld(events, site_budget=PLENTY, shelf=shelf) for events in subsets(POSSIBLE)}
+
+    def asked_of(events: Events, asked: Ask) -> tuple[tuple[int, ...], Spending]:
+        return worlds[tuple(event for event in POSSIBLE if event in events)].step((), asked)
+
     for asked, epoch in itertools.product(MENU, (0, 1)):
         rest = [event for event in POSSIBLE if event.epoch != epoch]
         for own in subsets([event for event in POSSIBLE if event.epoch == epoch]):
             public = tuple(event for event in own if public_to(event, PUBLISHER))
             change, charges = 0, set()
             for other in subsets(rest):
-                full = DisplayWorld(own + other, site_budget=PLENTY)
-                report, _ = full.step((), asked)
-                fewer, _ = DisplayWorld(public + other, site_budget=PLENTY).step((), asked)
-                change = max(change, l1(report, fewer))
-                ledger = full.store.filters().get(FilterOwner(FilterKind.SITE, PUBLISHER))
-                charges.add(0 if ledger is None else ledger.spent(epoch))
+                report, spending = asked_of(own + other, asked)
+                change = max(change, l1(report, asked_of(public + other, asked)[0]))
+                charges.add(sum(paid for owner, at, paid in spending if (owner.site, at) == (PUBLISHER, epoch)))
             # The charge is the same whatever the other epoch holds.
             assert charges == {asked.rate * change * GRAIN}, (asked, epoch, own)
 
 
-def test_a_publisher_learns_at_most_its_budget_and_can_learn_all_of_it() -> None:
-    assert worst_of(MENU, chosen(neighbours(POSSIBLE, PUBLISHER))) == BUDGET
+def test_a_publisher_learns_at_most_its_budget_and_can_learn_all_of_it(shelf: Shelf) -> None:
+    assert worst_of(MENU, chosen(neighbours(POSSIBLE, PUBLISHER), shelf), shelf=shelf) == BUDGET
 
 
-def test_two_publishers_together_learn_the_global_budget() -> None:
+def test_two_publishers_together_learn_the_global_budget(shelf: Shelf) -> None:
     menu = [label((2, 1)), label((2, 1), site=OTHER_PUBLISHER)]
     menu.append(label((0, 2), (1, 0), 7, advertisers=(A,), site=OTHER_PUBLISHER))
     watched = (FilterKind.SITE, FilterKind.GLOBAL)
-    pairs = chosen(neighbours(POSSIBLE, PUBLISHER, OTHER_PUBLISHER))
-    assert worst_of(menu, pairs, watched=watched, global_budget=8) == 8
+    pairs = chosen(neighbours(POSSIBLE, PUBLISHER, OTHER_PUBLISHER), shelf)
+    assert worst_of(menu, pairs, watched=watched, global_budget=8, shelf=shelf) == 8
 
 
-def test_an_honest_publisher_that_drains_shared_filters_tells_another_nothing_more() -> None:
+def test_an_honest_publisher_that_drains_shared_filters_tells_another_nothing_more(long_shelf: Shelf) -> None:
     """Whether the global budget and the quotas are used up must not show more than the asker's own budget."""
     mine, theirs = [label((2, 1)), label((0, 2), (1, 0), 7)], label((3, 0), site=OTHER_PUBLISHER)
     watched = (FilterKind.SITE, FilterKind.GLOBAL, FilterKind.ADVERTISER)
-    for events, fewer in chosen(neighbours(POSSIBLE[:4], PUBLISHER)):
+    for events, fewer in chosen(neighbours(POSSIBLE[:4], PUBLISHER), long_shelf):
         spent = []
         for each in (events, fewer):
-            world = DisplayWorld(each, watched=watched, global_budget=5, advertiser_quota=4)
+            world = DisplayWorld(each, watched=watched, global_budget=5, advertiser_quota=4, shelf=long_shelf)
             _, spending = world.step((), theirs)
             world.fresh = spending
             spent.append(world)
-        assert worst(spent[0], spent[1], mine) <= BUDGET
+        assert worst_loss(spent[0], spent[1], mine) <= BUDGET
 
 
 @pytest.mark.parametrize("form", [SideQueryForm.GENERAL, SideQueryForm.ANY])
-def test_a_side_query_doubles_the_bound(form: SideQueryForm) -> None:
+def test_a_side_query_doubles_the_bound(form: SideQueryForm, long_shelf: Shelf) -> None:
     """κ for every epoch, with data or without. Once the budget is not enough, twice is."""
     side = SideQuery(1, form)
     menu = [label((1, 0), side_query=side), label((1, 1), (1, 0), 7, side_query=side), MENU[1]]
-    assert BUDGET < worst_of(menu, chosen(neighbours(POSSIBLE, PUBLISHER))) <= 2 * BUDGET
+    pairs = chosen(neighbours(POSSIBLE, PUBLISHER), long_shelf)
+    assert BUDGET < worst_of(menu, pairs, shelf=long_shelf) <= 2 * BUDGET
 
 
 # Both roles of one site
@@ -124,26 +154,26 @@ REQUEST = AttributionRequest((1,), epsilon=1.0, buckets=2, value=2, query_sensit
 BOTH_ROLES = [converted(1, A), shown(1, A, day=4), converted(0, A), shown(1, PUBLISHER, day=5)]
 
 
-def test_a_site_that_asks_in_both_roles_has_one_budget() -> None:
+def test_a_site_that_asks_in_both_roles_has_one_budget(shelf: Shelf) -> None:
     """As a publisher, and as an advertiser by the paper's request, which does not see the site's own impressions."""
     menu = [MENU[2], MENU[0], Ask(REQUEST)]
-    assert worst_of(menu, neighbours(BOTH_ROLES, PUBLISHER)) == BUDGET
+    assert worst_of(menu, neighbours(BOTH_ROLES, PUBLISHER), shelf=shelf) == BUDGET
 
 
-def test_with_the_standards_calls_over_own_impressions_it_is_twice_the_budget() -> None:
+def test_with_the_standards_calls_over_own_impressions_it_is_twice_the_budget(shelf: Shelf) -> None:
     """Those calls alone tell it nothing of others; but what its display side spent decides whether they still pay."""
     standard = Ask(ConversionOptions(TREFOIL_SERVICE, 2, epsilon=1.0, value=3, max_value=4, lookback_days=7))
     own = [converted(1, A), shown(1, PUBLISHER, day=5)]
     pairs = list(neighbours(own, PUBLISHER))
-    assert worst_of([standard], pairs) == 0
-    assert worst_of([MENU[2], MENU[5]], pairs) <= BUDGET
-    assert BUDGET < worst_of([standard, MENU[2], MENU[5]], pairs) <= 2 * BUDGET
+    assert worst_of([standard], pairs, shelf=shelf) == 0
+    assert worst_of([MENU[2], MENU[5]], pairs, shelf=shelf) <= BUDGET
+    assert BUDGET < worst_of([standard, MENU[2], MENU[5]], pairs, shelf=shelf) <= 2 * BUDGET
 
 
 # Stronger adversaries, each with the bound that then holds
 
 
-def test_an_intermediary_that_registers_conversions_and_asks_has_twice_the_budget() -> None:
+def test_an_intermediary_that_registers_conversions_and_asks_has_twice_the_budget(long_shelf: Shelf) -> None:
     """It asks on the publisher's page, and what it registered on the advertiser's is public to it, but not hidden."""
     adtech = "adtech.example"
     events = [converted(1, A, caller=adtech), converted(1, B, day=2)]
@@ -152,12 +182,12 @@ def test_an_intermediary_that_registers_conversions_and_asks_has_twice_the_budge
         label((3, 0), (1, 0), 7, advertisers=(A,), intermediary=adtech),
     ]
     pairs = list(neighbours(events, PUBLISHER, adtech))
-    assert BUDGET < worst_of(menu, pairs) <= 2 * BUDGET
+    assert BUDGET < worst_of(menu, pairs, shelf=long_shelf) <= 2 * BUDGET
     # Over all of its publishers, twice the global budget.
     for site in (A, B):
         menu.append(label((3, 0), (1, 0), 7, advertisers=(site,), site=OTHER_PUBLISHER, intermediary=adtech))
     watched = (FilterKind.SITE, FilterKind.GLOBAL)
-    assert 8 < worst_of(menu, pairs, watched=watched, global_budget=8) <= 16
+    assert 8 < worst_of(menu, pairs, watched=watched, global_budget=8, shelf=long_shelf) <= 16
 
 
 def test_a_publishers_own_pixel_on_the_advertisers_page_is_hidden_from_it() -> None:
@@ -177,26 +207,26 @@ def asks(site: str, *advertisers: Sequence[str]) -> list[Ask]:
     return [label((size, 0), (1, 0), 7, advertisers=names, site=site) for names in advertisers for size in sizes]
 
 
-def test_an_advertiser_that_colludes_with_two_publishers_has_twice_the_global_budget() -> None:
+def test_an_advertiser_that_colludes_with_two_publishers_has_twice_the_global_budget(long_shelf: Shelf) -> None:
     """What it did itself it knows, and still sees whether that pays: its quota is no bound on what is learnt."""
     menu = asks(PUBLISHER, (A,), (B,)) + asks(OTHER_PUBLISHER, (A,), (B,))
     pairs = list(neighbours([converted(1, A), converted(1, B)], A, PUBLISHER, OTHER_PUBLISHER))
-    assert 8 < worst_of(menu, pairs, **colluders(PLENTY)) <= 16
+    assert 8 < worst_of(menu, pairs, **colluders(PLENTY), shelf=long_shelf) <= 16
 
 
-def test_a_publisher_that_is_the_others_advertiser_has_twice_the_global_budget() -> None:
+def test_a_publisher_that_is_the_others_advertiser_has_twice_the_global_budget(long_shelf: Shelf) -> None:
     events = [converted(1, PUBLISHER, by=(OTHER_PUBLISHER,)), converted(1, B)]
     menu = asks(PUBLISHER, (B,)) + asks(OTHER_PUBLISHER, (PUBLISHER,), (B,))
     pairs = list(neighbours(events, PUBLISHER, OTHER_PUBLISHER))
-    assert 8 < worst_of(menu, pairs, **colluders(PLENTY)) <= 16
+    assert 8 < worst_of(menu, pairs, **colluders(PLENTY), shelf=long_shelf) <= 16
 
 
-def test_a_quota_limits_draining_not_what_is_learnt() -> None:
+def test_a_quota_limits_draining_not_what_is_learnt(long_shelf: Shelf) -> None:
     """Without a's events the others' labels differ too, once a's quota is empty: all filters pay or none."""
     menu = asks(PUBLISHER, (A, B), (A,)) + asks(OTHER_PUBLISHER, (A, B), (A,))
     both, others = (converted(1, A), converted(1, B)), (converted(1, B),)
     quota = 4
-    assert quota < worst_of(menu, [(both, others)], **colluders(quota)) <= 16
+    assert quota < worst_of(menu, [(both, others)], **colluders(quota), shelf=long_shelf) <= 16
 
 
 def test_both_quotas_of_one_site_leave_a_quarter_of_the_global_budget() -> None:
@@ -205,7 +235,7 @@ def test_both_quotas_of_one_site_leave_a_quarter_of_the_global_budget() -> None:
     assert defaults.impression_site_quota + defaults.advertiser_quota <= defaults.global_budget * 3 // 4
 
 
-def test_a_conversion_that_makes_its_own_site_ask_is_a_residual() -> None:
+def test_a_conversion_that_makes_its_own_site_ask_is_a_residual(long_shelf: Shelf) -> None:
     """The bound takes other sites' questions as given. A sale that makes the advertiser measure spends the global
     budget of other epochs too, where a publisher can see it: then removing one epoch shows in two."""
     own = converted(0, A)
@@ -213,7 +243,9 @@ def test_a_conversion_that_makes_its_own_site_ask_is_a_residual() -> None:
     menu = [label((3, 0), (0, 0), 7), label((3, 0), (1, 0), 7)]
     sale = Ask(AttributionRequest((1,), epsilon=1.0, buckets=1, value=6, query_sensitivity=8), site=A)
     stays: Events = (converted(1, B), shown(1, "news.example"))
-    worlds = [DisplayWorld((*more, *stays), watched=watched, global_budget=6) for more in ((own,), ())]
+    worlds = [
+        DisplayWorld((*more, *stays), watched=watched, global_budget=6, shelf=long_shelf) for more in ((own,), ())
+    ]
     # Only where the sale happened does its site ask.
     _, worlds[0].fresh = worlds[0].step((), sale)
-    assert BUDGET < worst(worlds[0], worlds[1], menu) <= 2 * BUDGET
+    assert BUDGET < worst_loss(worlds[0], worlds[1], menu) <= 2 * BUDGET

@@ -302,12 +302,12 @@ def test_epochs_say_what_their_answers_say() -> None:
     second = AskedBatch(Path("b"), (span(1),), (("02", None),))
     knowledge = Knowledge(1)
     record = OwnRecord(SHOP, [second, first], knowledge)
-    assert [record.standing(batch) for batch in (first, second)] == [BiasStanding.CERTAIN, BiasStanding.UNKNOWN]
+    assert [record.standing(batch, None) for batch in (first, second)] == [BiasStanding.CERTAIN, BiasStanding.UNKNOWN]
     assert max(row.asked for row in record.epochs()) == 1_200_000
     assert {row.standing for row in record.epochs() if row.asked > MICROS} == {BiasStanding.UNKNOWN}
     measured = replace(second, queries=(("02", MeasuredBias(12.5, 0.05)),))
     record = OwnRecord(SHOP, [first, measured], knowledge)
-    assert record.standing(measured) is BiasStanding.MEASURED
+    assert record.standing(measured, measured.measured) is BiasStanding.MEASURED
     assert {(row.standing, row.bound) for row in record.epochs() if row.asked > MICROS} == {
         (BiasStanding.MEASURED, 12.5)
     }

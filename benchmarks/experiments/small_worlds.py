@@ -119,7 +119,18 @@ def noise_rate(options: Options) -> Fraction:
     return Fraction(conversion.loss_terms.epsilon_micros, conversion.loss_terms.query_sensitivity)
 
 
-class Player(Protocol[State]):
+class Question(Protocol):
+    """One released answer. `rate` is γ: what a difference of one tells the two databases apart by."""
+
+    @property
+    def rate(self) -> Fraction: ...
+
+
+Asked = TypeVar("Asked", bound=Question)
+AnyQuestion = TypeVar("AnyQuestion", bound=Question, contravariant=True)
+
+
+class Player(Protocol[State, AnyQuestion]):
     """Whoever can be asked in any state, to find the best next question from there."""
 
     @property
@@ -127,7 +138,7 @@ class Player(Protocol[State]):
         """The state before the first question."""
         ...
 
-    def step(self, state: State, asked: WorldQuery) -> tuple[tuple[int, ...], State]: ...
+    def step(self, state: State, asked: AnyQuestion, /) -> tuple[tuple[int, ...], State]: ...
 
 
 class SmallWorld:
@@ -204,8 +215,8 @@ def l1(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(abs(one - other) for one, other in zip(first, second, strict=True))
 
 
-def worst_loss(world: Player[State], neighbour: Player[State], menu: Sequence[WorldQuery]) -> Fraction:
-    """The largest log-likelihood ratio, in micro-epsilons, that any adaptive querier can see: sup ln P(o)/P'(o).
+def worst_loss(world: Player[State, Asked], neighbour: Player[State, Asked], menu: Sequence[Asked]) -> Fraction:
+    """The largest log-likelihood ratio that any adaptive querier can see, sup ln P(o)/P'(o), in the unit of rates.
 
     By induction over what is left to ask. A transcript's ratio is the product of its answers' ratios; an answer to q
     contributes at most γ_q·‖ρ − ρ'‖₁, whatever was answered before, and attains it with positive probability. The
@@ -229,6 +240,8 @@ def worst_loss(world: Player[State], neighbour: Player[State], menu: Sequence[Wo
             elif gain:
                 gain = UNBOUNDED
             best = max(best, gain)
+            if best >= UNBOUNDED:
+                break
         solved[mine, theirs] = min(best, UNBOUNDED)
         return solved[mine, theirs]
 

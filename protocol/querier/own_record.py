@@ -133,11 +133,11 @@ class OwnRecord:
         touched = [start for start in starts if self._price(batch, start)]
         return all(self.load(start, batch.end) <= self.knowledge.budget for start in touched)
 
-    def standing(self, batch: AskedBatch) -> BiasStanding:
-        """Of a batch's answers."""
+    def standing(self, batch: AskedBatch, measured: MeasuredBias | None) -> BiasStanding:
+        """Of one of the batch's answers, whose side query said `measured`."""
         if self.certain(batch):
             return BiasStanding.CERTAIN
-        return BiasStanding.UNKNOWN if batch.measured is None else BiasStanding.MEASURED
+        return BiasStanding.UNKNOWN if measured is None else BiasStanding.MEASURED
 
     def epochs(self) -> list[EpochBias]:
         """Every epoch that was asked about, by when it begins, earliest first."""

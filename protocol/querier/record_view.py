@@ -145,13 +145,7 @@ def _to_json(record: OwnRecord) -> dict[str, object]:
             {
                 "batch": str(batch.path),
                 "query_id": query,
-                "standing": (
-                    BiasStanding.CERTAIN
-                    if record.certain(batch)
-                    else BiasStanding.MEASURED
-                    if found
-                    else BiasStanding.UNKNOWN
-                ).name.lower(),
+                "standing": record.standing(batch, found).name.lower(),
                 "bias_bound": None if found is None else found.bound,
             }
             for batch in record.batches

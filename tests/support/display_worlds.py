@@ -6,24 +6,38 @@ features add up to n costs n grains at a rate of 1, and one answer tells two dat
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
 
 from device.conversion import AttributionRequest, ConversionOptions
 from device.conversion_event import ConversionEventOptions
-from device.conversion_store import ConversionList
+from device.conversion_store import ConversionList, SqlConversions
 from device.device import Device
 from device.impression import ImpressionOptions
 from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.privacy_filter import FilterKind
+from device.privacy_filter import FilterKind, PrivacyFilter
 from device.report import PlainSeal
 from device.side_query import SideQuery
+from device.sqlite_store import SqliteStore
+from device.storage import Store
 from protocol.seconds import DAY, HOUR
-from tests.support.small_worlds import START, UNBOUNDED, WEEK, Clock, PlainDevice, RewindableStore, fixed_coins, l1
+from tests.support.small_worlds import (
+    START,
+    WEEK,
+    Clock,
+    PlainDevice,
+    RewindableStore,
+    Spending,
+    fixed_coins,
+    quick_folder,
+    subsets,
+    worst_loss,
+)
 
 PUBLISHER = "pub.example"
 OTHER_PUBLISHER = "pub2.example"
@@ -35,7 +49,8 @@ CAP = 8
 BUDGET = 6
 PLENTY = 10**6
 
-Spending = tuple[Any, ...]
+# What a wrong rule makes of the store's conversions; each is a class over the right one of either store.
+Kept = Callable[[type[Any]], type[Any]]
 Options = LabelOptions | ConversionOptions | AttributionRequest
 
 
@@ -122,6 +137,81 @@ def limits(**grains: int) -> DeviceLimits:
     return DeviceLimits(**{name: amount * GRAIN for name, amount in (named | grains).items()})  # type: ignore[arg-type]  # all are numbers
 
 
+class Rewindable(Store, Protocol):
+    """A store whose filters can be put back to an earlier state; see `small_worlds.RewindableStore`."""
+
+    def spending(self) -> Spending: ...
+
+    def rewind(self, spending: Spending, /) -> None: ...
+
+
+class RewindableDatabase(SqliteStore):
+    """The same on disk."""
+
+    _watched: Collection[FilterKind] = ()
+
+    @classmethod
+    def fresh(cls, path: Path, watched: Collection[FilterKind]) -> Self:
+        cls.create(path, epoch_length=WEEK, debug=True)
+        made = cls.open(path, epoch_length=WEEK, clock=lambda: START)
+        assert isinstance(made, cls)
+        made._watched = watched
+        return made
+
+    def spending(self) -> Spending:
+        with self.transaction():
+            watched = [(owner, ledger) for owner, ledger in self.filters().items() if owner.kind in self._watched]
+        return tuple(sorted((owner, *entry) for owner, ledger in watched for entry in ledger.entries()))
+
+    def rewind(self, spending: Spending) -> None:
+        filters: dict[Any, PrivacyFilter] = {}
+        for owner, epoch, amount in spending:
+            filters.setdefault(owner, PrivacyFilter()).consume(epoch, amount)
+        with self.transaction():
+            self._connection.execute("DELETE FROM filter")
+            self.keep(filters)
+
+
+class Shelf(Protocol):
+    """Where worlds get their stores from."""
+
+    def store(self, watched: Collection[FilterKind], kept: Kept | None) -> Rewindable: ...
+
+
+class InMemory:
+    """Stores in memory."""
+
+    def store(self, watched: Collection[FilterKind], kept: Kept | None) -> Rewindable:
+        made = RewindableStore(watched)
+        made.conversions = (kept(ConversionList) if kept else ConversionList)()
+        return made
+
+
+class OnDisk:
+    """Databases in a folder, one for each world, which are closed together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.made: list[RewindableDatabase] = []
+
+    def store(self, watched: Collection[FilterKind], kept: Kept | None) -> Rewindable:
+        made = RewindableDatabase.fresh(self._folder / f"{len(self.made)}.db", watched)
+        made.conversions = (kept(SqlConversions) if kept else SqlConversions)(made._connection)
+        self.made.append(made)
+        return made
+
+
+@contextmanager
+def on_disk() -> Iterator[OnDisk]:
+    with quick_folder() as folder:
+        shelf = OnDisk(folder)
+        try:
+            yield shelf
+        finally:
+            for made in shelf.made:
+                made.close()
+
+
 class DisplayWorld:
     """A device with these events, to be asked in any state of its filters."""
 
@@ -129,19 +219,19 @@ class DisplayWorld:
         self,
         events: Iterable[Event],
         make: Callable[..., PlainDevice] = Device,
-        kept: Callable[[], ConversionList] = ConversionList,
+        kept: Kept | None = None,
         watched: Collection[FilterKind] = (FilterKind.SITE,),
+        shelf: Shelf | None = None,
         **grains: int,
     ) -> None:
-        self.store = RewindableStore(watched)
-        self.store.conversions = kept()
+        self.store = (shelf or InMemory()).store(watched, kept)
         self.clock = Clock()
         self.device = make(self.store, PlainSeal(), clock=self.clock, limits=limits(**grains), coins=fixed_coins())
         populate(self.device, self.store, self.clock, events)
         self.fresh: Spending = ()
         self._steps: dict[tuple[Spending, Ask], tuple[tuple[int, ...], Spending]] = {}
 
-    def step(self, spending: Spending, asked: Ask) -> tuple[tuple[int, ...], Spending]:
+    def step(self, spending: Spending, asked: Ask, /) -> tuple[tuple[int, ...], Spending]:
         """What the device says when its filters stand at `spending`, and where they stand afterwards."""
         if (spending, asked) not in self._steps:
             self.store.rewind(spending)
@@ -164,40 +254,9 @@ def populate(device: Device[Any], store: Any, clock: Clock, events: Iterable[Eve
     clock.now = NOW
 
 
-def worst(world: DisplayWorld, neighbour: DisplayWorld, menu: Sequence[Ask]) -> Fraction:
-    """The value of the adaptive game in grains; see `benchmarks.experiments.small_worlds.worst_loss`."""
-    solved: dict[tuple[Spending, Spending], Fraction] = {}
-
-    def solve(mine: Spending, theirs: Spending) -> Fraction:
-        known = solved.get((mine, theirs))
-        if known is not None:
-            return known
-        best = Fraction(0)
-        for asked in menu:
-            report, mine_next = world.step(mine, asked)
-            other, theirs_next = neighbour.step(theirs, asked)
-            gain = asked.rate * l1(report, other)
-            if (mine_next, theirs_next) != (mine, theirs):
-                gain += solve(mine_next, theirs_next)
-            elif gain:
-                gain = UNBOUNDED
-            best = max(best, gain)
-            if best >= UNBOUNDED:
-                break
-        solved[mine, theirs] = min(best, UNBOUNDED)
-        return solved[mine, theirs]
-
-    return solve(world.fresh, neighbour.fresh)
-
-
 def without_epoch(events: Iterable[Event], epoch: int, *parties: str) -> Events:
     """The neighbouring database: of one device-epoch only what is public to `parties` is left."""
     return tuple(event for event in events if event.epoch != epoch or public_to(event, *parties))
-
-
-def subsets(events: Sequence[Event]) -> Iterator[Events]:
-    for size in range(len(events) + 1):
-        yield from itertools.combinations(events, size)
 
 
 def neighbours(possible: Sequence[Event], *parties: str) -> Iterator[tuple[Events, Events]]:
@@ -218,4 +277,4 @@ def worst_of(menu: Sequence[Ask], pairs: Iterable[tuple[Events, Events]], **worl
             worlds[events] = DisplayWorld(events, **world)
         return worlds[events]
 
-    return max(worst(at(one), at(other), menu) for one, other in pairs)
+    return max(worst_loss(at(one), at(other), menu) for one, other in pairs)

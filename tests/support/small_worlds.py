@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from benchmarks.experiments.small_worlds import (
     NOW,
@@ -35,6 +36,8 @@ from benchmarks.experiments.small_worlds import (
 )
 from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind, FilterOwner
+
+Happening = TypeVar("Happening")
 
 __all__ = [
     "NOW",
@@ -67,7 +70,7 @@ __all__ = [
 ]
 
 
-def subsets(events: Sequence[Event]) -> Iterator[Events]:
+def subsets(events: Sequence[Happening]) -> Iterator[tuple[Happening, ...]]:
     """Every set of these events."""
     for size in range(len(events) + 1):
         yield from itertools.combinations(events, size)
