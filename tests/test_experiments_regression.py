@@ -10,10 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 import trefoil
-from benchmarks.experiments.label_charges import Habits, charges
+from benchmarks.experiments.label_charges import LIMITS, PUBLISHER, START, WEEK, Habits, charges
 from benchmarks.experiments.label_worlds import RATE, draw_label_world
 from benchmarks.experiments.lost_labels import lost_labels
 from benchmarks.experiments.regression import RegressionCell, run_settings, settings, together_or_apart
+from device.device import Device
+from device.labelling import LabelOptions
+from device.limits import TREFOIL_SERVICE
+from device.memory_store import MemoryStore
+from device.report import PlainSeal
 from protocol.errors import TrefoilError
 from protocol.query import NoiseMode
 
@@ -63,10 +68,25 @@ def test_nobody_pays_where_nobody_converts() -> None:
     assert found.ara_like > 0
 
 
+def test_a_device_that_is_not_run_would_have_paid_nothing() -> None:
+    """The shortcut for people who never convert, on a real device: every label is 0 and free."""
+    clock = [START]
+    device = Device(MemoryStore(debug=True), PlainSeal(), clock=lambda: clock[0], limits=LIMITS)
+    for week in range(1, 5):
+        clock[0] = START + week * WEEK
+        asked = LabelOptions(TREFOIL_SERVICE, (1,), 1, 1.0, WEEK, ("shop0.example",))
+        assert device.measure_impression(PUBLISHER, asked) == (0,)
+    assert not any(state.spent for state in device.budget())
+
+
 def test_the_command_prints_and_writes_every_seed(tmp_path: Path) -> None:
     path = tmp_path / "regression.json"
     arguments = ["experiment", "regression", "--reports", "2000", "--columns", "8", "--epsilon", "1", "--seeds", "2"]
-    arguments += ["--noise", "local", "--devices", "20", "--json", str(path)]
+    arguments += ["--noise", "local", "--json", str(path)]
+    result = CliRunner().invoke(trefoil.app, [*arguments, "--devices", "0"])
+    assert result.exit_code == 0 and "labels lost to empty budgets" not in result.output
+    assert json.loads(path.read_text())["charges"] == []
+    arguments += ["--devices", "20"]
     result = CliRunner().invoke(trefoil.app, arguments)
     assert result.exit_code == 0, result.output
     for title in ("What a model is worth", "labels lost to empty budgets", "One model, or one for each advertiser"):

@@ -212,7 +212,7 @@ def regression(
     epsilon: Annotated[list[float] | None, typer.Option(help="ε of the reports; repeatable.")] = None,
     noise: Annotated[list[str] | None, typer.Option(help="local, pairwise or joint; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 8,
-    devices: Annotated[int, typer.Option(min=1, help="How many devices are charged.")] = 4_000,
+    devices: Annotated[int, typer.Option(min=0, help="How many devices are charged; 0 leaves charges out.")] = 4_000,
     mpc: Annotated[
         bool, typer.Option("--mpc", help="Instead: every cell with noise through devices and three helpers, once.")
     ] = False,

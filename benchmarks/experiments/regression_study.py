@@ -34,12 +34,9 @@ class RegressionStudy:
 
     def tables(self) -> list[Table]:
         """For a terminal."""
-        return [
-            tables.scores_table(self.scores),
-            tables.charges_table(self.charged),
-            tables.together_table(self.together),
-            tables.lost_table(self.lost),
-        ]
+        charged = [tables.charges_table(self.charged)] if self.charged else []
+        others = [tables.together_table(self.together), tables.lost_table(self.lost)]
+        return [tables.scores_table(self.scores), *charged, *others]
 
     def to_json(self) -> dict[str, object]:
         """For files."""
@@ -79,13 +76,14 @@ class HelpersStudy:
 
 def run_study(cells: Sequence[RegressionCell], pooled: NoiseMode, seeds: int, devices: int) -> RegressionStudy:
     """All cells; one model beside each advertiser's own in the mode `pooled`."""
+    ways = WAYS if devices else []
     together_cells = [cell for cell in cells if cell.mode is pooled]
     largest = max(cell.reports for cell in cells)
     widths = sorted({cell.columns for cell in cells})
-    with progress("worlds", seeds * (len(cells) + len(WAYS) + len(together_cells) + len(widths))) as advance:
+    with progress("worlds", seeds * (len(cells) + len(ways) + len(together_cells) + len(widths))) as advance:
         scores = run_settings(cells, seeds, advance)
         charged = {}
-        for sampled, epsilon, models in WAYS:
+        for sampled, epsilon, models in ways:
             habits = Habits(devices=devices, sampled=sampled)
             charged[sampled, epsilon, models] = [charges(seed, epsilon, models, habits) for seed in range(seeds)]
             advance(seeds)

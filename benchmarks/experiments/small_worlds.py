@@ -119,15 +119,15 @@ def noise_rate(options: Options) -> Fraction:
     return Fraction(conversion.loss_terms.epsilon_micros, conversion.loss_terms.query_sensitivity)
 
 
-class Question(Protocol):
+class ReleasedAnswer(Protocol):
     """One released answer. `rate` is γ: what a difference of one tells the two databases apart by."""
 
     @property
     def rate(self) -> Fraction: ...
 
 
-Asked = TypeVar("Asked", bound=Question)
-AnyQuestion = TypeVar("AnyQuestion", bound=Question, contravariant=True)
+Asked = TypeVar("Asked", bound=ReleasedAnswer)
+AnyQuestion = TypeVar("AnyQuestion", bound=ReleasedAnswer, contravariant=True)
 
 
 class Player(Protocol[State, AnyQuestion]):
