@@ -57,7 +57,15 @@ class Agreement:
         compute = hooks.offload or self._threads[1]
         negotiations = Negotiations()
         self.alarms = Alarms(negotiations.wake)
-        self.peers = Peers(ledger, parties, send, self.alarms, entropy=hooks.entropy, patience=pace.patience)
+        self.peers = Peers(
+            ledger,
+            parties,
+            send,
+            self.alarms,
+            offload=self._offload,
+            entropy=hooks.entropy,
+            patience=pace.patience,
+        )
         around = Surroundings(
             ledger, parties, self.peers, self.alarms, negotiations, self._offload, compute, pace, hooks
         )

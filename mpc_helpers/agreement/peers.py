@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Hashable
 
 from mpc_helpers.agreement.errors import AgreementError
+from mpc_helpers.agreement.hooks import Offload
 from mpc_helpers.agreement.messages import BOOT_SIZE, CHALLENGE_SIZE, Body, Envelope, Head, Hello
 from mpc_helpers.agreement.parties import Parties
 from mpc_helpers.ledger.file import LedgerHead
@@ -63,6 +64,7 @@ class Peers:
         send: Send,
         alarms: Alarms,
         *,
+        offload: Offload,
         entropy: Callable[[int], bytes],
         patience: float,
     ) -> None:
@@ -70,6 +72,8 @@ class Peers:
         self._parties = parties
         self._send = send
         self._alarms = alarms
+        # The ledger may be busy with a million reports for seconds: it is never waited for in the event loop.
+        self._offload = offload
         self._entropy = entropy
         self._patience = patience
         # Drawn at each start: a peer that sees another one asks first how far this ledger has come.
@@ -90,7 +94,7 @@ class Peers:
             return None
         if isinstance(envelope.body, Hello):
             # Before the sender is met: if both waited for the other's HELLO to be answered first, none ever would be.
-            self._notice_own_ledger(sender, envelope.body)
+            await self._notice_own_ledger(sender, envelope.body)
             return envelope.body
         return envelope.body if await self._is_met(sender, envelope) else None
 
@@ -119,9 +123,10 @@ class Peers:
         self._in_flight[key] = task
         task.add_done_callback(lambda done: self._landed(key, done))
 
-    def answer_hello(self, hello: Hello) -> Head:
+    async def answer_hello(self, hello: Hello) -> Head:
         """This ledger's chain at the place the peer remembers."""
-        at = self._ledger.chain.head_at(hello.remembered.sequence) if hello.remembered else None
+        remembered = hello.remembered
+        at = await self._offload(lambda: self._ledger.chain.head_at(remembered.sequence)) if remembered else None
         return Head(hello.challenge, at or b"")
 
     async def close(self) -> None:
@@ -181,7 +186,7 @@ class Peers:
             self._met[party] = envelope.boot
             self._ledger.peer_heads.remember(party, envelope.head)
             # At once, not with our next move: who has never moved must also notice a ledger that was replaced.
-            self._ledger.peer_heads.save()
+            await self._offload(self._ledger.peer_heads.save)
             return True
 
     def _continues(self, party: int, remembered: LedgerHead, envelope: Envelope, head: Head) -> bool:
@@ -201,11 +206,12 @@ class Peers:
             # A lower one is no alarm: messages of one run overtake each other.
             self._ledger.peer_heads.remember(party, head)
 
-    def _notice_own_ledger(self, sender: int, hello: Hello) -> None:
+    async def _notice_own_ledger(self, sender: int, hello: Hello) -> None:
         """A peer may know better how far this ledger had come: then this helper starts nothing new."""
         remembered = hello.remembered
         if remembered is None:
             return
         chain = self._ledger.chain
-        if remembered.ledger_id != chain.ledger_id or chain.head_at(remembered.sequence) != remembered.digest:
+        known = await self._offload(lambda: chain.head_at(remembered.sequence))
+        if remembered.ledger_id != chain.ledger_id or known != remembered.digest:
             self._alarms.sound(self._parties.party, f"has a ledger that helper {sender + 1} knows to have been further")

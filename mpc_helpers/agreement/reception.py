@@ -62,7 +62,7 @@ class Reception:
     async def _reply_to(self, body: Body) -> Body | None:
         match body:
             case Hello():
-                return self._peers.answer_hello(body)
+                return await self._peers.answer_hello(body)
             case Propose():
                 return await self._answer_proposal(body)
             case Reserved():
