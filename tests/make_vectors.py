@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ from protocol.report import (
     SealedReport,
     open_payload,
     open_report,
+    seal_deal,
 )
 from protocol.shares import PARTIES, to_shamir
-from protocol.validity import points_of
+from protocol.validity import Seeds, deal_numbers, points_of
 from tests.support import protocol_samples as samples
+from tests.support.checked_reports import numbers_of, planes_of
 
 FOLDER = Path(__file__).parent / "vectors"
 Fates = tuple[Rejection | None, Rejection | None, Rejection | None]
@@ -263,7 +266,55 @@ def validity_file() -> dict[str, object]:
                 "check_root": check_root([block_hash(0, preimage)]).hex(),
             }
         )
-    return {"about": "Checked reports (SPEC 3.1, 3.2): equal check shares at all three helpers.", "positive": vectors}
+    return {
+        "about": "Checked reports (SPEC 3.1, 3.2): equal check shares at all three helpers, or invalid.",
+        "positive": vectors,
+        "negative": invalid_vectors(),
+    }
+
+
+_LIE_TERMS: dict[str, Any] = {"cap": 100, "spread": 2, "kappa": 6}
+# Numbers, and the histogram that the coins pay: nothing pays for what is outside the cap.
+LIES = {
+    "a negative number": ([0, -1, 0, 0, 0, 0, 0, 0, 0], [0] * 9),
+    "one more than the cap": ([101, 0, 0, 0, 0, 0, 0, 0, 0], [100] + [0] * 8),
+    "more than the cap in two buckets": ([60, 41, 0, 0, 0, 0, 0, 0, 0], [60, 40] + [0] * 7),
+    "a huge number": ([2**59] + [0] * 8, [0] * 9),
+    "half of one": ([(field.P + 1) // 2] + [0] * 8, [0] * 9),
+    "two numbers that cancel": ([2**59, -(2**59)] + [0] * 7, [0] * 9),
+    "twice the side query's number": ([0] * 8 + [12], [0] * 8 + [6]),
+    "half the side query's number": ([0] * 8 + [3], [0] * 9),
+    "another bucket than the coins": ([0, 5, 0, 0, 0, 0, 0, 0, 0], [5] + [0] * 8),
+}
+
+
+def _seeds(draw: Callable[[int], bytes], _: bytes) -> Seeds:
+    return draw(32), draw(32), draw(32)
+
+
+def invalid_vectors() -> list[dict[str, object]]:
+    """Reports that three helpers open, and whose check shares fit together and are not equal."""
+    terms = samples.terms(**_LIE_TERMS)
+    made: list[dict[str, object]] = []
+    for name, (numbers, paid) in LIES.items():
+        draw = samples.entropy(f"lie {name}")
+        dealt = deal_numbers(
+            numbers_of(numbers, terms.shape),
+            planes_of(paid, terms.shape),
+            terms.shape,
+            partial(_seeds, draw),
+        )
+        report = seal_deal(dealt, terms, samples.HELPER_SET, entropy=draw)
+        made.append(
+            {
+                "name": name,
+                "report": report.encode().hex(),
+                "numbers": numbers,
+                "check_shares": [share[0].tolist() for share in check_shares(report)],
+                "rejection": R.INVALID.name,
+            }
+        )
+    return made
 
 
 def check_shares(report: SealedReport) -> list[field.Vector]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpc_helpers.admission.blocks import block_hash, check_root, preimages
+from mpc_helpers.admission.blocks import block_hash, check_root, fit, preimages
 from mpc_helpers.admission.rules import ADMITTED, REASON_OF
 from protocol import field
 from protocol.errors import Rejected, Rejection
@@ -22,6 +22,7 @@ from protocol.shares import PARTIES, open_shamir, reconstruct, to_shamir
 from protocol.validity import histogram_in, points_of
 from tests import make_vectors
 from tests.support import protocol_samples as samples
+from tests.support.checked_reports import query_of
 
 Vector = dict[str, Any]  # JSON
 
@@ -209,5 +210,31 @@ def test_validity_vector(vector: Vector) -> None:
     preimage = preimages(np.ones(1, dtype=np.bool_), shares[1])[0]
     assert block_hash(0, preimage).hex() == vector["block_hash"]
     assert check_root([block_hash(0, preimage)]).hex() == vector["check_root"]
-    again = make_vectors.validity_file()["positive"]
-    assert [one["points"] for one in again] == [one["points"] for one in stored("validity")["positive"]]  # type: ignore[attr-defined]  # JSON
+
+
+def test_the_validity_vectors_are_those_that_are_made() -> None:
+    """The same points and check shares, from the same labels; payloads are sealed with new randomness."""
+    again: Any = make_vectors.validity_file()
+    for kind in ("positive", "negative"):
+        known = stored("validity")[kind]
+        assert [one["check_shares"] for one in again[kind]] == [one["check_shares"] for one in known]
+    assert [one["points"] for one in again["positive"]] == [one["points"] for one in stored("validity")["positive"]]
+
+
+@pytest.mark.parametrize("vector", named(stored("validity")["negative"]))
+def test_a_lie_opens_at_all_three_and_is_invalid(vector: Vector, tmp_path: Path) -> None:
+    """Alone nobody has anything against it: the shares of the three fit together, and are not equal."""
+    report = SealedReport.decode(bytes.fromhex(vector["report"]))
+    shape = Header.decode(report.header).terms.shape
+    views = [open_report(party, report, private_keys(party)) for party in range(PARTIES)]
+    secret = field.add(field.add(views[0][0], views[0][1]), views[1][2])
+    assert histogram_in(secret, shape).tolist() == [number % field.P for number in vector["numbers"]]
+    shares = make_vectors.check_shares(report)
+    assert [share[0].tolist() for share in shares] == vector["check_shares"]
+    assert fit(*shares).all()
+    assert len({share.tobytes() for share in shares}) == PARTIES
+    assert vector["rejection"] == Rejection.INVALID.name
+    # As helpers ingest it: opened and summed by all three, and their roots differ.
+    ingested = samples.ingest_columns(samples.write_columns(tmp_path, [report]), query_of([report], shape))
+    assert [one.rejections() for one in ingested] == [{}] * PARTIES
+    assert len({one.check_root for one in ingested}) == PARTIES

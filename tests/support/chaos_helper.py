@@ -2,7 +2,8 @@
 
 It is the installed daemon in every respect but its constructor arguments: the step callback, the clock and the pace.
 What is to go wrong is read from `chaos.json` beside the configuration each time a step of COMMIT.md is reached, and
-struck off before it happens, so that a helper that comes back goes on with the rest of the plan.
+struck off before it happens, so that a helper that comes back goes on with the rest of the plan. The check of reports'
+numbers writes nothing, so it has no steps in COMMIT.md; its messages are watched instead.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from enum import Enum
 from pathlib import Path
 
 from mpc_helpers.agreement.hooks import Pace
+from mpc_helpers.agreement.messages import Body, Show
+from mpc_helpers.agreement.peers import Peers
+from mpc_helpers.agreement.reception import Reception
 from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.service.daemon import Parts, run
 from protocol.errors import TrefoilError
@@ -40,6 +44,21 @@ class Fault(Enum):
     FILL_DISK = "full disk"
 
 
+class CheckStep(Enum):
+    """Moments in the check of reports' numbers."""
+
+    SHOW = "before asking for blocks"
+    SHOWN = "blocks computed, answer not sent"
+
+
+Moment = Step | CheckStep
+
+
+def moment(name: str) -> Moment:
+    """By the name that a plan has it under."""
+    return CheckStep[name] if name in CheckStep.__members__ else Step[name]
+
+
 @dataclass(frozen=True)
 class Failpoint:
     """One thing that goes wrong, the next time its step is reached."""
@@ -48,7 +67,7 @@ class Failpoint:
     action: str
 
     @classmethod
-    def of(cls, step: Step, action: Fault) -> Failpoint:
+    def of(cls, step: Moment, action: Fault) -> Failpoint:
         return cls(step.name, action.name)
 
 
@@ -101,7 +120,7 @@ class Failpoints:
         self._folder = folder
         self._lock = threading.Lock()
 
-    def reach(self, step: Step) -> None:
+    def reach(self, step: Moment) -> None:
         with self._lock:
             chaos = Chaos.load(self._folder)
             if not chaos.plan or chaos.plan[0].step != step.name:
@@ -133,9 +152,29 @@ class Failpoints:
                 os.kill(target, what)
 
 
+def watch_check(failpoints: Failpoints) -> None:
+    """Let the plan act where blocks are asked for and where they are shown; the list of their hashes goes before."""
+    call, answer = Peers.call, Reception._answer_show
+
+    async def watched_call(self: Peers, party: int, body: Body) -> Body | None:
+        if isinstance(body, Show) and body.blocks:
+            failpoints.reach(CheckStep.SHOW)
+        return await call(self, party, body)
+
+    async def watched_answer(self: Reception, question: Show) -> Body:
+        reply = await answer(self, question)
+        if question.blocks:
+            failpoints.reach(CheckStep.SHOWN)
+        return reply
+
+    Peers.call = watched_call  # type: ignore[method-assign]  # a wiretap
+    Reception._answer_show = watched_answer  # type: ignore[method-assign]  # the same
+
+
 def main() -> None:
     config = Path(sys.argv[1])
     failpoints = Failpoints(config.parent)
+    watch_check(failpoints)
     try:
         run(config, stop_with_stdin=True, parts=Parts(clock=failpoints.now, step=failpoints.reach, pace=PACE))
     except TrefoilError as error:

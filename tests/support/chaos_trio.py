@@ -22,7 +22,7 @@ import aiohttp
 
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
-from mpc_helpers.ledger.attempt import AttemptState, QueryName, Step
+from mpc_helpers.ledger.attempt import AttemptState, QueryName
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.local.launcher import HelperProcess, Launched, launched, prepare
@@ -37,7 +37,7 @@ from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
 from protocol.shares import PARTIES
-from tests.support.chaos_helper import FIRED, Chaos, Failpoint, Fault
+from tests.support.chaos_helper import FIRED, Chaos, Failpoint, Fault, Moment, moment
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 COMMAND = (sys.executable, "-m", "tests.support.chaos_helper")
@@ -90,12 +90,12 @@ class ChaosTrio:
         (folder / FIRED).unlink(missing_ok=True)
         Chaos(failpoints, skew).save(folder)
 
-    def fired(self, party: int) -> list[tuple[Step, Fault, int]]:
+    def fired(self, party: int) -> list[tuple[Moment, Fault, int]]:
         """What has happened, and to how many processes."""
         path = self.running.trio.helper_folder(party) / FIRED
         lines = path.read_text().split("\n") if path.exists() else []
         words = [line.split() for line in lines if line]
-        return [(Step[step], Fault[action], int(count)) for step, action, count in words]
+        return [(moment(step), Fault[action], int(count)) for step, action, count in words]
 
     def new_query(self, reports: list[SealedReport] | None = None, *, seconds: int = 600) -> ChaosQuery:
         """A query over fresh reports, one in each bucket, or over those given."""
