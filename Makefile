@@ -14,7 +14,7 @@ help:
 	@echo "make test    lint, types and all tests, in under ten minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"
-	@echo "make fuzz    hostile bytes, random timelines: 20 minutes     make clean remove what the others made"
+	@echo "make fuzz    hostile bytes, planted bugs: 30 minutes         make clean remove what the others made"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -58,6 +58,7 @@ load: $(READY)
 fuzz: $(READY)
 	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py tests/test_joint_audit.py \
 		tests/test_device_timelines.py tests/test_display_privacy.py
+	TREFOIL_BUGS=all $(BIN)/python -m pytest --timeout 7200 tests/test_planted_bugs.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis artefacts

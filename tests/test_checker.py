@@ -69,6 +69,16 @@ def test_bad_reports_are_left_out_and_counted_by_all_three(three: ThreeAgreement
     assert len(evidence[0].shown) == 3 * blocks
 
 
+@pytest.mark.parametrize("residue", range(RESIDUES))
+def test_a_report_is_bad_if_a_single_residue_is_not_zero(three: ThreeAgreements, residue: int) -> None:
+    evidence = evidence_of([BAD])
+    zero = evidence[0].shares[BAD].copy()
+    for one in evidence:
+        mine = np.where(np.arange(RESIDUES) == residue, one.shares[BAD], zero)
+        one.change_row(BAD, lambda _, mine=mine: mine)  # type: ignore[misc]  # a value, not a variable
+    assert left_out(agree(three, evidence)) == [[BAD]] * 3
+
+
 def test_all_bad_is_too_few(three: ThreeAgreements) -> None:
     results = agree(three, evidence_of(list(range(REPORTS))))
     assert all(isinstance(error, TooFewReports) for error in results)
@@ -191,6 +201,9 @@ def test_a_lie_in_any_message_changes_no_verdict(
         # Whoever was lied to names the liar. The other waits for that one, and says what it heard from it.
         for error in results if both else results[:1]:
             assert error.party == liar
+            # For a wrong root: the liar's own code answers to the right one alone.
+            wrong = {"root": "waiting", "list": "list that its proposal names", "block": "block that its list names"}
+            assert wrong[kind] in str(error)
         assert both or (results[1].party in (others[0], liar, None) and "helper" in str(results[1]))
     else:
         assert left_out(results) == [[], []]

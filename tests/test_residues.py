@@ -13,7 +13,7 @@ from mpc_helpers.admission.blocks import NO_ROOT, Block, block_hash, check_root,
 from mpc_helpers.admission.residues import points_of_all
 from protocol import validity
 from protocol.denominations import polynomial
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, Rejection
 from protocol.field import P, expand_many
 from protocol.report import Header
 from protocol.self_check import reconstruct
@@ -159,6 +159,16 @@ def test_wrong_openings_leave_residues(tmp_path: Path, name: str, shape: Shape) 
     null = histogram_of(shape)
     reports = [lying(null, shape, planes_of(null, shape), OPENINGS[name](shape)), honest(null, shape)]
     assert check(tmp_path, reports, shape).zero() == [False, True]
+
+
+@pytest.mark.parametrize("shape", [ONE, SIDE], ids=str)
+def test_an_opening_above_p_is_malformed_though_it_stands_for_the_right_number(tmp_path: Path, shape: Shape) -> None:
+    """A number has one encoding. Around it are good reports, with which it is read in one go."""
+    null = histogram_of(shape)
+    second_form = lying(null, shape, planes_of(null, shape), lambda right, _: [*right[:-1], right[-1] + P])
+    reports = [honest(null, shape), second_form, honest(null, shape)]
+    ingested = samples.ingest_columns(samples.write_columns(tmp_path, reports), checked.query_of(reports, shape))
+    assert [one.rejections() for one in ingested] == [{Rejection.MALFORMED: 1}] * 3
 
 
 @pytest.mark.parametrize("shape", [Shape(4, 0, 2, 2), MANY], ids=str)

@@ -146,7 +146,7 @@ BUGS = (
     ),
     PlantedBug(
         "openings above p are taken",
-        "test_residues.py::test_wrong_openings_leave_residues",
+        "test_residues.py::test_an_opening_above_p_is_malformed_though_it_stands_for_the_right_number",
         (
             Edit(
                 "mpc_helpers/admission/headers.py",
@@ -196,7 +196,7 @@ BUGS = (
     ),
     PlantedBug(
         "one residue of zero is enough",
-        "test_checker.py::test_bad_reports_are_left_out_and_counted_by_all_three",
+        "test_checker.py::test_a_report_is_bad_if_a_single_residue_is_not_zero",
         (Edit(_CHECKER, "(second == third).all(axis=1)", "(second == third).any(axis=1)"),),
     ),
     PlantedBug(
