@@ -7,6 +7,10 @@ device of these limits can hold. In its turn a call has a slot of the one worker
 time in which another call's report is sealed and leaves: how long the worker is busy would show there. Only when more
 callers come within one tick than there are slots does one of them wait for another, for a whole tick. What is not ready
 at the end of its turn is left without: the caller gets what it would get for nothing, and the worker goes on to pay.
+
+A processor that has worked is some millionths of a second quicker or slower than one that has slept, whatever we do. So
+a call leaves up to a thousandth of a second after its turn, by coins of its own: what is left shows in averages alone,
+of more calls than there is time for.
 """
 
 from __future__ import annotations
@@ -21,10 +25,14 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from device.coins import fair_coin
+
 T = TypeVar("T")
 
 # Between the beginning of a turn and its work: the turn before leaves in this time, and must not be disturbed.
 GUARD = 0.002
+# How much later than its turn's end a call leaves at most; within the guard.
+LEAVES_WITHIN = 0.001
 # Between the work and the end of a turn: there the report is shared and sealed, which takes as long for any numbers.
 MARGIN = 0.010
 # The last part of a wait is spent awake: a processor that has been idle takes longer to come back than a busy one.
@@ -67,6 +75,11 @@ def wait_until(moment: float) -> None:
         time.sleep(0)
 
 
+def random_delay() -> float:
+    """The sum of two coins: no sharp edge, at which even a small shift would show."""
+    return LEAVES_WITHIN * (fair_coin() + fair_coin()) / 2
+
+
 class _Queue:
     """Calls that follow one another, and when the last of them leaves. Forgotten when nobody stands in it."""
 
@@ -78,7 +91,7 @@ class _Queue:
 
 
 class Ticks:
-    """Turns of whole `tick`s, with one worker. Clock, waiting and worker are for tests."""
+    """Turns of whole `tick`s, with one worker. Clock, waiting, delay and worker are for tests."""
 
     def __init__(
         self,
@@ -86,11 +99,13 @@ class Ticks:
         *,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = wait_until,
+        delay: Callable[[], float] = random_delay,
         submit: Submit | None = None,
     ) -> None:
         self.tick = tick
         self._clock = clock
         self._wait = wait
+        self._delay = delay
         self._submit: Submit = submit or ThreadPoolExecutor(1, thread_name_prefix="device").submit
         self._queues: WeakValueDictionary[Hashable, _Queue] = WeakValueDictionary()
         self._mutex = threading.Lock()
@@ -108,9 +123,10 @@ class Ticks:
         with mine.lock:
             # From where the turn before was to end, not from when it did: else what delays one would add up.
             begins, mine.ends = self._reserve(max(came, mine.ends), work)
+            leaves = mine.ends + self._delay()
             self._wait(begins)
             yield _Turn(self, mine.ends - MARGIN)
-            self._wait(mine.ends)
+            self._wait(leaves)
 
     def _reserve(self, turn: float, work: float) -> tuple[float, float]:
         """When the work of a turn begins and the turn ends: from what is reserved, never from what is done."""

@@ -25,7 +25,7 @@ from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import PlainSeal
 from device.storage import Store
-from device.tick import GUARD, MARGIN, AtOnce, Ticks
+from device.tick import GUARD, LEAVES_WITHIN, MARGIN, AtOnce, Ticks, random_delay
 from tests.support.both_stores import Kind, fresh_store
 from tests.support.small_worlds import NOW, PUBLISHER, QUERIER, PlainDevice
 
@@ -67,7 +67,7 @@ class Slow:
 
 
 def ticks(time: Time, submit: Any = at_once) -> Ticks:
-    return Ticks(TICK, clock=time, wait=time.wait, submit=submit)
+    return Ticks(TICK, clock=time, wait=time.wait, delay=lambda: 0.0, submit=submit)
 
 
 def leave(ticker: Ticks, time: Time, queue: str = "shop", work: float = WORK, worked: float = 0.0) -> float:
@@ -130,7 +130,7 @@ class Sleepless(Ticks):
     """Keeps what was reserved, so that it can be looked at: slots of the worker, and when calls leave."""
 
     def __init__(self, time: Time) -> None:
-        super().__init__(TICK, clock=time, wait=lambda _: None, submit=at_once)
+        super().__init__(TICK, clock=time, wait=lambda _: None, delay=lambda: 0.0, submit=at_once)
         self.slots: Times = []
         self.turns: Times = []
 
@@ -171,6 +171,22 @@ def test_nobody_waits_for_ever_for_a_slot() -> None:
             with ticker.turn(caller, WORK, time.now):
                 pass
         assert all(ends - turn <= 21 * TICK for turn, ends in ticker.turns), apart
+
+
+@pytest.mark.parametrize("worked", [0.0, 0.01, 0.037])
+def test_a_call_leaves_a_little_after_its_turn(worked: float) -> None:
+    """By coins alone, whatever was done."""
+    time = Time()
+    ticker = Ticks(TICK, clock=time, wait=time.wait, delay=lambda: 0.0007, submit=at_once)
+    assert leave(ticker, time, worked=worked) == TICK + 0.0007
+
+
+def test_the_delay_is_drawn_and_stays_within_the_guard() -> None:
+    drawn = [random_delay() for _ in range(1000)]
+    assert len(set(drawn)) > 900 and Ticks(TICK)._delay is random_delay
+    assert min(drawn) >= 0 and max(drawn) <= LEAVES_WITHIN <= GUARD
+    # Of two coins: the outer quarters hold an eighth each. 250 of 1,000 expected, ± 7 standard deviations of 13.7.
+    assert 154 <= sum(abs(delay / LEAVES_WITHIN - 0.5) > 0.25 for delay in drawn) <= 346
 
 
 def test_a_turn_begins_with_the_call_not_with_the_work() -> None:
