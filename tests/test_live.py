@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.live.agent import THREADS, Agent
 from benchmarks.live.chart import HEIGHT, Axis, histogram_chart
 from benchmarks.live.crowd import MAX_PEOPLE, OPTIONS, crowd
 from benchmarks.live.helper_views import helper_keys, views_of
@@ -25,11 +29,14 @@ from benchmarks.live.places import BUCKETS, CAMPAIGNS, SHOP_SITE, Map, Place, po
 from benchmarks.live.tracker import Tracker, exact_histogram
 from device.agent import system_clock
 from device.conversion import ConversionOptions
-from device.dashboard.guard import listen
+from device.dashboard.guard import listen, origin_of
+from device.dashboard.serve import serving
 from device.device import Device
 from device.impression import ImpressionOptions
+from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
 from device.report import HelperSetSeal
+from device.tick import Ticks
 from mpc_helpers.local.launcher import Trio, prepare
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
@@ -37,6 +44,7 @@ from protocol.field import P, add, lift
 from protocol.keys import load_identity
 from protocol.report import SealedReport
 from protocol.validity import histogram_in
+from tests.support.virtual_ticks import virtual_ticks
 
 CONVERSION = {"aggregationService": "trefoil", "histogramSize": BUCKETS, "epsilon": 0.2, "kappa": 1}
 
@@ -77,7 +85,7 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(folder: Path, trio: Trio) -> AsyncIterator[Visitor]:
-    with prepared(folder, trio, 0, 1) as (shown, sockets):
+    with prepared(folder, trio, 0, 1, virtual_ticks()) as (shown, sockets):
         async with shown.serving(sockets), aiohttp.ClientSession() as session:
             yield Visitor(session, shown.where)
 
@@ -133,7 +141,7 @@ class TestOptions:
 class TestAgent:
     async def test_the_origin_decides_which_site_it_is(self, tmp_path: Path, trio: Trio) -> None:
         """Nothing a page says about itself counts: the browser's Origin header does."""
-        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+        with prepared(tmp_path, trio, 0, 1, virtual_ticks()) as (shown, sockets):
             async with shown.serving(sockets), aiohttp.ClientSession() as session:
                 visitor = Visitor(session, shown.where)
                 options = {"histogramIndex": 1, "site": "evil.example"}
@@ -145,7 +153,7 @@ class TestAgent:
 
     @pytest.mark.parametrize("name", ["saveImpression", "measureConversion"])
     async def test_other_origins_are_refused_and_change_nothing(self, tmp_path: Path, trio: Trio, name: str) -> None:
-        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+        with prepared(tmp_path, trio, 0, 1, virtual_ticks()) as (shown, sockets):
             async with shown.serving(sockets), aiohttp.ClientSession() as session:
                 visitor = Visitor(session, shown.where)
                 own = shown.where[Place.AGENT]
@@ -174,7 +182,7 @@ class TestAgent:
 
     async def test_headers_do_the_same_as_the_calls(self, tmp_path: Path, trio: Trio) -> None:
         """The blog's answer saves; the shop's answer measures, and the report goes to its report-url."""
-        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+        with prepared(tmp_path, trio, 0, 1, virtual_ticks()) as (shown, sockets):
             async with shown.serving(sockets), aiohttp.ClientSession() as session:
                 visitor, blog = Visitor(session, shown.where), shown.where[Place.BLOG]
                 async with session.post(f"{blog}/clicked", data="3", headers={"Origin": blog}) as response:
@@ -199,7 +207,7 @@ class TestAgent:
     async def test_a_header_that_is_refused_is_ignored(
         self, tmp_path: Path, trio: Trio, headers: dict[str, object]
     ) -> None:
-        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+        with prepared(tmp_path, trio, 0, 1, virtual_ticks()) as (shown, sockets):
             async with shown.serving(sockets), aiohttp.ClientSession() as session:
                 visitor = Visitor(session, shown.where)
                 response = await visitor.call("responseHeaders", headers, shown.where[Place.SHOP])
@@ -226,6 +234,54 @@ class TestAgent:
             for name, options in cases.items():
                 response = await visitor.call("saveImpression", options, visitor.where[Place.NEWS])
                 assert response.status == 400 and (await response.json())["error"] == name
+
+    def test_its_device_has_the_real_tick(self, tmp_path: Path, trio: Trio) -> None:
+        """The other tests have one that does not depend on how busy the machine is."""
+        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+            ticker = shown._device._ticker
+            assert type(ticker) is Ticks and ticker.tick == DeviceLimits().tick_seconds
+            assert ticker._clock is time.monotonic
+            for each in sockets.values():
+                each.close()
+
+    async def test_other_work_does_not_delay_a_call(self, tmp_path: Path, trio: Trio) -> None:
+        """All threads that asyncio shares out are taken, for as long as the calls last."""
+        free = threading.Event()
+        async with visiting(tmp_path, trio) as visitor:
+            others = [asyncio.create_task(asyncio.to_thread(free.wait, 60)) for _ in range(40)]
+            try:
+                answer = await asyncio.wait_for(
+                    visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS]), 20
+                )
+                report = await asyncio.wait_for(visitor.measure(), 20)
+            finally:
+                free.set()
+            await asyncio.gather(*others)
+            assert answer.status == 200 and opened(SealedReport.decode(report), trio) == [0, 0, 1, 0]
+
+    async def test_more_calls_than_can_wait_are_refused(
+        self, tmp_path: Path, trio: Trio, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("benchmarks.live.agent.MOST_WAITING", -THREADS)
+        async with visiting(tmp_path, trio) as visitor:
+            response = await visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS])
+            assert response.status == 503
+
+    async def test_a_page_whose_policy_forbids_it_may_not_call(self, tmp_path: Path, trio: Trio) -> None:
+        """By script it is an error; by header it is as if the header were not there."""
+        calls = [
+            ("saveImpression", {"histogramIndex": 2}, 400),
+            ("responseHeaders", {"saveImpression": "histogram-index=2"}, 200),
+        ]
+        with prepared(tmp_path, trio, 0, 1, virtual_ticks()) as (shown, _), listen(0) as bound:
+            news, where = shown.where[Place.NEWS], origin_of(bound)
+            agent = Agent(shown._device, where, shown.where.sites(), {news: "save-impression=()"})
+            async with serving(agent.app(), bound), aiohttp.ClientSession() as session:
+                for name, passed, status in calls:
+                    async with session.post(f"{where}/{name}", json=passed, headers={"Origin": news}) as response:
+                        assert response.status == status
+                        assert (await response.json()).get("error") == ("NotAllowedError" if status == 400 else None)
+            assert not shown._device.overview().impressions
 
     async def test_full_and_empty_reports_have_one_size(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:

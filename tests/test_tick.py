@@ -28,31 +28,12 @@ from device.storage import Store
 from device.tick import GUARD, LEAVES_WITHIN, MARGIN, AtOnce, Ticks, random_delay
 from tests.support.both_stores import Kind, fresh_store
 from tests.support.small_worlds import NOW, PUBLISHER, QUERIER, PlainDevice
+from tests.support.virtual_ticks import VirtualTime, at_once
 
 T = TypeVar("T")
 TICK = 0.05
 WORK = 0.015
 OPTIONS = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.01)
-
-
-class Time:
-    """Moves when someone waits, or works."""
-
-    def __init__(self) -> None:
-        self.now = 100.013
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, moment: float) -> None:
-        self.now = max(self.now, moment)
-
-
-def at_once(work: Callable[[], T], /) -> Future[T]:
-    """A worker that is done before anyone waits for it, however long that takes."""
-    done: Future[T] = Future()
-    done.set_result(work())
-    return done
 
 
 class Slow:
@@ -66,11 +47,11 @@ class Slow:
         return Future()
 
 
-def ticks(time: Time, submit: Any = at_once) -> Ticks:
+def ticks(time: VirtualTime, submit: Any = at_once) -> Ticks:
     return Ticks(TICK, clock=time, wait=time.wait, delay=lambda: 0.0, submit=submit)
 
 
-def leave(ticker: Ticks, time: Time, queue: str = "shop", work: float = WORK, worked: float = 0.0) -> float:
+def leave(ticker: Ticks, time: VirtualTime, queue: str = "shop", work: float = WORK, worked: float = 0.0) -> float:
     """How long a call takes, as its caller sees it."""
     begun = time.now
 
@@ -84,7 +65,7 @@ def leave(ticker: Ticks, time: Time, queue: str = "shop", work: float = WORK, wo
 
 @pytest.mark.parametrize("worked", [0.0, 0.001, 0.01, 0.037])
 def test_a_call_leaves_at_its_tick_whatever_was_done(worked: float) -> None:
-    time = Time()
+    time = VirtualTime()
     assert leave(ticks(time), time, worked=worked) == TICK
 
 
@@ -93,18 +74,18 @@ def test_a_turn_is_as_many_ticks_as_its_work_may_take(work: float, expected: int
     """Decided by what it may take at most, before it begins."""
     assert pytest.approx(0.038) == TICK - GUARD - MARGIN
     for worked in (0.0, work):
-        time = Time()
+        time = VirtualTime()
         assert leave(ticks(time), time, work=work, worked=worked) == pytest.approx(expected * TICK)
 
 
 def test_calls_of_one_caller_follow_one_another() -> None:
     """Each has its own turn, begun where the one before ended."""
-    time = Time()
+    time = VirtualTime()
     ticker = ticks(time)
     assert [leave(ticker, time, worked=worked) for worked in (0.0, 0.03, 0.001)] == [TICK] * 3
 
 
-def overlapping(ticker: Ticks, time: Time, callers: int, worked: float) -> list[float]:
+def overlapping(ticker: Ticks, time: VirtualTime, callers: int, worked: float) -> list[float]:
     """How long calls take that all come at the same moment, each from a caller of its own."""
     begun = time.now
     ends = []
@@ -118,7 +99,7 @@ def overlapping(ticker: Ticks, time: Time, callers: int, worked: float) -> list[
 @pytest.mark.parametrize("worked", [0.0, 0.005, 0.015])
 def test_callers_that_fit_into_a_tick_do_not_see_one_another(worked: float) -> None:
     """Two have room; the third waits for a whole tick, and so on, whatever each of them finds to do."""
-    time = Time()
+    time = VirtualTime()
     taken = overlapping(ticks(time), time, 5, worked)
     assert taken == pytest.approx([TICK, TICK, 2 * TICK, 2 * TICK, 3 * TICK])
 
@@ -129,7 +110,7 @@ Times = list[tuple[float, float]]
 class Sleepless(Ticks):
     """Keeps what was reserved, so that it can be looked at: slots of the worker, and when calls leave."""
 
-    def __init__(self, time: Time) -> None:
+    def __init__(self, time: VirtualTime) -> None:
         super().__init__(TICK, clock=time, wait=lambda _: None, delay=lambda: 0.0, submit=at_once)
         self.slots: Times = []
         self.turns: Times = []
@@ -146,7 +127,7 @@ class Sleepless(Ticks):
 )
 def test_nobody_works_while_another_report_is_sealed_and_leaves(calls: list[tuple[float, int, float]]) -> None:
     """Whoever comes when: how busy the worker is would show in when that one leaves."""
-    time = Time()
+    time = VirtualTime()
     ticker = Sleepless(time)
     for after, caller, work in calls:
         time.now += after
@@ -164,7 +145,7 @@ def test_nobody_works_while_another_report_is_sealed_and_leaves(calls: list[tupl
 def test_nobody_waits_for_ever_for_a_slot() -> None:
     """Twenty callers at any distance from one another: the last waits for at most two ticks for each pair before it."""
     for apart in (0.0, 0.001, 0.013, 0.03, 0.049, 0.05, 0.07):
-        time = Time()
+        time = VirtualTime()
         ticker = Sleepless(time)
         for caller in range(20):
             time.now += apart
@@ -176,7 +157,7 @@ def test_nobody_waits_for_ever_for_a_slot() -> None:
 @pytest.mark.parametrize("worked", [0.0, 0.01, 0.037])
 def test_a_call_leaves_a_little_after_its_turn(worked: float) -> None:
     """By coins alone, whatever was done."""
-    time = Time()
+    time = VirtualTime()
     ticker = Ticks(TICK, clock=time, wait=time.wait, delay=lambda: 0.0007, submit=at_once)
     assert leave(ticker, time, worked=worked) == TICK + 0.0007
 
@@ -192,7 +173,7 @@ def test_the_delay_is_drawn_and_stays_within_the_guard() -> None:
 def test_a_turn_begins_with_the_call_not_with_the_work() -> None:
     """Checking options takes its time, which depends on what the device did before."""
     for checked in (0.0, 0.0007, 0.0019):
-        time = Time()
+        time = VirtualTime()
         ticker = ticks(time)
         came = time.now
         time.now += checked
@@ -202,7 +183,7 @@ def test_a_turn_begins_with_the_call_not_with_the_work() -> None:
 
 
 def test_work_that_is_late_is_left_behind_and_goes_on() -> None:
-    time, slow = Time(), Slow()
+    time, slow = VirtualTime(), Slow()
     with ticks(time, slow).turn("shop", WORK, time.now) as turn:
         assert turn.run(lambda: "report", "null") == "null"
     assert [work() for work in slow.pending] == ["null"], "it begins after its time, and looks at nothing"
@@ -210,7 +191,7 @@ def test_work_that_is_late_is_left_behind_and_goes_on() -> None:
 
 def test_work_that_began_in_time_is_finished() -> None:
     """The caller has gone; what was begun is paid for all the same."""
-    time, done = Time(), list[object]()
+    time, done = VirtualTime(), list[object]()
 
     def begins_and_takes_long(work: Callable[[], T], /) -> Future[T]:
         done.append(work())
@@ -272,7 +253,7 @@ def test_the_real_worker_does_one_thing_after_another() -> None:
 class Watched(MemoryStore):
     """A store in which work takes time on the tests' clock: more, the more there is."""
 
-    def __init__(self, time: Time) -> None:
+    def __init__(self, time: VirtualTime) -> None:
         super().__init__(debug=True)
         self.fix_epoch_start(NOW)
         self.time = time
@@ -288,18 +269,20 @@ class Watched(MemoryStore):
 
 
 @pytest.fixture
-def watched() -> Iterator[tuple[PlainDevice, Time]]:
-    time = Time()
+def watched() -> Iterator[tuple[PlainDevice, VirtualTime]]:
+    time = VirtualTime()
     yield Device(Watched(time), PlainSeal(), clock=lambda: NOW + 1, ticker=ticks(time)), time
 
 
-def elapsed(time: Time, call: Callable[[], object]) -> float:
+def elapsed(time: VirtualTime, call: Callable[[], object]) -> float:
     begun = time.now
     call()
     return round(time.now - begun, 6)
 
 
-def test_saves_and_measurements_leave_at_the_same_tick_with_data_or_without(watched: tuple[PlainDevice, Time]) -> None:
+def test_saves_and_measurements_leave_at_the_same_tick_with_data_or_without(
+    watched: tuple[PlainDevice, VirtualTime],
+) -> None:
     """Errors, which depend on the options alone, come at once."""
     device, time = watched
 
@@ -322,7 +305,7 @@ def test_saves_and_measurements_leave_at_the_same_tick_with_data_or_without(watc
 
 def test_all_of_a_call_is_in_its_turn() -> None:
     """Also what comes before its work: a device whose own clock is slow to read."""
-    time = Time()
+    time = VirtualTime()
 
     def slow_clock() -> int:
         time.now += 0.0009
@@ -340,7 +323,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 
 def test_a_report_that_is_late_is_null_and_paid_for(store: Store) -> None:
-    time = Time()
+    time = VirtualTime()
     late = [False]
 
     def worker(work: Callable[[], T], /) -> Future[T]:
@@ -397,7 +380,7 @@ def test_nothing_of_what_was_found_is_freed_after_the_turn() -> None:
         seen.append(Tracked.freed)
         return done
 
-    time = Time()
+    time = VirtualTime()
     device: PlainDevice = Device(Keeps(debug=True), PlainSeal(), clock=lambda: NOW, ticker=ticks(time, worker))
     for _ in range(5):
         device.save_impression(PUBLISHER, ImpressionOptions(0))

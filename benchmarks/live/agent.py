@@ -1,7 +1,9 @@
 """The device agent: one person's device, reached from the pages they visit by the standard's two calls and two headers.
 
 It stands in for the browser. A page says what it wants and never who it is: the browser's own Origin header says that,
-and an origin that is no site of the demonstration is refused.
+and an origin that is no site of the demonstration is refused. It knows no tabs, so nobody's activation is asked for.
+
+Calls wait for their turns in threads of the agent's own: what else the program does must not delay when one leaves.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import base64
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
 
 from benchmarks.live.idl import WrongType, read_options
-from device.agent import Report
+from device.agent import Report, system_clock
+from device.browser import Browser, Page
 from device.conversion import ConversionOptions
 from device.dashboard.guard import MAX_BODY, guarded
 from device.device import Device
@@ -28,16 +33,32 @@ from protocol.errors import TrefoilError
 from protocol.report import SealedReport
 
 DELIVERY_SECONDS = 10.0
+# Calls that are in their turns at the same time, and calls that may wait for that.
+THREADS = 32
+MOST_WAITING = 200
+T = TypeVar("T")
 Call = Callable[[str, object], Awaitable[dict[str, object]]]
 
 
 class Agent:
-    """Serves `device` at `origin` to the pages of `sites`, which maps their origins to the sites they stand for."""
+    """Serves `device` at `origin` to the pages of `sites`, which maps their origins to the sites they stand for.
 
-    def __init__(self, device: Device[Report], origin: str, sites: Mapping[str, str]) -> None:
+    `policies` are the Permissions-Policy headers of pages that have one, by their origins.
+    """
+
+    def __init__(
+        self, device: Device[Report], origin: str, sites: Mapping[str, str], policies: Mapping[str, str] | None = None
+    ) -> None:
         self._device = device
+        self._browser = Browser(device, system_clock)
         self._origin = origin
         self._sites = sites
+        self._pages = {
+            site: Page(f"https://{site}", permissions_policy=(policies or {}).get(origin, ""))
+            for origin, site in sites.items()
+        }
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
+        self._calls = 0
 
     def app(self) -> web.Application:
         """The application. Requests of other origins end in the guard, before anything is read."""
@@ -47,7 +68,21 @@ class Agent:
         for name, call in calls.items():
             app.router.add_post(f"/{name}", self._handler(call))
             app.router.add_route("OPTIONS", f"/{name}", self._preflight)
+        app.on_cleanup.append(self._close)
         return app
+
+    async def _close(self, _: web.Application) -> None:
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    async def _in_a_thread(self, call: Callable[..., T], *passed: object) -> T:
+        """One of the agent's own, and not for ever more than there are."""
+        if self._calls - THREADS >= MOST_WAITING:
+            raise web.HTTPServiceUnavailable(text="Refused. Too many calls are waiting.\n")
+        self._calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call, *passed)
+        finally:
+            self._calls -= 1
 
     def _handler(self, call: Call) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
@@ -75,7 +110,7 @@ class Agent:
 
     async def _save(self, site: str, passed: object) -> dict[str, object]:
         options = read_options(ImpressionOptions, passed)
-        await asyncio.to_thread(self._device.save_impression, site, options)
+        await self._in_a_thread(self._browser.save_impression, self._pages[site], options)
         return {}
 
     async def _measure(self, site: str, passed: object) -> dict[str, object]:
@@ -83,7 +118,7 @@ class Agent:
         return {"report": base64.b64encode(report).decode()}
 
     async def _report(self, site: str, options: ConversionOptions) -> bytes:
-        report = await asyncio.to_thread(self._device.measure_conversion, site, options)
+        report = await self._in_a_thread(self._browser.measure_conversion, self._pages[site], options)
         sealed = report if isinstance(report, SealedReport) else report.sealed
         return sealed.encode()
 
@@ -94,10 +129,10 @@ class Agent:
         save, measure = passed.get("saveImpression"), passed.get("measureConversion")
         clear = passed.get("clearSiteData")
         if isinstance(clear, str) and clears_impressions(clear):
-            await asyncio.to_thread(self._device.clear_impressions_for_site, site)
+            await self._in_a_thread(self._device.clear_impressions_for_site, site)
         with contextlib.suppress(TrefoilError):
             if isinstance(save, str):
-                await asyncio.to_thread(self._device.save_impression, site, parse_save_impression(save))
+                await self._in_a_thread(self._browser.save_impression, self._pages[site], parse_save_impression(save))
         with contextlib.suppress(TrefoilError):
             if isinstance(measure, str):
                 wanted = parse_measure_conversion(measure, f"https://{site}/")

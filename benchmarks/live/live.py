@@ -26,6 +26,7 @@ from device.dashboard.serve import serving
 from device.dashboard.server import Dashboard
 from device.dashboard.words import Clockface
 from device.device import Device
+from device.tick import Ticker
 from mpc_helpers.local.launcher import Trio, launched, prepare
 from protocol.console import err, out, write_json
 from protocol.keys import load_identity
@@ -70,11 +71,13 @@ class Demonstration:
 
 
 @contextlib.contextmanager
-def prepared(folder: Path, trio: Trio, port: int, seed: int) -> Iterator[tuple[Demonstration, dict[Place, socket]]]:
+def prepared(
+    folder: Path, trio: Trio, port: int, seed: int, ticker: Ticker | None = None
+) -> Iterator[tuple[Demonstration, dict[Place, socket]]]:
     """A new device in `folder`, and a demonstration with it whose ports are taken."""
     path = folder / "device.sqlite"
     device_agent.create(path)
-    with ports_taken(port) as (where, sockets), device_agent.opened(path, trio.helper_set) as device:
+    with ports_taken(port) as (where, sockets), device_agent.opened(path, trio.helper_set, ticker=ticker) as device:
         yield Demonstration(folder, where, trio, device, seed), sockets
 
 

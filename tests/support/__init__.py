@@ -5,6 +5,7 @@
 - `both_stores`: one test on a store in memory and on a database
 - `device_auditor`: what a device may do and must charge, worked out a second time
 - `device_timelines`: everything that can happen to a device, from a seed
+- `virtual_ticks`: ticks that no machine is too busy for
 - `small_worlds`: devices with a handful of impressions, and what can be learnt exactly
 - `display_worlds`: the same with a handful of conversions, and publishers that ask
 - `commit_world`: three ledgers over a network that loses, delays and repeats
