@@ -26,6 +26,7 @@ from device.dashboard.markup import Markup, join, tag
 from device.dashboard.pages import SHOWN_ROWS, OverviewPage
 from device.dashboard.serve import serving, take_port
 from device.dashboard.server import Dashboard
+from device.dashboard.totals import AskerTotal, totals_by_intermediary, totals_by_site
 from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, used
 from device.device import Device
 from device.impression import ImpressionOptions
@@ -192,6 +193,35 @@ class TestOverviewPage:
         assert "0.25 ε in each of" in shown and "Nothing. The budget is used up: an empty report" in shown
         assert "Measurement is on" in shown and "All sites together, at most 8 ε a week" in shown
         assert "What may be learnt from ads this site showed: at most 4 ε a week" in shown
+
+    def test_totals_are_by_site_and_by_intermediary(self) -> None:
+        """Figure 1: an ad-tech that asks on two sites' pages has had what both of their budgets paid in one week."""
+        world = World()
+        world.device.save_impression("news.example", ImpressionOptions(0))
+        for site, caller in (
+            ("shoes.example", None),
+            ("shoes.example", "adtech.example"),
+            ("hats.example", "adtech.example"),
+        ):
+            world.device.measure_conversion(site, QUARTER, intermediary=caller)
+        world.device.measure_conversion("bags.example", replace(QUARTER, impression_sites=("blog.example",)))
+        records = world.device.reports()
+        assert totals_by_site(records) == [
+            AskerTotal("bags.example", (), 1, 0, 0),
+            AskerTotal("hats.example", ("adtech.example",), 1, 1, 250_000),
+            AskerTotal("shoes.example", ("adtech.example",), 2, 2, 500_000),
+        ]
+        assert totals_by_intermediary(records) == [
+            AskerTotal("adtech.example", ("hats.example", "shoes.example"), 2, 2, 500_000)
+        ]
+        shown = text_of(world.page())
+        assert "adtech.example hats.example, shoes.example 2 2 0.5 ε" in shown
+        assert "shoes.example adtech.example 2 2 0.5 ε" in shown
+
+    def test_weeks_are_not_added_up_in_totals_either(self, world: World) -> None:
+        (total,) = totals_by_site(world.device.reports())
+        assert (total.reports, total.paid_for, total.most) == (5, 4, 1_000_000)
+        assert totals_by_intermediary(world.device.reports()) == []
 
     def test_shows_impressions_and_for_whom(self, world: World) -> None:
         assert re.search(r"news\.example 3 shoes\.example", text_of(world.page()))

@@ -10,6 +10,7 @@ from device.conversion_event import SavedConversion
 from device.dashboard import words
 from device.dashboard.layout import Link, budget_bar, button_link, notice, page, section, table
 from device.dashboard.markup import Markup, Node, tag
+from device.dashboard.totals import AskerTotal, totals_by_intermediary, totals_by_site
 from device.dashboard.words import Clockface, epsilon, plural
 from device.epoch import EpochCalendar
 from device.impression import SavedImpression
@@ -25,6 +26,7 @@ SHOWN_ROWS = 50
 LINKS = (
     ("Budgets", "#sites"),
     ("All sites together", "#everyone"),
+    ("Who asked", "#askers"),
     ("Reports", "#reports"),
     ("Impressions", "#impressions"),
     ("Conversions", "#conversions"),
@@ -58,10 +60,19 @@ _CONVERSIONS = (
     "Purchases and the like that a site asked your device to remember, so that the sites it names can learn, from "
     "reports of many people, which of their ads work. They never leave it either."
 )
+_ASKERS = (
+    "A site's budget pays for every report asked for on its pages, also by others. An intermediary asks on the pages "
+    "of many sites and can put their answers together: its total is what they have paid for it in one week."
+)
 _EVERYONE = "Limits that hold across sites, so that many of them cannot add up what each one may learn."
 _SERVED = (
     "This page is served by your own machine to this browser alone. It holds no script and nothing from elsewhere."
 )
+
+
+def _asker_row(asker: AskerTotal) -> list[Node]:
+    through = ", ".join(asker.others) or "none"
+    return [asker.name, through, f"{asker.reports:,}", f"{asker.paid_for:,}", epsilon(asker.most)]
 
 
 class OverviewPage:
@@ -93,6 +104,7 @@ class OverviewPage:
             self._meaning(),
             self._sites(),
             self._everyone(),
+            self._askers(),
             self._reports(),
             self._impressions(),
             self._conversions(),
@@ -168,6 +180,20 @@ class OverviewPage:
         told = "closed: history was cleared" if self._closed(state.epoch) else words.used(state.spent, state.capacity)
         name: Node = [state.site, tag("br"), tag("span", week, class_="soft")] if named else week
         return [name, bar, epsilon(state.spent), epsilon(state.remaining), told]
+
+    def _askers(self) -> Markup:
+        records = self._overview.reports
+        tables: list[Node] = []
+        for who, through, askers in (
+            ("Site", "Intermediaries on its pages", totals_by_site(records)),
+            ("Intermediary", "Sites it asked on", totals_by_intermediary(records)),
+        ):
+            if askers:
+                columns = [who, through, "Reports", "Paid for", "Most of one week"]
+                caption = f"Totals by {who.lower()}, over the reports below"
+                tables.append(table(caption, columns, [_asker_row(asker) for asker in askers]))
+        nothing = tag("p", "Nobody has asked for a report yet.", class_="empty")
+        return section("askers", "Who asked", tag("p", _ASKERS), tables or nothing)
 
     def _reports(self) -> Markup:
         columns = ["When", "To whom", "What it cost you", "Week by week", "Noise asked for"]
