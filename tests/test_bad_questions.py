@@ -78,7 +78,7 @@ def test_features_of_another_length_do_not_fit_the_batch(asked: list[str], tmp_p
 
 
 def test_an_advertiser_that_allows_nobody_need_not_call(tmp_path: Path) -> None:
-    arguments = ["device", "conversion", "shop.example", "--db", tmp_path / "ann.db"]
+    arguments = ["device", "conversion", "shop.example", "--db", str(tmp_path / "ann.db")]
     assert run(*arguments).exit_code == 2
     error = fail(*arguments, "--publisher", "shop.example")
     assert "itself" in str(error)
@@ -88,7 +88,14 @@ def test_an_advertiser_that_allows_nobody_need_not_call(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cutoff", ["0", "-0.05", "nan", "inf"])
 def test_a_cutoff_that_nothing_is_within_is_refused_before_anything_is_asked(cutoff: str, tmp_path: Path) -> None:
     batch = batch_file(tmp_path / "shop.batch", 500_000, 0)
-    files = ["--reports", batch, "--helpers", tmp_path / "none.json", "--site-key", tmp_path / "none.key"]
+    files = [
+        "--reports",
+        str(batch),
+        "--helpers",
+        str(tmp_path / "none.json"),
+        "--site-key",
+        str(tmp_path / "none.key"),
+    ]
     error = fail("query", *files, "--cutoff", cutoff)
     assert "cutoff" in str(error) and "0.05" in error.hint
     assert not batch.with_name("shop.batch.queries").exists()
