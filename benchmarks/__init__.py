@@ -1,6 +1,7 @@
 """What the system costs and how well it does: workloads, baselines, the paper's experiments, the demonstrations.
 
 - `seeded`: randomness that can be repeated, for workloads only
+- `picture`: one style for every plot
 - `origin`: where a figure comes from, in every result file
 - `workload`: simulated people, and the real devices that it happens on
 - `liars`: reports of devices that lie, sealed as honest ones are

@@ -2,60 +2,87 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.bench import plaintext, throughput
-from benchmarks.bench.processes import usage
-from benchmarks.bench.throughput import Snapshot, ThroughputPoint, exponents
+from benchmarks.bench import plaintext
+from benchmarks.bench.plaintext import PlaintextCost
+from benchmarks.bench.throughput import command, grid, measurement, peers, stages, view, yardstick
+from benchmarks.bench.throughput.counters import Counters, HelperCounters
+from benchmarks.bench.throughput.grid import Cell, Extra, Grid, cells_of
+from benchmarks.bench.throughput.peers import PeerCost
+from benchmarks.bench.throughput.point import Baselines, BatchRun, Range, ThroughputPoint
+from benchmarks.bench.throughput.yardstick import Opens
 from benchmarks.bulk_reports import Workload, make_batch
+from mpc_helpers.local.launcher import launched_helpers
+from mpc_helpers.service.metrics import Metrics
+from mpc_helpers.service.processes import count_processes, usage
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
+from protocol.hpke import CLASSICAL, Suite
+from protocol.status import QueryState
 from tests.support import protocol_samples as samples
 from trefoil import app
 
 RATIOS = {
+    "cpu_over_trusted_server",
+    "cpu_over_three_bare_opens",
+    "cpu_over_plaintext",
     "ingest_over_bare_open",
     "fraction_of_bound",
-    "cpu_over_trusted_server",
     "sum_over_plaintext",
-    "speedup_over_naive_mpyc",
+    "slowdown_over_plaintext",
 }
-STAGES = {"transfer", "open", "expand", "sum", "ledger", "agreement", "noise", "release"}
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rounds: nothing is asserted about speed here."""
-    monkeypatch.setattr(throughput, "INGEST_ROUNDS", 1)
-    monkeypatch.setattr(throughput, "NAIVE_REPORTS", 10)
-    monkeypatch.setattr(throughput, "NAIVE_RUNS", 1)
-    monkeypatch.setattr(throughput, "EPSILON_MICROS", 50_000_000)
+    monkeypatch.setattr(measurement, "INGEST_ROUNDS", 1)
+    monkeypatch.setattr(peers, "NAIVE_REPORTS", 10)
+    monkeypatch.setattr(peers, "NAIVE_RUNS", 1)
+    monkeypatch.setattr(grid, "EPSILON_MICROS", 50_000_000)
+    monkeypatch.setattr(yardstick, "SECONDS", 0.01)
+
+
+def invoke(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["bench", "throughput", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.mark.usefixtures("quick")
 def test_the_command_end_to_end(tmp_path: Path) -> None:
     """With γ = 5 per unit, noise above 16 in one of eight buckets has a probability below 10^−15; sums are about 50."""
-    target, plots = tmp_path / "throughput.json", tmp_path / "plots"
-    command = ["bench", "throughput", "--reports", "40", "--reports", "80", "--buckets", "4", "--json", str(target)]
-    done = CliRunner().invoke(app, [*command, "--plot", str(plots)], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
+    target, plots, table = tmp_path / "throughput.json", tmp_path / "plots", tmp_path / "runs.csv"
+    sizes = ("--reports", "80", "--buckets", "4", "--repeat", "2", "--without", "naive")
+    page = invoke(*sizes, "--profile", "--json", str(target), "--csv", str(table), "--plot", str(plots))
     stored = json.loads(target.read_text())
-    assert {"date", "seed", "commit", "machine", "points", "exponents"} <= set(stored)
-    assert [(point["reports"], point["buckets"]) for point in stored["points"]] == [(40, 4), (80, 4)]
+    assert {"command", "date", "seed", "commit", "machine", "points", "exponents"} <= set(stored)
+    assert [(point["reports"], point["buckets"]) for point in stored["points"]] == [(80, 4)]
     for point in stored["points"]:
         assert set(point["ratios"]) >= RATIOS
         assert all(math.isfinite(value) and value > 0 for value in point["ratios"].values())
-        assert set(point["seconds"]) >= STAGES | {"total"}
-        assert sum(value for stage, value in point["seconds"].items() if stage != "total") > 0
-        assert set(point["cpu_seconds"]) >= {"total", "open", "expand", "sum"}
+        for name, (low, high) in point["ranges"].items():
+            assert low <= point["ratios"][name] <= high
+        assert len(point["runs"]) == 2
+        assert set(point["seconds"]) == {*stages.STAGES, "total"}
+        spent = [value for stage, value in point["seconds"].items() if stage != "total"]
+        assert min(spent) >= 0
+        assert sum(spent) == pytest.approx(point["seconds"]["total"])
+        assert set(point["profile"]) == set(stages.PROFILE)
+        assert sum(point["profile"].values()) == pytest.approx(point["cpu_seconds"]["total"])
         assert all(50 < value < 2000 for value in point["peak_rss_mb"].values())
         for helper, processes in point["peak_rss_mb_by_process"].items():
             assert set(processes) >= {"daemon", "fork server", "opening reports"}
@@ -64,57 +91,205 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
         assert point["bytes_per_report"]["uploaded"] > 2 * 8 * 4 + 3 * 112
         assert point["bytes_per_report"]["between helpers"] > 0
         assert point["largest_error"] <= 16
-    assert "admit cpu over reports at 4 buckets" in stored["exponents"]
-    assert sorted(path.name for path in plots.iterdir()) == [
-        f"throughput-{name}.svg" for name in ("buckets", "ratios", "reports", "stages")
-    ]
+    names = ("buckets", "ratios", "reports", "stages")
+    wanted = [f"throughput-{name}.{suffix}" for name in names for suffix in ("pdf", "svg")]
+    assert sorted(path.name for path in plots.iterdir()) == wanted
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["reports"], row["run"]) for row in rows] == [("80", "1"), ("80", "2")]
+    assert "80 checked reports, 4 buckets:" in page
+    assert "times the processor time of one trusted server" in " ".join(page.split())
 
 
-def test_a_grid_that_cannot_be_is_refused_before_anything_starts() -> None:
-    for count in (0, -1, 10**8):
-        with pytest.raises(TrefoilError, match="report counts are 1 to"):
-            throughput.run_grid([count], [4], 1, lambda _: None)
+@pytest.mark.usefixtures("quick")
+def test_helpers_that_exist_are_measured_and_only_json_is_printed(tmp_path: Path) -> None:
+    """In suite 2, unchecked reports beside checked ones."""
+    suite, options = Suite.MLKEM768_X25519_HKDF_SHA256_AES_256_GCM, {"unchecked_histograms": True}
+    with launched_helpers(tmp_path, sites={"shop.example": ["shop.example"]}, options=options, suite=suite) as running:
+        named = ("--helpers", str(running.trio.helper_set_path))
+        key = ("--site-key", str(running.trio.site_key_path("shop.example")))
+        small = ("--reports", "20", "--buckets", "2", "--without", "naive", "--without", "ingest")
+        page = invoke(*named, *key, *small, "--unchecked", "--json", "-")
+        stored = json.loads(page)
+        assert [(point["checked"], point["suite"]) for point in stored["points"]] == [(True, 2), (False, 2)]
+        assert "speedup_over_naive_mpyc" not in stored["points"][0]["ratios"]
+        done = CliRunner().invoke(app, ["bench", "throughput", *named, *key, *small, "--suite", "1"])
+        assert "in suite 2" in str(done.exception)
+    done = CliRunner().invoke(app, ["bench", "throughput", *named, *key, *small])
+    assert "cannot be reached" in str(done.exception)
 
 
-def point(reports: int, buckets: int, cpu: float, size: float) -> ThroughputPoint:
-    cpu_seconds, sizes = {"open": cpu, "expand": cpu / 2}, {"uploaded": size}
-    return ThroughputPoint(
-        reports, buckets, {}, cpu_seconds, sizes, {}, {}, {}, {}, {"bare open": 1e-5}, largest_error=0, noise_sd=1
-    )
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reports", "0"], "report counts are 1 to"),
+        (["--reports", "100000000"], "report counts are 1 to"),
+        (["--buckets", "0"], "1 to 65536 buckets"),
+        (["--suite", "3"], "no cipher suite 3"),
+        (["--helpers", "helpers.json"], "both --helpers and --site-key"),
+        (["--spu-python", "/nowhere/python"], "no Python at"),
+        (["--json", "."], "is a folder"),
+        (["--csv", "file/runs.csv"], "is not a folder"),
+        (["--plot", "file"], "is not a folder"),
+        (["--repeat", "1000"], "repeated 1 to 100"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    monkeypatch.setattr(command, "measure_grid", lambda *_: pytest.fail("the work has begun"))
+    done = CliRunner().invoke(app, ["bench", "throughput", *arguments])
+    assert isinstance(done.exception, TrefoilError)
+    assert message in str(done.exception)
+
+
+def test_what_has_no_room_on_the_disk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = Grid((Cell(10_000_000, 65_536, checked=False),))
+    monkeypatch.setattr(Cell, "report_bytes", lambda _: 524_908)
+    with pytest.raises(TrefoilError, match=r"GB in .* are free"):
+        huge.check_disk()
+
+
+def test_an_estimate_counts_what_is_wanted() -> None:
+    cells = cells_of([10, 5], [4], CLASSICAL, unchecked=True)
+    assert [(cell.reports, cell.checked) for cell in cells] == [(5, True), (5, False), (10, True), (10, False)]
+    everything, less = Grid(cells), Grid(cells, without=frozenset({Extra.NAIVE, Extra.INGEST}))
+    assert sum(everything.parts(cells[0]).values()) - sum(less.parts(cells[0]).values()) == pytest.approx(38, abs=0.5)
+    assert not everything.wants(Extra.SPU)
+    assert "4 batches: about" in view.estimate(less)
+    assert "SPU needs --spu-python" in view.left_out(less)
+
+
+def opens(bare: float, trusted: float) -> Opens:
+    """The same by the wall and by the processor."""
+    return Opens(PlaintextCost(bare, bare), PlaintextCost(trusted, trusted))
+
+
+def measured(seconds: float, cpu: Mapping[str, float] | None, size: float = 1000, bare: float = 1e-5) -> BatchRun:
+    spent = dict.fromkeys(stages.STAGES, seconds / len(stages.STAGES))
+    shown = dict.fromkeys(stages.PROFILE, 0.1)
+    sizes, memory = {"uploaded": size}, {"helper 1": 200.0}
+    return BatchRun({"total": seconds, **spent}, cpu, shown, opens(bare, 2e-5), sizes, memory, {}, 0, 1.0)
+
+
+def point(reports: int, buckets: int, *runs: BatchRun) -> ThroughputPoint:
+    naive, spu = PeerCost(PlaintextCost(5e-3, 6e-3), 100), PeerCost(PlaintextCost(9e-5, 6e-5), 100)
+    baselines = Baselines(PlaintextCost(3.25e-8, 3.25e-8), 2.0, 1.4, naive, spu)
+    return ThroughputPoint(Cell(reports, buckets), baselines, runs)
+
+
+def test_ratios_are_medians_with_ranges_and_the_middle_run_is_shown() -> None:
+    found = point(1000, 128, *(measured(total, {"total": cpu}) for total, cpu in ((3, 0.1), (1, 0.08), (2, 0.09))))
+    assert found.middle.total == 2
+    ratios = found.ratios()
+    assert ratios["cpu_over_trusted_server"] == pytest.approx(Range(4.5, 4.0, 5.0))
+    assert ratios["cpu_over_three_bare_opens"] == pytest.approx(Range(3.0, 8 / 3, 10 / 3))
+    assert ratios["speedup_over_naive_mpyc"].median == pytest.approx(2.5)
+    assert ratios["cpu_over_spu"].median == pytest.approx(1.5)
+    assert ratios["cpu_over_trusted_server"].show() == "4.5 (4.0 to 5.0)"
+    assert Range.of([2.0]).show() == "2.0"
+
+
+def test_helpers_that_do_not_say_what_they_used_are_left_out_with_a_word() -> None:
+    found = point(1000, 128, measured(2, None))
+    assert "cpu_over_trusted_server" not in found.ratios()
+    assert found.to_json()["cpu_seconds"] is None
+    assert "do not say what processor time" in next(view.sentences([found]))
+
+
+def test_every_table_fits_eighty_columns_and_nothing_is_cut() -> None:
+    """With sizes as large as they can be, and ranges."""
+    cpu = [{"total": 345.6}, {"total": 1234.5}]
+    points = [point(10_000_000, 65_536, *(measured(9999.9, each) for each in cpu)) for _ in range(2)]
+    page = Console(width=80, record=True, file=io.StringIO())
+    for table in view.tables(points):
+        page.print(table)
+    text = page.export_text()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    # The plaintext rate in full, in every table that has it.
+    assert text.count(" 30,769,231 │") == 2
 
 
 def test_exponents_are_those_of_the_cost() -> None:
     """Linear is 1; something quadratic cannot hide."""
-    linear = [point(n, m, 3e-5 * n, 300 + 16 * m) for n in (1000, 8000) for m in (16, 128)]
-    found = exponents(linear)
+
+    def grow(power: int, slower: float = 1.0) -> list[ThroughputPoint]:
+        return [
+            point(
+                n,
+                m,
+                measured(
+                    1,
+                    {"total": 1.0, "open": 3e-5 * n**power * (slower if n > 1000 else 1)},
+                    300 + 16 * m,
+                    1e-5 * (slower if n > 1000 else 1),
+                ),
+            )
+            for n in (1000, 8000)
+            for m in (16, 128)
+        ]
+
+    found = measurement.exponents(grow(1))
     assert found["admit cpu over reports at 16 buckets"] == pytest.approx(1)
     assert found["bytes over buckets at 1000 reports"] == pytest.approx(1)
     # A machine that was slower for the larger batches does not bend the line.
-    slower = [
-        replace(
-            one,
-            cpu_seconds={part: 2 * value for part, value in one.cpu_seconds.items()},
-            yardstick={"bare open": 2e-5},
-        )
-        if one.reports == 8000
-        else one
-        for one in linear
-    ]
-    assert exponents(slower) == pytest.approx(found)
-    squared = [replace(one, cpu_seconds={"open": 1e-9 * one.reports**2}) for one in linear]
-    assert exponents(squared)["admit cpu over reports at 128 buckets"] == pytest.approx(2)
+    assert measurement.exponents(grow(1, slower=2.0)) == pytest.approx(found)
+    assert measurement.exponents(grow(2))["admit cpu over reports at 128 buckets"] == pytest.approx(2)
 
 
-def test_stages_are_apart_and_add_up() -> None:
-    used = Snapshot([], [{"check": 1.0, "open": 6.0}, {"open": 2.0, "expand": 0.5, "sum": 0.5}], [0.1, 0.3, 0.2], 0.0)
+def counters(ledger: float = 0.0, **admit: float) -> HelperCounters:
+    return HelperCounters({"daemon": 2.0, "opening reports": 9.0, "fork server": 0.5}, {}, admit, ledger, 0.25, 7.0)
 
-    seconds = {"submit": 1.0, "admitting": 5.0, "agreeing": 0.9, "computing": 0.2, "voting": 0.05, "collect": 0.01}
-    stages = throughput._stages(seconds, used)
-    assert tuple(stages) == throughput.STAGES
-    assert stages["open"] == pytest.approx(4.0)
-    assert stages["ledger"] == 0.3
-    assert stages["agreement"] == pytest.approx(0.6)
-    assert sum(stages.values()) == pytest.approx(sum(seconds.values()))
+
+def test_stages_are_those_of_the_slowest_helper_and_add_up() -> None:
+    used = Counters((counters(0.1, check=1.0, open=6.0), counters(0.3, open=3.0, expand=1.0), counters(0.2, open=9.0)))
+    quick = {QueryState.ADMITTING: 1.0}
+    slow = {
+        QueryState.ADMITTING: 4.0,
+        QueryState.AGREEING: 0.9,
+        QueryState.COMPUTING: 0.2,
+        QueryState.VOTING: 0.05,
+    }
+    found = stages.timeline(7.0, 1.0, 0.01, {0: quick, 1: slow, 2: quick}, used)
+    assert tuple(found) == stages.STAGES
+    assert found["open"] == pytest.approx(3.0)
+    assert found["expand"] == pytest.approx(1.0)
+    assert found["ledger"] == 0.3
+    assert found["agreement"] == pytest.approx(0.6)
+    assert sum(found.values()) == pytest.approx(7.0)
+    # It began while others still received their columns: those seconds are not counted twice.
+    early = stages.timeline(5.5, 1.0, 0.01, {0: quick, 1: slow, 2: quick}, used)
+    assert early["transfer"] == pytest.approx(0.34)
+    assert sum(early.values()) == pytest.approx(5.5)
+
+
+def test_the_profile_adds_up_to_all_that_was_used() -> None:
+    used = Counters((counters(0.1, open=6.0, sum=1.0),) * 3)
+    received = Counters((replace(counters(), processes={"daemon": 0.75}),) * 3)
+    found = stages.profile(used, received)
+    assert found is not None
+    assert found["receive"] == pytest.approx(3 * 0.75)
+    assert found["chunks"] == pytest.approx(3 * 2.0)
+    assert found["agree"] == pytest.approx(3 * (2.0 - 0.75 - 0.25))
+    assert sum(found.values()) == pytest.approx(used.cpu_seconds)
+    silent = Counters((replace(counters(), processes={}),) * 3)
+    assert stages.profile(silent, received) is None
+
+
+def test_counters_are_read_from_a_metrics_page() -> None:
+    metrics = Metrics()
+    count_processes(metrics)
+    metrics.counter("trefoil_admit_cpu_seconds_total", "by part")(1.5, part="open")
+    metrics.gauge("trefoil_peer_bytes", "bytes", lambda: {(): 12})
+    found = HelperCounters.parse(metrics.render())
+    assert found.processes["daemon"] > 0
+    assert 5 < found.peaks_mb["daemon"] < 5000
+    assert found.admit == {"open": 1.5}
+    assert found.peer_bytes == 12
+    assert HelperCounters.parse("# an older helper\n").cpu_seconds is None
+    assert found.since(found).peer_bytes == 0
 
 
 def test_processor_time_includes_children_that_have_ended() -> None:
@@ -128,7 +303,7 @@ def test_processor_time_includes_children_that_have_ended() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         used = usage(process.pid)
-        assert used.cpu_seconds >= 0.4
+        assert used.cpu_seconds["daemon"] >= 0.4
         assert used.peak_rss_mb > 1
     finally:
         process.kill()
@@ -144,15 +319,31 @@ def test_costs_are_per_report_and_sustained_ones_the_mean_of_all_rounds(monkeypa
     def work() -> None:
         now[0] += 2.0 if now[0] else 6.0
 
-    assert plaintext.sustain(work, 4, rounds=5) == plaintext.PlaintextCost(14 / 20, 7 / 20)
+    assert plaintext.sustain(work, 4, 14) == PlaintextCost(14 / 20, 7 / 20)
     now[0] = 0.0
-    assert plaintext.measure(work, 4, rounds=3) == plaintext.PlaintextCost(2 / 4, 1 / 4)
+    assert plaintext.measure(work, 4, rounds=3) == PlaintextCost(2 / 4, 1 / 4)
+    assert PlaintextCost.mean([PlaintextCost(1, 2), PlaintextCost(3, 6)]) == PlaintextCost(2, 4)
 
 
-def test_the_baselines_run() -> None:
-    workload = Workload(throughput._terms(8), 50, 3)
-    for cost in (plaintext.plain_sum(workload), plaintext.bare_open(workload), plaintext.trusted_server(workload)):
-        assert cost.seconds > 0
+@pytest.mark.usefixtures("quick")
+def test_the_naive_program_runs() -> None:
+    """Three MPyC processes; all of them together use more processor time than one does."""
+    found = peers.measure_naive(4)
+    assert found.reports == 10
+    assert found.cost.seconds > 0 < found.cost.cpu_seconds
+
+
+def test_a_peer_that_fails_says_so(tmp_path: Path) -> None:
+    """A Python without SPU, and a program that prints nothing."""
+    with pytest.raises(TrefoilError, match="the SPU program failed: ModuleNotFoundError"):
+        peers.measure_spu(Path(sys.executable), 10, 4)
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\n")
+    silent.chmod(0o755)
+    with pytest.raises(TrefoilError, match="did not print its result"):
+        peers.measure_spu(silent, 10, 4)
+    silent.write_text('#!/bin/sh\necho noise; echo \'{"seconds": 2, "cpu_seconds": 3}\'\n')
+    assert peers.measure_spu(silent, 10, 4) == PeerCost(PlaintextCost(0.2, 0.3), 10)
 
 
 def test_a_workload_is_repeated_by_its_seed_and_its_reports_are_not(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@
 - `throughput`: what the MPC costs over the clear, and where the time goes
 - `plaintext`: the baselines in the clear
 - `naive_mpyc`: the baseline that a newcomer to MPyC would write
-- `processes`: what the helpers' processes have used
+- `spu_sum`: SecretFlow SPU on the same histograms
 - `validity`: what lying devices cost the helpers
-- `throughput_plots`: the throughput results, drawn
 - `commands`: `trefoil bench`
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,16 +24,20 @@ def bench_report(
     buckets: Annotated[
         list[int] | None, typer.Option("--buckets", metavar="N", help="Histogram size; repeat for several.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per figure; the best of them counts.")] = 20,
+    suite: Annotated[int, typer.Option(min=1, max=2, help="The cipher suite; 2 is post-quantum.")] = 1,
 ) -> None:
-    """Bytes per report, and the cost of sealing and opening beside the bare HPKE calls.
+    """Bytes of a checked report, and what sealing and opening cost beside bare HPKE calls and unchecked reports.
 
     Example: trefoil bench report --json report.json
+
+    Example: trefoil bench report --suite 2 --buckets 128
     """
     from benchmarks.bench.report_cost import measure, show
     from benchmarks.origin import write_results
+    from protocol.hpke import Suite
 
-    results = measure(buckets or [16, 128, 1024], rounds)
+    results = measure(buckets or [16, 128, 1024], rounds, Suite(suite))
     show(results)
     write_results(json_file, results.to_json())
 
@@ -82,36 +88,58 @@ def bench_noise(
     write_results(json_file, noise_cost.to_json(results))
 
 
+class Without(StrEnum):
+    """What a throughput run can leave out."""
+
+    NAIVE = "naive"
+    SPU = "spu"
+    INGEST = "ingest"
+
+
 @bench.command("throughput")
 def bench_throughput(
+    *,
     reports: Annotated[list[int] | None, typer.Option(help="Reports in a batch; may be repeated.")] = None,
     buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Batches of each size: medians and ranges are shown.")] = 1,
+    unchecked: Annotated[bool, typer.Option(help="Also reports whose numbers no helper checks.")] = False,
+    suite: Annotated[int | None, typer.Option(help="Cipher suite: 1 X25519, 2 with ML-KEM.", show_default="1")] = None,
+    without: Annotated[list[Without] | None, typer.Option(help="What to leave out; may be repeated.")] = None,
+    profile: Annotated[bool, typer.Option(help="Also processor time by what it was spent on.")] = False,
+    helpers: Annotated[Path | None, typer.Option(help="Measure these helpers instead of three started here.")] = None,
+    site_key: Annotated[Path | None, typer.Option(help="The key of a site that those helpers answer.")] = None,
+    site: Annotated[str, typer.Option(help="That site.")] = "shop.example",
+    spu_python: Annotated[
+        Path | None, typer.Option(envvar="TREFOIL_SPU_PYTHON", help="A Python that has SecretFlow SPU.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Drives the workload, never keys or noise.")] = 1,
     json_file: JsonFile = None,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a line for every run here.")] = None,
     plot: PlotPlace = None,
 ) -> None:
-    """Three helpers end to end, beside plaintext, a trusted server, the bare HPKE opens and a naive MPyC program.
+    """Three helpers end to end, beside plaintext, a trusted server, the bare HPKE opens and other programs.
 
-    Example: trefoil bench throughput --reports 20000 --buckets 128 --json throughput.json --plot plots
+    Example: trefoil bench throughput --reports 20000 --buckets 128 --without naive --json throughput.json
     """
-    from benchmarks.bench import throughput
-    from benchmarks.origin import write_results
-    from protocol import console
+    from benchmarks.bench.throughput.command import Outputs, Wishes, run
+    from benchmarks.bench.throughput.grid import Extra
 
-    counts, sizes = reports or [20_000], buckets or [16, 128, 1024]
-    with console.progress("throughput", throughput.STEPS * len(counts) * len(sizes)) as advance:
-        run = throughput.run_grid(counts, sizes, seed, lambda note: advance(1, note=note))
-    console.out.print(throughput.table(run.points))
-    console.out.print(throughput.stage_table(run.points))
-    result = run.to_json()
-    for name, slope in throughput.exponents(run.points).items():
-        console.out.print(f"{name}: exponent {slope:.2f}", highlight=False)
-    if plot is not None:
-        from benchmarks.bench.throughput_plots import draw_all
-
-        for path in draw_all(result, plot):
-            console.say(f"drawn: {path}")
-    write_results(json_file, result, seed)
+    outputs = Outputs(json_file, csv, plot)
+    wishes = Wishes(
+        reports or [20_000],
+        buckets or [16, 128, 1024],
+        seed,
+        repeat,
+        suite,
+        unchecked,
+        [Extra(name.value) for name in without or ()],
+        profile,
+        helpers,
+        site_key,
+        site,
+        spu_python,
+    )
+    run(wishes, outputs)
 
 
 @bench.command("device")

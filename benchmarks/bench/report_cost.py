@@ -1,4 +1,4 @@
-"""What a report costs: its bytes beside Prio3's, and sealing and opening it beside the bare HPKE calls in the same run.
+"""What a checked report costs: bytes, sealing and opening, beside Prio3, the bare HPKE calls and an unchecked report.
 
 Times are processor time of this process, measured in many short rounds in which the two sides of a ratio take turns;
 the best round of each counts, so that a busy machine slows the run down and leaves the ratios alone.
@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,7 @@ from protocol import console
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.field import SEED_SIZE
 from protocol.helper_set import PIN_SIZE, HelperEntry, HelperSet, HpkeKeyConfig
-from protocol.hpke import PrivateKey
+from protocol.hpke import CLASSICAL, PrivateKey, Suite
 from protocol.keys import IdentityKey
 from protocol.query import NoiseMode, Query
 from protocol.report import TIME_STEP, ReportTerms, SealedReport, header_digest, payload_info, seal_report
@@ -42,9 +42,25 @@ PRIO3_HISTOGRAM_BYTES = {16: 720, 128: 2_992, 1024: 18_640}
 PRIO3_L1_BOUND_SUM_KB_AT_128 = {"values to 7": 7.7, "values to 100": 16.6, "values of 16 bits": 36.3}
 
 _MOST_REPORTS = 512
+# A chunk as a helper has it in production, where checked and unchecked reports are compared.
+_WHOLE_CHUNK = 2_048
+# The largest sum that the helpers let a report of the benchmark have: a purchase of $10,000 in cents.
+CAP = 2**20
 _SEALS_PER_ROUND = 20
 _EXPANSIONS_PER_ROUND = 200
 BENCH_TIME = 500_000 * TIME_STEP
+
+
+@dataclass(frozen=True, slots=True)
+class OverUnchecked:
+    """A checked report over one of schema 1 with the same buckets, in the same run by turns. Ingest by helper."""
+
+    unchecked_bytes: int
+    unchecked_seal_us: float
+    unchecked_open_us: list[float]
+    bytes: float
+    seal: float
+    ingest: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,8 @@ class ReportCost:
     """One histogram size. Times in microseconds per report; the opening ratios are of helpers 1, 2 and 3."""
 
     buckets: int
+    cap: int
+    suite: int
     bytes_total: int
     bytes_header: int
     bytes_body: int
@@ -65,6 +83,7 @@ class ReportCost:
     open_us: float
     open_over_bare: float
     open_over_bare_by_helper: list[float]
+    over_unchecked: OverUnchecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,43 +112,54 @@ class Results:
         }
 
 
-def measure(buckets: Sequence[int], rounds: int) -> Results:
+def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> Results:
     """Measure every histogram size in turn."""
     reports, expanders = [], []
     with console.progress("measuring", 2 * len(buckets)) as advance:
         for size in buckets:
-            reports.append(measure_report(size, rounds))
+            reports.append(measure_report(size, rounds, suite))
             advance(note=f"{size} buckets")
             expanders.append(measure_expanders(size, rounds))
             advance(note=f"{size} buckets")
     return Results(reports, expanders)
 
 
-def measure_report(buckets: int, rounds: int) -> ReportCost:
-    """Bytes, sealing and opening for one histogram size."""
-    helpers = Helpers.fresh()
-    terms = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 100, buckets)
-    sample = helpers.seal(terms)
-    bare_seals, seal = best_of([lambda: _bare_seals(helpers, sample), lambda: _seals(helpers, terms)], rounds)
-    openings = measure_openings(helpers, terms, rounds)
+def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> ReportCost:
+    """Bytes, sealing and opening for one histogram size, checked and unchecked by turns."""
+    helpers = Helpers.fresh(suite)
+    unchecked = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 2 * CAP, buckets)
+    checked = replace(unchecked, cap=CAP, spread=1)
+    sample, plain = helpers.seal(checked), helpers.seal(unchecked)
+    work = [lambda: _bare_seals(helpers, sample), lambda: _seals(helpers, checked), lambda: _seals(helpers, unchecked)]
+    bare_seals, seal, plain_seal = (1e6 * best / _SEALS_PER_ROUND for best in best_of(work, 3 * rounds))
+    openings, plain_openings = measure_both_openings(helpers, checked, unchecked, rounds)
     worst = max(openings, key=lambda opening: opening[1] / opening[0])
-    payloads = sum(map(len, sample.payloads))
-    total = len(sample.encode())
+    payloads, total, plain_total = sum(map(len, sample.payloads)), len(sample.encode()), len(plain.encode())
     return ReportCost(
         buckets=buckets,
+        cap=CAP,
+        suite=suite.value,
         bytes_total=total,
         bytes_header=len(sample.header),
         bytes_body=len(sample.body),
         bytes_payloads=payloads,
         bytes_framing=total - len(sample.header) - len(sample.body) - payloads,
         prio3_histogram_bytes=PRIO3_HISTOGRAM_BYTES.get(buckets),
-        bare_seals_us=1e6 * bare_seals / _SEALS_PER_ROUND,
-        seal_us=1e6 * seal / _SEALS_PER_ROUND,
+        bare_seals_us=bare_seals,
+        seal_us=seal,
         seal_over_bare=seal / bare_seals,
         bare_open_us=1e6 * worst[0],
         open_us=1e6 * worst[1],
         open_over_bare=worst[1] / worst[0],
         open_over_bare_by_helper=[whole / bare for bare, whole in openings],
+        over_unchecked=OverUnchecked(
+            unchecked_bytes=plain_total,
+            unchecked_seal_us=plain_seal,
+            unchecked_open_us=[1e6 * whole for _, whole in plain_openings],
+            bytes=total / plain_total,
+            seal=seal / plain_seal,
+            ingest=[one / other for (_, one), (_, other) in zip(openings, plain_openings, strict=True)],
+        ),
     )
 
 
@@ -141,9 +171,9 @@ class Helpers:
     keys: tuple[PrivateKey, ...]
 
     @classmethod
-    def fresh(cls) -> Helpers:
+    def fresh(cls, suite: Suite = CLASSICAL) -> Helpers:
         """Unsigned: nothing here leaves the process."""
-        keys = tuple(PrivateKey.generate() for _ in range(PARTIES))
+        keys = tuple(PrivateKey.generate(suite) for _ in range(PARTIES))
         first, second, third = (
             HelperEntry(
                 f"helper {party + 1}",
@@ -179,18 +209,44 @@ def _bare_seals(helpers: Helpers, sample: SealedReport) -> None:
 def measure_openings(helpers: Helpers, terms: ReportTerms, rounds: int) -> list[tuple[float, float]]:
     """Seconds per report at each helper: the bare HPKE open of a chunk's payloads, and all of ingesting that chunk."""
     keep_freed_memory()  # as the processes do in which a helper opens reports
-    with _columns(helpers, terms) as (paths, query):
-        columns = [ColumnReader(path) for path in paths]
-        work = [
-            run
-            for party, column in enumerate(columns)
-            for run in (
-                _bare_opens(helpers.keys[party], party, column),
-                _whole_ingest(column, _rules(helpers, party, query)),
-            )
-        ]
+    with _columns(helpers, terms, _MOST_REPORTS) as (paths, query):
+        work, count = _opening_work(helpers, paths, query)
         # All six take turns: a machine that is busy with something else for seconds is so for each of them.
-        seconds = [spent / len(columns[0]) for spent in best_of(work, rounds)]
+        return _in_pairs([spent / count for spent in best_of(work, rounds)])
+
+
+def measure_both_openings(
+    helpers: Helpers, checked: ReportTerms, unchecked: ReportTerms, rounds: int
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """The same for two kinds of reports, all twelve by turns."""
+    keep_freed_memory()
+    with (
+        _columns(helpers, checked, _WHOLE_CHUNK) as (checked_paths, checked_query),
+        _columns(helpers, unchecked, _WHOLE_CHUNK) as (unchecked_paths, unchecked_query),
+    ):
+        first, count = _opening_work(helpers, checked_paths, checked_query)
+        second, other_count = _opening_work(helpers, unchecked_paths, unchecked_query)
+        # Side by side, helper by helper: the two sides of a ratio follow each other at once.
+        turns = [run for both in zip(first, second, strict=True) for run in both]
+        spent = best_of(turns, rounds)
+    return _in_pairs([one / count for one in spent[::2]]), _in_pairs([one / other_count for one in spent[1::2]])
+
+
+def _opening_work(helpers: Helpers, paths: Sequence[Path], query: Query) -> tuple[list[Callable[[], None]], int]:
+    """For each helper the bare opens of its column and the ingest of it; and how many reports that is."""
+    columns = [ColumnReader(path) for path in paths]
+    work = [
+        run
+        for party, column in enumerate(columns)
+        for run in (
+            _bare_opens(helpers.keys[party], party, column),
+            _whole_ingest(column, _rules(helpers, party, query)),
+        )
+    ]
+    return work, len(columns[0])
+
+
+def _in_pairs(seconds: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(seconds[::2], seconds[1::2], strict=True))
 
 
@@ -226,7 +282,7 @@ def _whole_ingest(column: ColumnReader, rules: AdmissionRules) -> Callable[[], N
 
 
 @contextmanager
-def _columns(helpers: Helpers, terms: ReportTerms) -> Iterator[tuple[list[Path], Query]]:
+def _columns(helpers: Helpers, terms: ReportTerms, most: int) -> Iterator[tuple[list[Path], Query]]:
     """One chunk of sealed reports on disk, as each helper receives it, and the query over them."""
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as name:
         folder = Path(name)
@@ -235,7 +291,7 @@ def _columns(helpers: Helpers, terms: ReportTerms) -> Iterator[tuple[list[Path],
             writer.add(sample)
         batch = BatchReader(folder / "batch")
         with BatchWriter(folder / "batch") as writer:
-            for _ in range(min(_MOST_REPORTS, chunk_length(batch.layout, terms.shape)) - 1):
+            for _ in range(min(most, chunk_length(batch.layout, terms.shape)) - 1):
                 writer.add(helpers.seal(terms))
         batch = BatchReader(folder / "batch")
         paths = [folder / f"column-{party + 1}" for party in range(PARTIES)]
@@ -258,7 +314,7 @@ def _query(helpers: Helpers, terms: ReportTerms, batch: BatchReader) -> Query:
         helper_set=helpers.helper_set.digest,
         batch_root=batch.root(),
         batch_size=len(batch),
-        answer_key=PrivateKey.generate().public.raw,
+        answer_key=PrivateKey.generate(helpers.keys[0].suite).public.raw,
         noise=NoiseMode.LOCAL,
         minimum_reports=1,
         tolerated_bad_permille=0,
@@ -275,7 +331,7 @@ def measure_expanders(buckets: int, rounds: int) -> ExpanderCost:
     seeds = [os.urandom(SEED_SIZE) for _ in range(_EXPANSIONS_PER_ROUND)]
     candidates = (_shake128, _aes_ctr_cipher, _aes_gcm_one_shot)
     work = [_expansions(candidate, seeds, 8 * buckets) for candidate in candidates]
-    shake, cipher, gcm = (1e6 * best / len(seeds) for best in best_of(work, rounds))
+    shake, cipher, gcm = (1e6 * best / len(seeds) for best in best_of(work, 3 * rounds))
     return ExpanderCost(buckets, shake, cipher, gcm)
 
 
@@ -316,6 +372,7 @@ def show(results: Results) -> None:
     bounds = ", ".join(f"{size} kB for {what}" for what, size in PRIO3_L1_BOUND_SUM_KB_AT_128.items())
     console.out.print(f"Prio3L1BoundSum at 128 buckets: {bounds} (figures from the design document)\n", highlight=False)
     console.out.print(_time_table(results.reports))
+    console.out.print(_ratio_table(results.reports))
     console.out.print(_expander_table(results.expanders))
 
 
@@ -344,6 +401,17 @@ def _time_table(costs: Sequence[ReportCost]) -> Table:
             f"{cost.open_us:.1f}",
             f"{cost.open_over_bare:.2f}",
         )
+    return table
+
+
+def _ratio_table(costs: Sequence[ReportCost]) -> Table:
+    table = Table(title=f"A checked report (cap {CAP:,}) over an unchecked one, in the same run by turns")
+    for title in ("buckets", "bytes", "over unchecked", "sealing", "ingest at 1", "at 2", "at 3"):
+        table.add_column(title, justify="right")
+    for cost in costs:
+        over = cost.over_unchecked
+        sizes = (str(cost.buckets), f"{over.unchecked_bytes:,} → {cost.bytes_total:,}", f"{over.bytes:.2f}")
+        table.add_row(*sizes, f"{over.seal:.2f}", *(f"{ratio:.2f}" for ratio in over.ingest))
     return table
 
 

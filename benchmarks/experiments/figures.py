@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from benchmarks.experiments.bias import CUTOFFS, Bound, Margin, Study
 from benchmarks.experiments.columns import Floats
 from benchmarks.experiments.policies import System
 from benchmarks.experiments.results import Point, Result
-from protocol.drawing import new_figure
+from benchmarks.picture import legend_above as _legend
+from benchmarks.picture import plotted as _plot
 from protocol.epsilon import MICROS
 
 # By name, without an ending. Any: matplotlib has no types.
@@ -78,15 +79,6 @@ def draw_figure_7(result: Result, studies: Sequence[Study]) -> Figures:
     }
 
 
-def _plot(body: Callable[[Any], None]) -> Any:
-    """One plot, drawn without a display."""
-    figure = new_figure(5.4, 3.9)
-    axes = figure.add_subplot()
-    axes.grid(visible=True, which="major", alpha=0.3)
-    body(axes)
-    return figure
-
-
 def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:
     """Colour, shape and name of every system that has a point, by its label; the paper's always look the same."""
     found: dict[str, tuple[str, str, str]] = {}
@@ -97,11 +89,6 @@ def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:
                 (*OWN_STYLES[own % len(OWN_STYLES)], run.label) if run.system is None else STYLE[run.system]
             )
     return found
-
-
-def _legend(axes: Any, columns: int = 4) -> None:
-    """Above the plot, where it hides nothing."""
-    axes.legend(fontsize=7, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def _plain_ticks(axis: Any) -> None:

@@ -21,8 +21,9 @@ class Database:
         self.path = path
         self.connection = open_connection(path, owner)
         self.step = step
-        # Spent on reports and moves since the ledger was opened, for whoever watches this helper.
+        # Spent on reports and moves since the ledger was opened, by the wall and by the processor, for whoever watches.
         self.seconds = 0.0
+        self.cpu_seconds = 0.0
         self._lock = threading.RLock()
         self._committed: list[Callable[[], None]] = []
 
@@ -55,13 +56,14 @@ class Database:
 
     @contextmanager
     def timed(self) -> Iterator[sqlite3.Connection]:
-        """As `reading`, counted in `seconds`."""
+        """As `reading`, counted in `seconds` and `cpu_seconds`."""
         with self.reading() as connection:
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.thread_time()
             try:
                 yield connection
             finally:
                 self.seconds += time.perf_counter() - began
+                self.cpu_seconds += time.thread_time() - began_cpu
 
     @contextmanager
     def transaction(self, before: Step | None = None, after: Step | None = None) -> Iterator[sqlite3.Connection]:

@@ -42,6 +42,11 @@ class ReportLedger:
         ledger_file.create(path, owner, entropy(LEDGER_ID_SIZE))
 
     @property
+    def cpu_seconds(self) -> float:
+        """Processor time spent on reports and moves since the ledger was opened."""
+        return self._database.cpu_seconds
+
+    @property
     def seconds(self) -> float:
         """Spent on reports and moves since the ledger was opened, for whoever watches this helper."""
         return self._database.seconds

@@ -27,6 +27,7 @@ from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.rebuild import create as create_ledger
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet
+from protocol.hpke import CLASSICAL, Suite
 from protocol.keys import IdentityKey, load_identity, save_identity
 from protocol.query import NoiseMode
 from protocol.report import check_site
@@ -81,15 +82,17 @@ def prepare(
     sites: Mapping[str, Sequence[str]] | None = None,
     ports: Sequence[int] | None = None,
     options: Mapping[str, object] | None = None,
+    suite: Suite = CLASSICAL,
 ) -> Trio:
     """Make what is missing and keep what is there. `sites` maps each site to the callers that may ask for it.
 
-    `options` are further fields of the helpers' configuration files, the same ones an operator could write. Refused
+    `options` are further fields of the helpers' configuration files, the same ones an operator could write; `suite` is
+    that of the keys of helpers that are made now. Refused
     while helpers run from the directory: their own ports look taken, and would be moved under them.
     """
     trio = Trio(folder.absolute())
     with _locked(trio):
-        _prepare(trio, now, sites or {DEFAULT_SITE: [DEFAULT_SITE]}, ports, options or {})
+        _prepare(trio, now, sites or {DEFAULT_SITE: [DEFAULT_SITE]}, ports, options or {}, suite)
     return trio
 
 
@@ -99,9 +102,10 @@ def _prepare(
     sites: Mapping[str, Sequence[str]],
     ports: Sequence[int] | None,
     options: Mapping[str, object],
+    suite: Suite,
 ) -> None:
     if not trio.helper_set_path.exists():
-        _make_helpers(trio, now, list(ports or _free_ports(PARTIES)))
+        _make_helpers(trio, now, list(ports or _free_ports(PARTIES)), suite)
     else:
         _move_if_taken(trio, ports)
     registered = {site: _register(trio, site, callers) for site, callers in sites.items()}
@@ -109,9 +113,9 @@ def _prepare(
         _configure(trio, party, helper, registered, options, now)
 
 
-def _make_helpers(trio: Trio, now: int, ports: list[int]) -> None:
+def _make_helpers(trio: Trio, now: int, ports: list[int], suite: Suite) -> None:
     entries = [
-        keygen.make_keys(trio.helper_folder(party), f"helper-{party + 1}", f"https://{HOST}:{port}", now)
+        keygen.make_keys(trio.helper_folder(party), f"helper-{party + 1}", f"https://{HOST}:{port}", now, suite=suite)
         for party, port in enumerate(ports)
     ]
     _write_set(trio, HelperSet(1, (entries[0], entries[1], entries[2])))
@@ -342,6 +346,7 @@ def launched_helpers(
     sites: Mapping[str, Sequence[str]] | None = None,
     ports: Sequence[int] | None = None,
     options: Mapping[str, object] | None = None,
+    suite: Suite = CLASSICAL,
 ) -> Iterator[Launched]:
     """Prepare a directory and start its three helpers: one call for tests, the demo, benchmarks and notebooks.
 
@@ -351,7 +356,8 @@ def launched_helpers(
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trefoil-")))
         now = int(time.time()) if now is None else now  # noqa: TID251 - an edge: real processes read the real clock
-        yield stack.enter_context(launched(prepare(Path(folder), now=now, sites=sites, ports=ports, options=options)))
+        trio = prepare(Path(folder), now=now, sites=sites, ports=ports, options=options, suite=suite)
+        yield stack.enter_context(launched(trio))
 
 
 @contextlib.contextmanager

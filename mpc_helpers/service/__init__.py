@@ -16,4 +16,5 @@
 - `clocks`: how far this machine's clock may be believed
 - `housekeeping`: what is done every hour
 - `metrics`: what a helper counts, for Prometheus
+- `processes`: what a helper's processes have used
 """

@@ -37,6 +37,7 @@ from mpc_helpers.service.housekeeping import Housekeeping
 from mpc_helpers.service.intake import Intake, QueryDesk
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.policy import Policy
+from mpc_helpers.service.processes import count_processes
 from mpc_helpers.service.registry import QueryRegistry
 from mpc_helpers.service.rendezvous import Rendezvous
 from mpc_helpers.service.runs import QueryRuns
@@ -100,6 +101,7 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
     failed_proofs = FailedProofs(config.failed_proofs)
     failed_proofs.prepare()
     metrics = Metrics()
+    count_processes(metrics)
     longest = longest_message(config.limits.maximum_reports)
     # What is entered first is closed last: the ledger outlives everything that writes to it.
     async with contextlib.AsyncExitStack() as stack:
@@ -169,6 +171,11 @@ def _admission(
         "trefoil_ledger_seconds",
         "seconds spent in the report ledger since the start",
         lambda: {(): ledger.seconds},
+    )
+    metrics.gauge(
+        "trefoil_ledger_cpu_seconds",
+        "processor seconds spent in the report ledger since the start",
+        lambda: {(): ledger.cpu_seconds},
     )
 
     def admitted(ingested: Ingested) -> None:
