@@ -22,6 +22,8 @@
 - `report`: a header, one masked body, three sealed payloads
 - `batch`: many reports as a file, and the three columns cut from it
 - `query`: what the querier asks, under her signature
+- `noise_mode`: how helpers make noise: names and numbers
+- `noise_law`: what follows for an answer, mode by mode
 - `noise_scale`: how much noise an answer carries
 - `joint_scale`: how much, when the helpers draw it together
 - `status`: where a query stands at a helper

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from protocol.console import out
+from protocol.noise_mode import NoiseMode
 from protocol.places import STANDARD_OUTPUT, check_file, plot_place
 
-NoiseName = Literal["local", "pairwise", "joint"]
-NoiseChoice = Annotated[NoiseName, typer.Option("--noise", help="How the helpers make the noise.")]
+NoiseChoice = Annotated[NoiseMode, typer.Option("--noise", help="How the helpers make the noise.")]
 
 
 def json_place(path: Path | None) -> Path | None:

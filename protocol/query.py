@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
 
 from protocol.epsilon import MICROS, validate_terms
 from protocol.errors import ProtocolError
 from protocol.hpke import CLASSICAL, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.noise_mode import NoiseMode as NoiseMode
 from protocol.report import (
     MAX_SITE_LENGTH,
     MAX_UNIT_LENGTH,
@@ -29,17 +29,6 @@ MAX_BATCH = 2**32 - 1
 # Half of what p/2 allows: a bucket's sum stays below it, and the noise has as much room again.
 MAX_SUM = 2**59
 _SIGNATURE_LABEL = "query"
-
-
-class NoiseMode(Enum):
-    """How the three helpers make the noise together (DESIGN.md, "Noise"). There is no mode without noise."""
-
-    LOCAL = "local"
-    PAIRWISE = "pairwise"
-    JOINT = "joint"
-
-
-_MODE_CODES = {NoiseMode.LOCAL: 1, NoiseMode.PAIRWISE: 2, NoiseMode.JOINT: 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +222,13 @@ class SignedQuery:
 
 def encode_noise_mode(mode: NoiseMode) -> int:
     """A noise mode as its number on the wire."""
-    return _MODE_CODES[mode]
+    return mode.facts.code
 
 
 def decode_noise_mode(code: int) -> NoiseMode:
     """The noise mode with this number on the wire."""
-    for mode, known in _MODE_CODES.items():
-        if known == code:
+    for mode in NoiseMode:
+        if mode.facts.code == code:
             return mode
     raise ProtocolError(f"unknown noise mode {code}")
 

@@ -25,7 +25,7 @@ from mpc_helpers.ledger.file import LedgerError, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Standing
-from mpc_helpers.mpc.terms import PAIRWISE_DRAWS
+from mpc_helpers.mpc.sum_program import PAIRWISE_DRAWS
 from protocol.errors import Rejection
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions

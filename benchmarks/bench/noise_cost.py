@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Self, assert_never
+from typing import Self
 
 from rich.table import Table
 
@@ -26,7 +26,7 @@ from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.fork_server import ForkServer
-from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.noisy_sum import ExactNoise
 from mpc_helpers.mpc.runtime import Program, run_three_in_one_process
 from mpc_helpers.mpc.session import Peer
 from mpc_helpers.mpc.terms import SumKind, SumTerms
@@ -174,18 +174,8 @@ async def _seconds(terms: SumTerms, intercept: Intercept | None = None, latency:
 
 
 def _program(terms: SumTerms) -> Program[list[int]]:
-    share, source = [0] * terms.buckets, ExactNoise()
-    match terms.kind:
-        case SumKind.LOCAL:
-            return local_sum(share, source.local(terms.rate, terms.buckets))
-        case SumKind.PAIRWISE:
-            return pairwise_sum(share, terms.rate, source)
-        case SumKind.JOINT:
-            return joint_sum(share, terms.layout, source)
-        case SumKind.DEBUG:
-            return debug_sum(share)
-        case _:
-            assert_never(terms.kind)
+    source, program = ExactNoise(), terms.kind.program
+    return program.program(terms, [0] * terms.buckets, program.draw_ahead(terms, source), source, paced=False)
 
 
 class _Workers:

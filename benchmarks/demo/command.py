@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from protocol.choices import JsonFile, NoiseChoice
+from protocol.noise_mode import NoiseMode
 
 
 def demo(
     reports: Annotated[int, typer.Option(help="How many conversions.")] = 2000,
     buckets: Annotated[int, typer.Option(help="How many campaigns.")] = 16,
     epsilon: Annotated[float, typer.Option(help="ε that each conversion asks for.")] = 0.5,
-    noise: NoiseChoice = "local",
+    noise: NoiseChoice = NoiseMode.LOCAL,
     seed: Annotated[int, typer.Option(help="Decides what people see and buy; never keys or noise.")] = 1,
     function: Annotated[
         str | None, typer.Option(metavar="NAME", help="Attribution function, as in `trefoil device convert`.")
@@ -29,9 +30,8 @@ def demo(
     """
     from benchmarks.demo.demo import DemoOptions, run_demo
     from protocol.console import write_json
-    from protocol.query import NoiseMode
 
-    options = DemoOptions(reports, buckets, epsilon, NoiseMode(noise), seed, kappa, function, cutoff)
+    options = DemoOptions(reports, buckets, epsilon, noise, seed, kappa, function, cutoff)
     shown = run_demo(options, int(time.time()))  # noqa: TID251 - an edge: commands read the real clock
     write_json(json_file, shown.to_json())
     if not (shown.replay_refused and shown.tamper_refused and shown.invalid_refused):

@@ -23,6 +23,7 @@ from benchmarks.origin import write_results
 from protocol.choices import JsonFile, NoiseChoice, PlotPlace
 from protocol.console import out, progress, write_json
 from protocol.errors import TrefoilError
+from protocol.noise_mode import NoiseMode
 
 if TYPE_CHECKING:
     from benchmarks.experiments.results import Options
@@ -210,7 +211,7 @@ def regression(
     reports: Annotated[list[int] | None, typer.Option(help="Batch sizes; repeatable.")] = None,
     columns: Annotated[list[int] | None, typer.Option(help="Columns of the features: 8, 16 or 64.")] = None,
     epsilon: Annotated[list[float] | None, typer.Option(help="ε of the reports; repeatable.")] = None,
-    noise: Annotated[list[str] | None, typer.Option(help="local, pairwise or joint; repeatable.")] = None,
+    noise: Annotated[list[NoiseMode] | None, typer.Option(help="Noise modes; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 8,
     devices: Annotated[int, typer.Option(min=0, help="How many devices are charged; 0 leaves charges out.")] = 4_000,
     mpc: Annotated[
@@ -221,12 +222,8 @@ def regression(
     """Appendix A: a publisher's model from conversions it cannot see; what it is worth, and what it costs."""
     from benchmarks.experiments.regression import settings
     from benchmarks.experiments.regression_study import run_study, study_through_helpers
-    from protocol.query import NoiseMode
 
-    known = {mode.value: mode for mode in NoiseMode}
-    if unknown := set(noise or ()) - known.keys():
-        raise TrefoilError(f"unknown noise mode {min(unknown)!r}", f"Known are {', '.join(known)}.")
-    modes = [known[mode] for mode in noise or ("local", "joint")]
+    modes = noise or [NoiseMode.LOCAL, NoiseMode.JOINT]
     epsilons = epsilon or ([1.0] if mpc else [0.1, 0.3, 1.0, 3.0])
     sizes = reports or ([20_000] if mpc else [2_000, 20_000, 100_000])
     cells = settings(sizes, columns or ([16] if mpc else [8, 16, 64]), epsilons, modes)
@@ -252,7 +249,6 @@ def _through_mpc(options: Options, participation: float, rate: float) -> list[di
 
     from benchmarks.experiments.microbenchmark import Microbenchmark, generate
     from benchmarks.experiments.through_mpc import mpc_table, run_through_mpc
-    from protocol.query import NoiseMode
 
     spec = Microbenchmark(participation, rate, options.seed, options.scale)
     now = int(time.time())  # noqa: TID251 - the edge: helpers live by the real clock
@@ -271,7 +267,7 @@ def plan(
     value_cap: Annotated[int, typer.Option(help="Largest value of one conversion, in your unit.")],
     error: Annotated[float, typer.Option(help="Relative error you can live with, such as 0.05.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="How often the answer is to be within it, such as 0.99.")] = 0.99,
-    noise: NoiseChoice = "local",
+    noise: NoiseChoice = NoiseMode.LOCAL,
     expected_mean: Annotated[float | None, typer.Option(help="Mean value per report.", show_default="the cap")] = None,
     window_days: Annotated[int, typer.Option(help="How far back a conversion looks.")] = 30,
     epoch_days: Annotated[int, typer.Option(help="Length of an epoch.")] = 7,
@@ -284,7 +280,6 @@ def plan(
 ) -> None:
     """Which ε a query needs, what it costs a device under each policy, and how many a month the budget allows."""
     from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
-    from protocol.query import NoiseMode
 
     mean = float(value_cap) if expected_mean is None else expected_mean
     wanted = Plan(
@@ -293,7 +288,7 @@ def plan(
         expected_mean=mean,
         error=error,
         confidence=confidence,
-        noise=NoiseMode(noise),
+        noise=noise,
         window_days=window_days,
         epoch_days=epoch_days,
         capacity=budget,

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from benchmarks.experiments.policies import System
 from benchmarks.experiments.tables import plain_table
-from protocol.epsilon import MAX_EPSILON, MAX_MICROS, MICROS, charge, show
+from protocol.epsilon import MAX_EPSILON, MICROS, charge, show
 from protocol.errors import TrefoilError
-from protocol.joint_scale import LARGEST_LOSS
+from protocol.noise_law import law_of
 from protocol.noise_scale import MAX_CONFIDENCE, NoiseScale
 from protocol.query import NoiseMode
 
@@ -108,9 +108,7 @@ def scale_of(noise: NoiseMode, epsilon: int, sensitivity: int, kappa: int) -> No
 @cache
 def _least_epsilon(noise: NoiseMode, sensitivity: int, kappa: int, allowed: int, confidence: float) -> int:
     """By halving: the less noise, the more of it lies within what is allowed."""
-    low, high = 0, MAX_MICROS
-    if noise is NoiseMode.JOINT:
-        high = LARGEST_LOSS * MICROS * sensitivity // (sensitivity + kappa)
+    low, high = 0, law_of(noise).largest_epsilon(sensitivity, kappa)
     if scale_of(noise, high, sensitivity, kappa).coverage(allowed) < confidence:
         raise TrefoilError("no ε is large enough for this target", "Ask for more reports, or allow a larger error.")
     while high - low > 1:

@@ -20,7 +20,7 @@ from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, P, Vector
 from protocol.hpke import KEY_ID_SIZE
 from protocol.noise_scale import NoiseScale
-from protocol.query import NoiseMode, Query
+from protocol.query import Query
 from protocol.report import (
     COMMITMENT_SPANS,
     EPSILON_SPAN,
@@ -181,9 +181,7 @@ def _is_covered(query: Query, epsilon: int, sensitivity: int) -> bool:
     """
     if not noise_covers(epsilon, sensitivity, query.epsilon_micros, query.sensitivity):
         return False
-    if query.noise is not NoiseMode.JOINT or query.debug:
-        return True
-    return NoiseScale.of(query).joint.covers(sensitivity + query.kappa)
+    return query.debug or NoiseScale.of(query).covers(sensitivity + query.kappa)
 
 
 def header_hours(headers: Bytes) -> Hours:

@@ -87,8 +87,7 @@ class HelperConfig:
     report_lifetime_days: int = 30
     answer_days: int = 90
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
-    # Joint noise makes (ε, δ) of the pure ε that devices paid, so an operator has to name it.
-    noise_modes: tuple[NoiseMode, ...] = (NoiseMode.LOCAL, NoiseMode.PAIRWISE)
+    noise_modes: tuple[NoiseMode, ...] = tuple(mode for mode in NoiseMode if mode.facts.by_default)
     # Whether reports are taken whose numbers nobody can check: one device that lies ruins an answer over them.
     unchecked_histograms: bool = False
     limits: Limits = field(default_factory=Limits)

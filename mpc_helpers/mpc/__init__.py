@@ -4,6 +4,7 @@
 - `noise`: exact discrete noise from fair coins
 - `pace`: how long drawing it is given
 - `joint`: noise that three parties draw together and prove to each other
+- `sum_program`: every kind of noise, with all that helpers must know of it
 - `terms`: what is added to a sum, what it costs, and what the three must agree on about it
 - `failed_proofs`: the alarm of joint noise: own checks that failed, on disk
 - `noisy_sum`: the program: add noise to a shared sum, and keep the result shared

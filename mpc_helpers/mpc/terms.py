@@ -6,42 +6,15 @@ Nothing here touches MPyC, so that a daemon can refuse what would take too long 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from fractions import Fraction
-from typing import assert_never
 
-from mpc_helpers.mpc import noise, pace
 from mpc_helpers.mpc.joint import circuit
 from mpc_helpers.mpc.joint.layout import Layout
 from mpc_helpers.mpc.session import MpcSession
+from mpc_helpers.mpc.sum_program import SumKind as SumKind
 from protocol.joint_scale import JointScale
-from protocol.query import NoiseMode, Query
+from protocol.query import Query
 from protocol.wire import Reader, Writer, tagged_hash
-
-# In pairwise a helper knows two of three pairs' vectors before it votes: so often it may give up and see others.
-PAIRWISE_DRAWS = 3
-
-
-class SumKind(Enum):
-    """What is added to the sum. The last is for debug queries over debug reports only, and no `NoiseMode` names it."""
-
-    LOCAL = "local"
-    PAIRWISE = "pairwise"
-    JOINT = "joint"
-    DEBUG = "debug"
-
-    @classmethod
-    def of(cls, mode: NoiseMode) -> SumKind:
-        """The program of a query's noise mode: never the un-noised one."""
-        match mode:
-            case NoiseMode.LOCAL:
-                return cls.LOCAL
-            case NoiseMode.PAIRWISE:
-                return cls.PAIRWISE
-            case NoiseMode.JOINT:
-                return cls.JOINT
-            case _:
-                assert_never(mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,49 +47,30 @@ class SumTerms:
 
     def check_cost(self) -> None:
         """Refuse what cannot be drawn, or would take minutes. Run before anything is spent."""
-        match self.kind:
-            case SumKind.LOCAL | SumKind.PAIRWISE:
-                noise.check_cost(self.buckets, self.rate)
-            case SumKind.JOINT:
-                circuit.check_size(self.scale, self.buckets)
-            case SumKind.DEBUG:
-                pass
-            case _:
-                assert_never(self.kind)
+        self.kind.program.check_cost(self)
 
     @property
     def allowance(self) -> float:
         """Seconds that drawing is given, by public numbers alone."""
-        match self.kind:
-            case SumKind.LOCAL | SumKind.PAIRWISE:
-                return pace.allowance(self.buckets, self.rate)
-            case SumKind.JOINT:
-                return self.layout.allowance
-            case SumKind.DEBUG:
-                return 0.0
-            case _:
-                assert_never(self.kind)
+        return self.kind.program.allowance(self)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether noise is drawn before the session begins."""
+        return self.kind.program.ahead
 
     @property
     def most_draws(self) -> int | None:
-        """In how many draws of such noise a report may be: a limit where seeing a draw before voting is worth anything.
-
-        In local a helper chooses its own part anyway and knows nothing of the others'; in joint nobody knows anything.
-        """
-        return PAIRWISE_DRAWS if self.kind is SumKind.PAIRWISE else None
+        """In how many draws of such noise a report may be; None where there is no limit."""
+        return self.kind.program.most_draws
 
     @property
     def parameters(self) -> bytes:
         """What the three must agree on beside query and reports (SPEC §8, "noise").
 
-        The same bytes are in the attempt's proposal and in the session's greeting. For joint noise they name every
-        coin, so that two releases which round differently notice before a key is sent.
+        The same bytes are in the attempt's proposal and in the session's greeting.
         """
-        if self.kind is SumKind.JOINT:
-            scale = self.scale.encode()
-        else:
-            scale = Writer().text(f"{self.rate.numerator}/{self.rate.denominator}").done()
-        return Writer().text(self.kind.value).blob(scale).done()
+        return Writer().text(self.kind.value).blob(self.kind.program.agreed(self)).done()
 
     @property
     def digest(self) -> bytes:
@@ -125,7 +79,7 @@ class SumTerms:
 
     def session(self, party: int, attempt_id: bytes, seconds: float) -> MpcSession:
         """A session in which such a sum is computed."""
-        steps = self.layout.steps(party) if self.kind is SumKind.JOINT else {}
+        steps = self.kind.program.steps(self, party)
         return MpcSession(party, attempt_id, self.parameters, self.buckets, seconds, steps)
 
     def write(self, writer: Writer) -> None:

@@ -13,15 +13,14 @@ import sys
 import time
 import traceback
 from collections.abc import Coroutine
-from typing import Any, BinaryIO, assert_never
+from typing import Any, BinaryIO
 
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.noisy_sum import ExactNoise
 from mpc_helpers.mpc.pace import paced
 from mpc_helpers.mpc.runtime import Program, run_party
 from mpc_helpers.mpc.session import MpcError, Stage
-from mpc_helpers.mpc.terms import SumKind
 from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, frame_message, read_message
 from protocol.errors import TrefoilError
 from protocol.field import encode, from_integers
@@ -66,27 +65,17 @@ async def _session(setup: WorkerSetup, run: WorkerRun, listener: socket.socket, 
 
 
 async def _draw_ahead(setup: WorkerSetup) -> list[int]:
-    """Local noise needs nothing from anybody, so it is drawn while the daemons still talk."""
+    """What needs nothing from anybody is drawn while the daemons still talk, at a pace that shows nothing."""
     terms = setup.terms
-    if terms.kind is not SumKind.LOCAL:
+    if not terms.draws_ahead:
         return []
     async with paced(terms.allowance):
-        return ExactNoise().local(terms.rate, terms.buckets)
+        return terms.kind.program.draw_ahead(terms, ExactNoise())
 
 
 def _program(setup: WorkerSetup, run: WorkerRun, drawn: list[int]) -> Program[list[int]]:
-    terms = setup.terms
-    match terms.kind:
-        case SumKind.LOCAL:
-            return local_sum(run.share, drawn)
-        case SumKind.PAIRWISE:
-            return pairwise_sum(run.share, terms.rate, ExactNoise(), seconds=terms.allowance)
-        case SumKind.JOINT:
-            return joint_sum(run.share, terms.layout, ExactNoise(FailedProofs(setup.failed_proofs).judge))
-        case SumKind.DEBUG:
-            return debug_sum(run.share)
-        case _:
-            assert_never(terms.kind)
+    source = ExactNoise(FailedProofs(setup.failed_proofs).judge)
+    return setup.terms.kind.program.program(setup.terms, run.share, drawn, source, paced=True)
 
 
 async def _until_orphaned(orders: asyncio.StreamReader, work: Coroutine[Any, Any, list[int]]) -> list[int]:

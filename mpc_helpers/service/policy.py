@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.terms import SumTerms
+from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.service.refusal import Refusal, Trouble
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.permit import check_permit
-from protocol.query import NoiseMode, Query, SignedQuery
+from protocol.query import Query, SignedQuery
 from protocol.withdrawal import Withdrawal
 
 
@@ -101,7 +101,7 @@ class Policy:
             modes = " or ".join(mode.value for mode in self._noise_modes)
             message = f"this helper does not run the noise mode {query.noise.value}"
             raise Refusal(Trouble.UNWILLING, message, f"Ask with --noise {modes}, or ask its operator.")
-        if query.noise is NoiseMode.JOINT and not query.debug:
+        if SumKind.of(query.noise).program.proves and not query.debug:
             try:
                 self._failed_proofs.check_room()
             except TrefoilError as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from protocol.choices import JsonFile, NoiseChoice, PlotPlace
+from protocol.noise_mode import NoiseMode
 
 if TYPE_CHECKING:
     from protocol.querier.worth import QueryResult
@@ -44,7 +45,7 @@ def query(
     helpers: Annotated[Path, Option(help="The signed helper set.")],
     site_key: SiteKey = None,
     epsilon: Epsilon = None,
-    noise: NoiseChoice = "local",
+    noise: NoiseChoice = NoiseMode.LOCAL,
     minimum: Minimum = 1,
     tolerate: Tolerate = 0.1,
     seconds: Seconds = 600,
@@ -67,12 +68,11 @@ def query(
     from protocol.querier.listing import list_and_show
     from protocol.querier.saved_query import QueryOptions
     from protocol.querier.view import ask_and_show, detailed, fetch_and_show, one_errand, permille, withdraw_and_show
-    from protocol.query import NoiseMode
     from protocol.stopping import keeping
 
     one_errand({"--list": listed, "--withdraw": withdraw, "--id": bool(id_), "--new": new})
     micros = None if epsilon is None else entitlement(epsilon)
-    options = QueryOptions(micros, NoiseMode(noise), minimum, permille(tolerate), seconds, debug)
+    options = QueryOptions(micros, noise, minimum, permille(tolerate), seconds, debug)
     finish = _Finish(cutoff, plot)
     if listed:
         write_json(json, list_and_show(reports, helpers))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from protocol.choices import JsonFile, NoiseChoice, PlotPlace
+from protocol.noise_mode import NoiseMode
 
 regression = typer.Typer(
     help="Learn from conversions that nobody shows you: plan, fit and use a logistic regression.", no_args_is_help=True
@@ -42,7 +43,7 @@ def plan_reports(
     reports: Annotated[int, typer.Option(help="How many reports you expect.")],
     rate: Annotated[float, typer.Option(help="How often a conversion follows, such as 0.05.")],
     epsilon: Annotated[float, typer.Option(help="The ε that devices will be asked for.")] = 0.25,
-    noise: NoiseChoice = "local",
+    noise: NoiseChoice = NoiseMode.LOCAL,
     json_file: JsonFile = None,
 ) -> None:
     """Say what a model takes, before any device is asked.
@@ -50,10 +51,9 @@ def plan_reports(
     Example: trefoil regression plan --features features.json --reports 20000 --rate 0.05
     """
     from protocol.console import write_json
-    from protocol.query import NoiseMode
     from protocol.regression.view import show_plan
 
-    write_json(json_file, show_plan(features, reports, rate, epsilon, NoiseMode(noise)))
+    write_json(json_file, show_plan(features, reports, rate, epsilon, noise))
 
 
 @regression.command("fit")
