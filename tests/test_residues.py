@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mpc_helpers.admission.blocks import NO_ROOT, Block, block_hash, check_root, fit, preimages
+from mpc_helpers.admission.blocks import NO_ROOT, Block, block_hash, check_root, fit, preimages, shown_beside
+from mpc_helpers.admission.cluster import Workplace
 from mpc_helpers.admission.residues import points_of_all
 from protocol import validity
 from protocol.denominations import polynomial
@@ -389,8 +392,41 @@ def test_a_block_that_comes_out_otherwise_the_second_time_is_not_shown(
     monkeypatch.undo()
     first = helper.show([0])
     assert first is not None and block_hash(0, first[0]) == helper.blocks[0]
-    monkeypatch.setattr("mpc_helpers.admission.ingest.open_reports", None)
+    monkeypatch.setattr("mpc_helpers.admission.chunk.open_reports", None)
     assert helper.show([0]) == first, "what was shown once is kept"
+
+
+class Dying(Executor):
+    """Its processes are killed under every second job."""
+
+    def __init__(self) -> None:
+        self.jobs = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.jobs += 1
+        if self.jobs % 2:
+            future.set_exception(BrokenExecutor())
+        else:
+            future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@pytest.mark.parametrize("parallel", [1, 2, 3, 16])
+def test_blocks_and_sums_are_the_same_wherever_reports_are_opened_again(tmp_path: Path, parallel: int) -> None:
+    """On any number of processes, and when they die."""
+    tiny = Shape(4, 0, 2, 1)
+    reports = [honest(histogram_of(tiny, b1=1), tiny) for _ in range(3 * 64 + 5)]
+    one = check(tmp_path, reports, tiny).ingested[1]
+    accepted = one.summed.copy()
+    accepted[::3] = False
+    blocks, sums = one.show(range(4)), one.total(accepted)
+    shown_beside(one.column.path).unlink()
+    one._place = Workplace(Dying(), parallel)
+    assert one.show(range(4)) == blocks
+    assert one.show([]) == []
+    again = one.total(accepted)
+    assert all((again[index] == sums[index]).all() for index in sums)
 
 
 def test_a_report_found_invalid_after_ingest_leaves_the_sums(tmp_path: Path) -> None:

@@ -116,6 +116,31 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PickedRows:
+    """Some records of a column that were admitted before, to be opened once more; by value, as they lie apart."""
+
+    rules: AdmissionRules
+    layout: ColumnLayout
+    records: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedAgain:
+    """The sums over some reports, and where they are checked a row of check shares for each."""
+
+    sums: tuple[Vector, Vector] = field(repr=False)
+    shares: Vector | None = field(repr=False)
+
+
+def open_again(job: PickedRows) -> OpenedAgain:
+    """Open and sum some reports once more, wherever the executor runs it. It gives what it gave before."""
+    chunk = ColumnChunk(job.layout, job.records)
+    elements = chunk.elements()
+    opened = open_reports(job.rules, chunk, elements, np.zeros(len(chunk), dtype=np.uint8))
+    return OpenedAgain(*sum_opened(job.rules, opened, chunk.headers(), elements, Stopwatch()))
+
+
 def _hash_blocks(start: int, opened: Mask, shares: Vector) -> list[bytes]:
     return [block_hash(number, data) for number, data in enumerate(preimages(opened, shares), start // BLOCK)]
 

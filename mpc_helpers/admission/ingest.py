@@ -6,8 +6,9 @@ taken out of the sums, which costs only them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,11 +24,18 @@ from mpc_helpers.admission.blocks import (
     check_root,
     preimages,
 )
-from mpc_helpers.admission.chunk import ChunkJob, ChunkResult, Spent, Stopwatch, ingest_chunk, sum_opened
+from mpc_helpers.admission.chunk import (
+    ChunkJob,
+    ChunkResult,
+    OpenedAgain,
+    PickedRows,
+    Spent,
+    ingest_chunk,
+    open_again,
+)
 from mpc_helpers.admission.cluster import Workplace
 from mpc_helpers.admission.column import Mask, repeated
 from mpc_helpers.admission.headers import Hours
-from mpc_helpers.admission.opening import open_reports
 from mpc_helpers.admission.rules import ADMITTED, REASON_OF, AdmissionRules, Reasons
 from mpc_helpers.admission.verdicts import Verdicts
 from protocol.batch import ColumnLayout, ColumnReader, DigestRows
@@ -56,6 +64,8 @@ class Ingested:
     # One hash for each block of check shares; none where nothing is checked.
     blocks: list[bytes] = field(repr=False)
     _sums: tuple[Vector, Vector] = field(repr=False)
+    # Where reports are opened, also a second time.
+    _place: Workplace = field(repr=False)
     # What is in the sums. Whatever is found out about a report later changes neither this nor the reasons.
     summed: Mask = field(init=False, repr=False)
     verdicts: Verdicts = field(init=False, repr=False)
@@ -88,9 +98,8 @@ class Ingested:
         sums = self._sums
         leave_out = np.flatnonzero(self.summed & ~accepted)
         chunk = chunk_length(self.column.layout, self.rules.query.shape)
-        for start in range(0, len(leave_out), chunk):
-            taken, _ = self._open_again(leave_out[start : start + chunk])
-            sums = (subtract(sums[0], taken[0]), subtract(sums[1], taken[1]))
+        for taken in self._open_again(leave_out[start : start + chunk] for start in range(0, len(leave_out), chunk)):
+            sums = (subtract(sums[0], taken.sums[0]), subtract(sums[1], taken.sums[1]))
         first, second = SEEDS_OF[self.rules.party]
         return {first: sums[0], second: sums[1]}
 
@@ -121,23 +130,39 @@ class Ingested:
         return [shown.read(number) for number in numbers]
 
     def _compute_blocks(self, numbers: Sequence[int]) -> list[bytes]:
-        if not numbers:
-            return []
-        spans = [np.arange(number * BLOCK, min((number + 1) * BLOCK, len(self.summed))) for number in numbers]
-        rows = np.concatenate(spans)
-        opened = self.summed[rows]
-        _, shares = self._open_again(rows[opened])
-        if shares is None or len(shares) != np.count_nonzero(opened):
-            return [b""] * len(numbers)
-        ends = np.concatenate([[0], np.cumsum([int(np.count_nonzero(self.summed[span])) for span in spans])])
-        parts = [(self.summed[span], shares[ends[at] : ends[at + 1]]) for at, span in enumerate(spans)]
-        return [preimages(*part)[0] for part in parts]
+        """As many blocks at a time as keep every process of the workplace busy."""
+        share = -(-len(numbers) // self._place.parallel)
+        groups = [numbers[at : at + share] for at in range(0, len(numbers), share or 1)]
+        again = self._open_again(self._opened_rows(group) for group in groups)
+        return [block for group, found in zip(groups, again, strict=True) for block in self._cut(group, found.shares)]
 
-    def _open_again(self, rows: npt.NDArray[np.int64]) -> tuple[tuple[Vector, Vector], Vector | None]:
-        chunk = self.column.pick(rows)
-        elements = chunk.elements()
-        opened = open_reports(self.rules, chunk, elements, np.zeros(len(rows), dtype=np.uint8))
-        return sum_opened(self.rules, opened, chunk.headers(), elements, Stopwatch())
+    def _opened_rows(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
+        rows = np.concatenate([np.arange(number * BLOCK, (number + 1) * BLOCK) for number in numbers])
+        rows = rows[rows < len(self.summed)]
+        opened: npt.NDArray[np.int64] = rows[self.summed[rows]]
+        return opened
+
+    def _cut(self, numbers: Sequence[int], shares: Vector | None) -> Iterator[bytes]:
+        """Check shares of some blocks, one after the other; nothing at all if a report does not open any more."""
+        opened = [self.summed[number * BLOCK : (number + 1) * BLOCK] for number in numbers]
+        ends = np.concatenate([[0], np.cumsum([np.count_nonzero(part) for part in opened])])
+        if shares is None or len(shares) != ends[-1]:
+            yield from (b"" for _ in numbers)
+            return
+        for at, part in enumerate(opened):
+            yield preimages(part, shares[ends[at] : ends[at + 1]])[0]
+
+    def _open_again(self, spans: Iterable[npt.NDArray[np.int64]]) -> Iterator[OpenedAgain]:
+        """Some rows at a time, in the order given, with a few of them under way at the workplace."""
+        layout = self.column.layout
+        under_way: deque[tuple[PickedRows, Future[OpenedAgain]]] = deque()
+        for rows in spans:
+            job = PickedRows(self.rules, layout, self.column.pick(rows).data)
+            under_way.append((job, self._place.executor.submit(open_again, job)))
+            if len(under_way) >= 2 * self._place.parallel:
+                yield _result(*under_way.popleft())
+        while under_way:
+            yield _result(*under_way.popleft())
 
 
 def ingest(
@@ -165,7 +190,15 @@ def ingest(
         blocks[result.start // BLOCK : result.start // BLOCK + len(hashes)] = hashes
         spent += result.spent
         progress(len(result.reasons))
-    return Ingested(rules, column, digests, hours, debug, reasons, spent, blocks, sums)
+    return Ingested(rules, column, digests, hours, debug, reasons, spent, blocks, sums, place)
+
+
+def _result(job: PickedRows, future: Future[OpenedAgain]) -> OpenedAgain:
+    """What was opened again; here, if the processes that should have done it have died."""
+    try:
+        return future.result()
+    except BrokenExecutor:
+        return open_again(job)
 
 
 def chunk_length(layout: ColumnLayout, shape: Shape) -> int:
