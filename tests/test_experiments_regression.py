@@ -93,7 +93,7 @@ def test_the_command_prints_and_writes_every_seed(tmp_path: Path) -> None:
         assert title in result.output
     written = json.loads(path.read_text())
     assert [(cell["noise"], len(cell["seeds"])) for cell in written["scores"]] == [("none", 2), ("local", 2)]
-    assert len(written["charges"]) == 12
+    assert len(written["charges"]) == 6
 
 
 def test_labels_lost_at_random_lower_the_rate_and_labels_lost_to_budgets_also_flatten_slopes() -> None:

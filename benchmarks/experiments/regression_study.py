@@ -17,8 +17,15 @@ from protocol.console import progress
 from protocol.query import NoiseMode
 
 # How impressions are measured (one a week or all), at which ε, for how many models.
-WAYS = [(sampled, epsilon, models) for sampled in (True, False) for epsilon in (0.1, 0.3, 1.0) for models in (1, 4)]
 Way = tuple[bool, float, int]
+WAYS: list[Way] = [
+    (True, 0.1, 1),
+    (True, 0.3, 1),
+    (True, 0.3, 4),
+    (True, 1.0, 1),
+    (False, 0.3, 1),
+    (False, 1.0, 1),
+]
 
 
 @dataclass(frozen=True, slots=True)
