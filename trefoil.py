@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from benchmarks.commands import app as benchmarks_app
 from device.commands import app as device_app
 from mpc_helpers.commands import app as helpers_app
+from protocol.choices import with_option
 from protocol.commands import app as protocol_app
 from protocol.console import err, out, write_json
 from protocol.errors import TrefoilError
@@ -36,6 +37,14 @@ __version__ = metadata.version("trefoil")
 _LOG = logging.getLogger("trefoil")
 # What typer says about wrong usage. Its versions use the click that is installed, or carry their own.
 USAGE_ERROR: type[Exception] = typer.BadParameter.mro()[2]
+# What typer's validation says, for people.
+PLAIN_WORDS = {
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
+    "Input should be a valid number, unable to parse string as a number": "not a number",
+    "Input should be greater than or equal to": "it must be at least",
+    "Input should be less than or equal to": "it must be at most",
+}
 GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
 
 WELCOME = """\
@@ -160,7 +169,7 @@ def run(arguments: Sequence[str]) -> int:
         code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
     except TrefoilError as error:
         _LOG.debug("where it arose", exc_info=True)
-        return _complain(str(error), error.hint, _exit_of(error), wants_json)
+        return _complain(with_option(str(error)), error.hint or _see(arguments), _exit_of(error), wants_json)
     except USAGE_ERROR as error:
         return _complain_of_usage(error, wants_json)
     except BrokenPipeError:
@@ -181,6 +190,15 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _see(arguments: Sequence[str]) -> str:
+    """Where to look when a mistake has no hint of its own."""
+    path, command = ["trefoil"], tree()
+    for word in arguments:
+        if word in getattr(command, "commands", {}):
+            path, command = [*path, word], command.commands[word]
+    return f"See: {' '.join(path)} --help"
+
+
 def _exit_of(error: TrefoilError) -> Exit:
     """Interrupted, refused for ever, worth another try, or a mistake to be mended first."""
     if isinstance(error, Interrupted):
@@ -196,6 +214,8 @@ def _exit_of(error: TrefoilError) -> Exit:
 
 def _complain_of_usage(error: Any, wants_json: bool) -> int:  # Any: the class has no type in every version of typer
     message = error.format_message()
+    for theirs, ours in PLAIN_WORDS.items():
+        message = message.replace(theirs, ours)
     if not message:
         # A group without a command has shown its help.
         return Exit.USAGE
@@ -208,12 +228,13 @@ def _complain_of_usage(error: Any, wants_json: bool) -> int:  # Any: the class h
 
 def _complain(what: str, hint: str, code: Exit, wants_json: bool) -> Exit:
     err.quiet = False
+    what, hint = _lines(what), _lines(hint)
     if wants_json:
         failure = {"error": {"code": code.name.lower(), "exit": int(code), "message": what, "hint": hint}}
         write_json(STANDARD_OUTPUT, failure)
-    err.print(f"error: {_lines(what)}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    err.print(f"error: {what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
     if hint:
-        err.print(f"hint:  {_lines(hint)}", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"hint:  {hint}", markup=False, highlight=False, soft_wrap=True)
     return code
 
 

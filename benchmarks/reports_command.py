@@ -29,7 +29,7 @@ def reports(
         bool, typer.Option("--show-truth", help="Print what an answer without noise would be.")
     ] = False,
     invalid: Annotated[int, typer.Option(help="So many lying devices besides, of every kind in turn.")] = 0,
-    seed: Annotated[int, typer.Option(help="Decides what is in the reports, never their keys or nonces.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Decides what is in the reports, never their keys or nonces.")] = 1,
     json_file: JsonFile = None,
 ) -> None:
     """Make a batch of reports from a seeded workload, on all cores.
@@ -40,6 +40,7 @@ def reports(
     from protocol import console
     from protocol.epsilon import entitlement
     from protocol.helper_set import HelperSet
+    from protocol.places import check_file
     from protocol.report import ReportTerms, coarse_time
 
     now = int(time.time())  # noqa: TID251 - an edge: the reports are made now
@@ -55,6 +56,7 @@ def reports(
         cap=MAX_VALUE,
         spread=1,
     )
+    check_file("--out", out)
     workload = Workload(terms, count, seed, skew, flagged, invalid)
     with console.progress("sealing", count) as advance:
         make_batch(out, workload, HelperSet.load(helpers), progress=advance)

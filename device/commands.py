@@ -186,6 +186,7 @@ def convert(
     from device.asked import Asked, flag_form
     from device.conversion import ConversionOptions
     from protocol.console import write_json
+    from protocol.errors import TrefoilError
 
     options = ConversionOptions(
         service,
@@ -201,6 +202,10 @@ def convert(
         unit=unit,
         kappa=kappa,
     )
+    if value > max_value:
+        raise TrefoilError(
+            f"--value {value} is more than --max-value {max_value}", "Noise is made for --max-value: raise it, or cut."
+        )
     destination = actions.Destination.chosen(batch, report)
     asked = Asked(options, function, flag_form(flag))
     write_json(json_file, actions.convert(db, helpers, site, asked, intermediary, destination))

@@ -103,6 +103,8 @@ def create_database(path: Path, *, epoch_length: int, epoch_start: int | None, d
         instance = InstanceToken(path)
         instance.replace(token, 0)
         instance.close()
+    except sqlite3.Error as error:
+        raise TrefoilError(f"cannot create {path}: {error}", "Is the disk full?") from None
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -78,7 +78,9 @@ def keygen_helper(
     from mpc_helpers.identity.keygen import make_helper
     from protocol.console import say, write_json
     from protocol.hpke import Suite
+    from protocol.places import check_folder
 
+    check_folder("--dir", folder)
     entry = make_helper(folder, name, address, _now(), days=days, suite=Suite(suite))
     say(f"public entry:  {entry}")
     say("Give it to whoever makes the helper set: trefoil helper-set new")
@@ -154,8 +156,10 @@ def ledger_export(
     """
     from mpc_helpers.ledger.rebuild import export
     from protocol.console import say, write_json
+    from protocol.places import check_file
 
     loaded, membership = _load(config)
+    check_file("--out", path)
     export(loaded, membership, lost_by - 1, path)
     say(f"wrote {path}; hand it to the operator of helper {lost_by}")
     write_json(json, {"file": str(path), "lost_by": lost_by})

@@ -39,7 +39,7 @@ _COLUMN_MAGIC = b"trefoil column2\n"
 _PREAMBLE = struct.Struct(">16sIIII")
 PREAMBLE_SIZE = _PREAMBLE.size
 _CHECKSUM_SIZE = 4
-# The longest header has 1,753 bytes: 239 fixed, 544 of texts, 10 of cap and spread, three points with 40 planes.
+# The longest header has 1,801 bytes: 239 fixed, 544 of texts, 10 of cap and spread, three points with 42 planes.
 MAX_HEADER = 2048
 _SPAN_BYTES = 2**21
 _PIECE_BYTES = 2**19

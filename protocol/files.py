@@ -20,10 +20,15 @@ PRIVATE = 0o600
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file in one step, durable before it shows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _draft(path, data, mode) as draft:
-        draft.replace(path)
-    _sync_folder(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _draft(path, data, mode) as draft:
+            draft.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        # Of the file that was wanted, not of its draft.
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def write_private_file(path: Path, data: bytes) -> None:
@@ -46,7 +51,9 @@ def read_private_file(path: Path) -> bytes:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
-                raise TrefoilError(f"{path} can be read by others (mode {mode:04o})", f"Run: chmod 600 {path}")
+                raise TrefoilError(
+                    f"{path} can be read by others (mode {mode:04o})", f"If it is the right file, run: chmod 600 {path}"
+                )
             return file.read()
     except FileNotFoundError:
         raise TrefoilError(f"there is no key file {path}", "Make one with: trefoil keygen") from None

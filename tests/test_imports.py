@@ -37,6 +37,7 @@ FLOORS = {
     "commands": 6,
 }
 FRONT_DOOR_IMPORTS = {f"{package}.commands" for package in MAY_IMPORT} | {
+    "protocol.choices",
     "protocol.console",
     "protocol.errors",
     "protocol.places",

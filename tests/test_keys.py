@@ -50,7 +50,7 @@ def test_a_key_file_that_others_can_touch_is_refused(tmp_path: Path, mode: int) 
     path.chmod(mode)
     with pytest.raises(TrefoilError, match=f"mode {mode:04o}") as error:
         load_identity(path)
-    assert error.value.hint == f"Run: chmod 600 {path}"
+    assert error.value.hint == f"If it is the right file, run: chmod 600 {path}"
 
 
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def microbenchmark(
 @app.command(epilog="Example: trefoil experiment bias --accounting artifact --json bias.json --plot plots")
 def bias(
     *,
-    draws: Annotated[int, typer.Option(help="How often the noise is drawn.")] = 500,
+    draws: Annotated[int, typer.Option(min=1, help="How often the noise is drawn.")] = 500,
     workload: Annotated[
         WorkloadChoice, typer.Option(help="The paper's heavy load, or one of its data sets, synthetic.")
     ] = WorkloadChoice.MICROBENCHMARK,

@@ -36,7 +36,7 @@ class WorkloadChoice(StrEnum):
 Accounting = Annotated[AccountingChoice, typer.Option(help="The paper's accounting, or its public artifact's.")]
 Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
 EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]
-Seed = Annotated[int, typer.Option(help="Seed of the workload.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.")]
 Scale = Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")]
 Policy = Annotated[
     list[str] | None, typer.Option("--policy", metavar="MODULE:CLASS", help="A policy of your own beside the three.")

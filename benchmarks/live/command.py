@@ -14,7 +14,7 @@ def live(
         int, typer.Option(min=0, max=65_528, help="The first of eight neighbouring ports; 0 takes any that are free.")
     ] = 8730,
     seed: Annotated[
-        int, typer.Option(help="What the simulated crowd clicks and buys. Never used for keys or noise.")
+        int, typer.Option(min=0, help="What the simulated crowd clicks and buys. Never used for keys or noise.")
     ] = 1,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the start page in your browser at once.")] = False,
     json_file: JsonFile = None,

@@ -90,6 +90,8 @@ def prepare(
     that of the keys of helpers that are made now. Refused
     while helpers run from the directory: their own ports look taken, and would be moved under them.
     """
+    for site in sites or ():
+        check_site(site)
     trio = Trio(folder.absolute())
     with _locked(trio):
         _prepare(trio, now, sites or {DEFAULT_SITE: [DEFAULT_SITE]}, ports, options or {}, suite)

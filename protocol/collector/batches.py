@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,8 +86,22 @@ def check(path: Path) -> BatchSummary:
 
 
 def merge(paths: Sequence[Path], target: Path) -> int:
-    """All reports of several batches in a new one, each once. Gives how many."""
-    return write_batch(target, (report for path in paths for report in BatchReader(path)))
+    """All reports of several batches of one site in a new one, each once. Gives how many."""
+    return write_batch(target, _of_one_site(paths))
+
+
+def _of_one_site(paths: Sequence[Path]) -> Iterator[SealedReport]:
+    """No query counts reports of two sites, so that a batch of both would lose one of them."""
+    site = ""
+    for path in paths:
+        for report in BatchReader(path):
+            terms = report.terms()
+            site = site or terms.site
+            if terms.site != site:
+                raise TrefoilError(
+                    f"{path} has reports of {terms.site}, and the first one of {site}", "Merge one site."
+                )
+            yield report
 
 
 def split(path: Path, folder: Path, *, by_kind: bool = False) -> list[Path]:

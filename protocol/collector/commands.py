@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,8 +42,10 @@ def collect(
     from protocol.collector.server import PATH, collecting
     from protocol.console import say, write_json
     from protocol.helper_set import HelperSet
+    from protocol.places import check_folder
     from protocol.stopping import stop_event
 
+    check_folder("FOLDER", folder)
     limits = CollectorLimits(
         sites=frozenset(site),
         helper_sets=frozenset(HelperSet.load(path).digest for path in helpers or ()),
@@ -119,7 +121,9 @@ def batch_merge(
     """
     from protocol.collector.batches import merge
     from protocol.console import say, write_json
+    from protocol.places import check_file
 
+    check_file("--out", out)
     count = merge(paths, out)
     say(f"{count:,} reports in {out}")
     write_json(json, {"batch": str(out), "reports": count})
@@ -129,7 +133,7 @@ def batch_merge(
 def batch_split(
     path: Annotated[Path, typer.Argument(help="A batch file, or a folder of trefoil collect.")],
     out: Annotated[Path, typer.Option(help="The folder for the new batches.")],
-    by: Annotated[str, typer.Option(help="day or kind")] = "day",
+    by: Annotated[Literal["day", "kind"], typer.Option(help="What each new batch has in common.")] = "day",
     json: JsonFile = None,
 ) -> None:
     """Cut a batch, or everything a collector has, into one batch for each day (UTC) or kind.
@@ -139,10 +143,9 @@ def batch_split(
     from protocol.collector.batches import days, export, split
     from protocol.collector.store import StoreReader
     from protocol.console import say, write_json
-    from protocol.errors import TrefoilError
+    from protocol.places import check_folder
 
-    if by not in ("day", "kind"):
-        raise TrefoilError(f"a batch is cut by day or by kind, not by {by!r}")
+    check_folder("--out", out)
     if path.is_dir():
         with StoreReader(path) as store:
             made = []

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -96,12 +97,28 @@ async def collecting(
 ) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port, which is the system's choice where 0 was asked for."""
     context = _context(*tls)
+    # Before the folder is made: nothing is left of a collector that could not start.
+    _check_port(host, port)
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(ReportStore(folder, limits))
         intake = CollectorIntake(store, limits, clock)
         for task in (asyncio.create_task(intake.run()), asyncio.create_task(_keep_house(store, clock))):
             stack.push_async_callback(_ended, task)
         yield await stack.enter_async_context(_listening(intake, context, host, port))
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise _not_free(host, port, error) from None
+
+
+def _not_free(host: str, port: int, error: OSError) -> TrefoilError:
+    what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+    return TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.")
 
 
 @contextlib.asynccontextmanager
@@ -124,8 +141,7 @@ async def _listening(intake: CollectorIntake, context: ssl.SSLContext, host: str
         try:
             bound = await listener.open(host, port)
         except OSError as error:
-            what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
-            raise TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.") from None
+            raise _not_free(host, port, error) from None
         yield bound
     finally:
         await listener.close()
@@ -140,7 +156,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise TrefoilError(
-            f"cannot use {certificate} with {key}: {error}", "Make both with: trefoil keygen tls"
+            f"cannot use {certificate} with {key}: {error}", "Give --certificate and --key of one identity, both PEM."
         ) from None
     return context
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 SiteKey = Annotated[Path | None, Option(help="The key that signs this site's queries.", show_default=False)]
 Epsilon = Annotated[float | None, Option(help="ε of the answer; by default what the reports paid for.")]
-Minimum = Annotated[int, Option(help="Fewest reports worth an answer.")]
+Minimum = Annotated[int, Option(min=1, help="Fewest reports worth an answer.")]
 Tolerate = Annotated[float, Option(help="Share of bad reports, 0 to 1, above which the query fails.")]
-Seconds = Annotated[int, Option(help="Until when the helpers may take, from now.")]
+Seconds = Annotated[int, Option(min=1, help="Until when the helpers may take, from now.")]
 New = Annotated[bool, Option("--new", help="Ask a new query, though one on this batch was asked.")]
 Listed = Annotated[
     bool, Option("--list", help="Show what was asked of this batch, and which answers the helpers hold.")

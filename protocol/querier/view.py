@@ -47,7 +47,7 @@ _WEIGHT = {
 def permille(share: float) -> int:
     """A share of one as whole thousandths."""
     if not (0 <= share <= 1):
-        raise TrefoilError(f"a share is 0 to 1, not {share}")
+        raise TrefoilError(f"--tolerate is a share from 0 to 1, not {share:g}", "Half of the reports is 0.5.")
     return int(share * 1000)
 
 

@@ -15,6 +15,7 @@
 - `joint_trio`: three parties that draw joint noise, honest or not, with its clear twin
 - `three_helpers`: three helpers in one process over real HTTPS
 - `command_tree`: every command there is
+- `mistakes`: what people get wrong on the command line, and a folder to do it in
 - `planted_bugs`: bugs to plant in a copy of the project, each with the test that must fall
 - `processes`: processes that are dead when their test has ended
 - `renewal`: a renewed helper set, signed by all three
