@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from device import errors
 from device.checked_request import CheckedRequest
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
 
@@ -39,7 +39,11 @@ class HelperSetSeal:
 
     def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
         terms = report_terms(request, now, debug=debug)
-        self.helper_set.sealing_keys(terms.time)
+        try:
+            self.helper_set.sealing_keys(terms.time)
+        except TrefoilError as error:
+            # To a page it is a service that this device does not have, now.
+            raise errors.ReferenceError(str(error), error.hint) from None
         return lambda histogram: _seal_or_null(histogram, terms, self.helper_set)
 
 

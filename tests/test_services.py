@@ -6,7 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,18 @@ from device.http_headers import parse_measure_conversion
 from device.impression import ImpressionOptions
 from device.labelling import LabelOptions
 from device.limits import DeviceLimits
+from device.memory_store import MemoryStore
 from device.privacy_filter import FilterKind
 from device.report import HelperSetSeal, PlainSeal, ServicesSeal
 from device.service_store import ServiceList
 from device.storage import Store
 from device.tick import AtOnce
+from mpc_helpers.local.launcher import prepare
 from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import POST_QUANTUM, PrivateKey
+from protocol.querier.query_failed import QueryFailed
 from protocol.report import Header
 from tests.support.both_stores import Ann, Kind, fresh_store
 from tests.support.protocol_samples import (
@@ -45,6 +48,7 @@ from tests.support.protocol_samples import (
     identity,
     signed,
 )
+from tests.support.three_helpers import SITE, MemoryMpc, ThreeHelpers, real_now, three_helpers
 
 NORTH, SOUTH = "north", "https://south.example/aggregate"
 OTHERS = tuple(identity(f"other {party}") for party in range(3))
@@ -287,9 +291,9 @@ def test_the_report_names_the_set_that_the_site_chose(form: Callable[[str], Any]
 def test_an_unknown_service_is_an_error_of_the_options(form: Callable[[str], Any], store: Store) -> None:
     """The same with data or without, on or off; nothing is charged, and nothing logged."""
     told = []
-    for prepare in (Device.enable, Device.disable, _with_an_impression):
+    for ready in (Device.enable, Device.disable, _with_an_impression):
         device = device_of(store)
-        prepare(device)
+        ready(device)
         for name in ("elsewhere", "North", "", "trefoil", "n" * 10_000, "\ud800"):
             with pytest.raises(errors.ReferenceError) as refused:
                 measure(device, form(name) if form is not chosen_by_header else form(name if name.isascii() else "x"))
@@ -310,7 +314,7 @@ def test_an_expired_set_is_refused_before_anything_is_charged(store: Store) -> N
     _with_an_impression(device)
     now[0] = SET_END
     for name in (NORTH, SOUTH):
-        with pytest.raises(TrefoilError, match="no active HPKE key"):
+        with pytest.raises(errors.ReferenceError, match="no active HPKE key"):
             measure(device, chosen_by_dictionary(name))
     assert device.budget() == []
     assert list(device.reports()) == []
@@ -343,6 +347,31 @@ def test_a_name_without_helpers_is_the_same_error(store: Store) -> None:
     with pytest.raises(errors.ReferenceError):
         measure(device, chosen_by_dictionary(NORTH))
     assert list(device.reports()) == []
+
+
+async def test_two_trios_answer_each_its_own_reports(tmp_path: Path) -> None:
+    """One device, two services, six helpers: a report counts with the three that it was sealed to, and nowhere else."""
+    other = prepare(tmp_path / "trio", now=real_now(), sites={SITE: [SITE]}, options={"processes": 0})
+    south = ThreeHelpers(other, MemoryMpc(), tmp_path)
+    async with three_helpers(tmp_path / "north") as north, AsyncExitStack() as running:
+        for party in range(3):
+            await south.start(party)
+            running.push_async_callback(south.stop, party)
+        sets = {NORTH: north.helper_set, SOUTH: south.helper_set}
+        device = Device(
+            MemoryStore(),
+            ServicesSeal({name: HelperSetSeal(helper_set) for name, helper_set in sets.items()}),
+            clock=real_now,
+            limits=limits_of(*sets),
+        )
+        reports = {name: [measure(device, chosen_by_dictionary(name)) for _ in range(2)] for name in sets}
+        for name, three in ((NORTH, north), (SOUTH, south)):
+            own = three.batch(reports[name])
+            result = await three.ask(three.query(own), own)
+            assert result.answer.counted == 2
+        strange = south.batch(reports[NORTH])
+        with pytest.raises(QueryFailed, match="helper set"):
+            await south.ask(south.query(strange), strange)
 
 
 # On the command line
