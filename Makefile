@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 
-.PHONY: help demo live test lint bench chaos load fuzz clean
+.PHONY: help demo live test lint bench chaos load alerts fuzz clean
 
 help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
@@ -14,7 +14,8 @@ help:
 	@echo "make test    lint, types and all tests, in under ten minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"
-	@echo "make fuzz    hostile bytes, planted bugs: 30 minutes         make clean remove what the others made"
+	@echo "make fuzz    hostile bytes, planted bugs: 30 minutes         make alerts  Prometheus fires every rule"
+	@echo "make clean   remove what the others made"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -54,6 +55,9 @@ chaos: $(READY)
 
 load: $(READY)
 	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py tests/test_collector.py tests/test_hostile_posts.py
+
+alerts: $(READY)
+	TREFOIL_ALERTS=all $(BIN)/python -m pytest -s --timeout 1800 tests/test_alerts.py
 
 fuzz: $(READY)
 	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py tests/test_joint_audit.py \

@@ -72,7 +72,7 @@ STORY = {
     "Try it": ("demo", "live"),
     "As a person's device": ("device",),
     "As a querier": ("reports", "collect", "batch", "query", "bias", "regression"),
-    "As an operator": ("launch", "keygen", "helper-set", "helper", "ledger", "alarm"),
+    "As an operator": ("launch", "keygen", "helper-set", "helper", "site", "ledger", "alarm"),
     "As a researcher": ("bench", "experiment", "plan", "conformance"),
 }
 

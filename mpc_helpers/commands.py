@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,31 +17,97 @@ if TYPE_CHECKING:
 app = typer.Typer(help="mpc_helpers")
 keygen = typer.Typer(help="Make keys.", no_args_is_help=True)
 ledger = typer.Typer(help="Look after a helper's report ledger.", no_args_is_help=True)
+site = typer.Typer(help="Who may ask a helper.", no_args_is_help=True)
+running = typer.Typer(help="Run a helper, and look after one that runs.")
+app.add_typer(running, name="helper")
 app.add_typer(keygen, name="keygen")
+app.add_typer(site, name="site")
 alarm = typer.Typer(help="Look after a helper's alarm: failed proofs of joint noise.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 app.add_typer(alarm, name="alarm")
 
+LevelName = Literal["debug", "info", "warning", "error"]
+FormatName = Literal["text", "json"]
 ConfigFile = Annotated[Path, typer.Option("--config", help="The helper's configuration file.", show_default=False)]
 
 
-@app.command()
+@running.callback(invoke_without_command=True)
 def helper(
-    config: ConfigFile,
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The helper's configuration file.", show_default=False)
+    ] = None,
     stop_with_stdin: Annotated[
         bool, typer.Option("--stop-with-stdin", help="End when standard input closes, as the launcher wants it.")
     ] = False,
     executor: Annotated[
         str, typer.Option(metavar="dask://HOST:PORT", help="Open reports on this dask cluster instead of here.")
     ] = "",
+    log_level: Annotated[
+        LevelName, typer.Option("--log-level", help="From which level on lines are written.")
+    ] = "info",
+    log_format: Annotated[FormatName, typer.Option("--log-format", help="Lines for people, or for programs.")] = "text",
 ) -> None:
-    """Run one helper until it is stopped.
+    """Run one helper until it is stopped. SIGHUP makes it read its configuration again.
 
     Example: trefoil helper --config /etc/trefoil/config.json
     """
-    from mpc_helpers.service.daemon import run
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise typer.BadParameter("which helper? Name its configuration file.", param_hint="--config")
+    from mpc_helpers.service.daemon import RunOptions, run
+    from mpc_helpers.service.logs import LogFormat, LogLevel
 
-    run(config, stop_with_stdin=stop_with_stdin, executor=executor)
+    run(config, RunOptions(stop_with_stdin, executor, LogLevel(log_level), LogFormat(log_format)))
+
+
+@running.command("reload")
+def helper_reload(config: ConfigFile) -> None:
+    """Have a running helper read its configuration again: sites, helper sets and everything else in it.
+
+    New sites are used at once. For other changes the helper builds its parts again, and its queries go on by
+    themselves. What cannot be used changes nothing.
+
+    Example: trefoil helper reload --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.local.status import reload_and_look
+    from protocol.console import say
+
+    loaded, membership = _load(config)
+    say(reload_and_look(loaded, membership.helper_set.helpers[membership.party]))
+
+
+@running.command("status")
+def helper_status(
+    helper_set: Annotated[
+        Path | None, typer.Option("--set", help="The helper set whose helpers to look at.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Or a helper's configuration, which names its set.")
+    ] = None,
+    which: Annotated[list[int] | None, typer.Option("--helper", help="Only helper 1, 2 or 3; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show how helpers are, and what their operators should look at. Exit code 75 if one is not ready.
+
+    Example: trefoil helper status --set helpers.json
+    """
+    from mpc_helpers.identity.config import load_config
+    from mpc_helpers.local.status import look_at, table_of
+    from protocol.console import out, write_json
+    from protocol.helper_set import HelperSet
+
+    if (helper_set is None) == (config is None):
+        raise typer.BadParameter("name the helpers by --set or by --config.")
+    path = helper_set if helper_set is not None else load_config(config or Path()).helper_set
+    found = look_at(HelperSet.load(path), which or [])
+    if as_json:
+        write_json(Path("-"), [each.to_json() for each in found])
+    else:
+        out.print(table_of(found))
+    if not all(each.ready for each in found):
+        raise typer.Exit(75)
 
 
 @app.command()
@@ -107,6 +173,33 @@ def keygen_hpke(
     write_json(json, {"entry": str(entry), "folder": str(folder)})
 
 
+@keygen.command("tls")
+def keygen_tls(
+    name: Annotated[str, typer.Option(help="The host, or what people call the helper.")],
+    folder: Annotated[Path, typer.Option("--dir", help="A folder without tls.key; private to its user.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="For how many days it is valid.")] = 825,
+    entry: Annotated[
+        Path | None, typer.Option(help="A helper's public entry, whose pin becomes this one's for the next set.")
+    ] = None,
+) -> None:
+    """Make a TLS key and a certificate that it signs itself: for a collector, or to renew a helper's.
+
+    Example: trefoil keygen tls --name shop.example --dir /etc/trefoil-collector
+    """
+    from mpc_helpers.identity.keygen import renew_certificate
+    from mpc_helpers.identity.tls import make_identity
+    from protocol.console import say
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    made = make_identity(folder, name, _now(), days=days)
+    say(f"certificate:  {made.certificate}")
+    say(f"private key:  {made.key}")
+    say(f"pin:          {made.pin.hex()}")
+    if entry is not None:
+        renew_certificate(entry, made)
+        say(f"public entry: {entry}")
+
+
 @keygen.command("site")
 def keygen_site(
     path: Annotated[Path, typer.Argument(help="The new key file.")],
@@ -124,6 +217,55 @@ def keygen_site(
     say(f"private key:  {path}")
     say(f"public key:   {key.public.hex()}")
     write_json(json, {"private_key": str(path), "public_key": key.public.hex()})
+
+
+@site.command("add")
+def site_add(
+    name: Annotated[str, typer.Argument(metavar="SITE", help="The site, for example shop.example.")],
+    config: ConfigFile,
+    key: Annotated[str, typer.Option(help="Its public key in hexadecimal, as trefoil keygen site prints it.")],
+    caller: Annotated[
+        list[str] | None, typer.Option(help="Who may ask for it; may be repeated. The site itself by default.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give a registered site this key and these callers.")
+    ] = False,
+) -> None:
+    """Register a site, whose queries are answered from the next reload on.
+
+    Example: trefoil site add shop.example --key 3f0c... --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.identity.sites import add_site
+    from protocol.console import say
+
+    add_site(config, name, key, caller or [], replace=replace)
+    say(f"registered {name}; a running helper takes it up with: trefoil helper reload --config {config}")
+
+
+@site.command("remove")
+def site_remove(name: Annotated[str, typer.Argument(metavar="SITE", help="The site.")], config: ConfigFile) -> None:
+    """Answer no new queries of a site, from the next reload on.
+
+    Example: trefoil site remove shop.example --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.identity.sites import remove_site
+    from protocol.console import say
+
+    remove_site(config, name)
+    say(f"removed {name}; a running helper forgets it with: trefoil helper reload --config {config}")
+
+
+@site.command("list")
+def site_list(config: ConfigFile) -> None:
+    """Show who may ask.
+
+    Example: trefoil site list --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.identity.sites import list_sites
+    from protocol.console import say
+
+    for name, each in sorted(list_sites(config).items()):
+        say(f"{name}  key {each.key.hex()}  callers {', '.join(sorted(each.callers))}")
 
 
 @ledger.command("create")

@@ -100,9 +100,9 @@ async def test_a_clock_that_is_wrong_for_a_moment_does_no_harm(house: House, wro
     assert (house.keys, house.watermark) == (1, NOW - LIFETIME)
     assert house.tidied == 2  # what can be undone goes on
     assert house.forgotten == [NOW]  # answers are not erased by a clock that is doubted
-    assert ["past the last round" in said for said in house.keeper.warnings()] == [True]
+    assert ["past the last round" in reason.text for reason in house.keeper.reasons()] == [True]
     await house.round(NOW + HOUR)
-    assert (house.watermark, house.keeper.warnings()) == (NOW + HOUR - LIFETIME, [])
+    assert (house.watermark, house.keeper.reasons()) == (NOW + HOUR - LIFETIME, [])
 
 
 async def test_a_clock_that_was_set_back_undoes_nothing_and_gains_nothing(house: House) -> None:
@@ -143,7 +143,9 @@ async def test_two_peers_with_another_time_are_believed_one_is_shown(house: Hous
     await house.round(NOW)
     house.ahead = {1: 2 * HOUR}
     await house.round(NOW + HOUR)
-    assert house.keeper.warnings() == ["the clock of helper-2 is 7200 s ahead of this helper's"]
+    assert [reason.text for reason in house.keeper.reasons()] == [
+        "the clock of helper-2 is 7200 s ahead of this helper's"
+    ]
     house.ahead = {1: 2 * HOUR, 2: 30}
     await house.round(NOW + 2 * HOUR)
     house.ahead = {1: -2 * HOUR, 2: -3 * HOUR}
@@ -152,7 +154,7 @@ async def test_two_peers_with_another_time_are_believed_one_is_shown(house: Hous
     assert house.watermark == NOW + 2 * HOUR - LIFETIME
     house.ahead = {1: 1, 2: -2}
     await house.round(NOW + 3 * HOUR)
-    assert house.keeper.warnings() == []
+    assert house.keeper.reasons() == []
 
 
 @pytest.mark.parametrize("date", ["", "yesterday", "Mon, 99 Foo 2026 00:00:00 GMT", "Fri, 31 Dec 9999 23:59:59 GMT"])
@@ -191,8 +193,8 @@ async def warnings(three: ThreeHelpers) -> list[list[str]]:
 
     def read(helper: HelperEntry) -> list[str]:
         page = health(helper)
-        said = page["warnings"] if page else []
+        said = page["reasons"] if page else []
         assert isinstance(said, list)
-        return said
+        return [reason["text"] for reason in said if reason["concern"] == "clock"]
 
     return [await asyncio.to_thread(read, helper) for helper in three.helper_set.helpers]

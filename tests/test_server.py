@@ -24,6 +24,7 @@ from mpc_helpers.local.launcher import prepare
 from mpc_helpers.service.daemon import Parts
 from protocol.batch import BatchReader
 from protocol.keys import IdentityKey, load_identity
+from protocol.listening.connections import ConnectionLimits
 from protocol.permit import PERMIT_HEADER
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
@@ -88,12 +89,15 @@ async def test_the_public_pages_say_who_and_how_it_is(tmp_path: Path) -> None:
         assert config["helper_set"]["digest"] == three.helper_set.digest.hex()
         batch = small_batch(three)
         await three.ask(three.query(batch), batch)
-        status, health = await send(session, "GET", "/healthz")
-        assert (status, health) == (200, {"status": "ok", "warnings": [], "queries": {"released": 1}})
-        status, page = await send(session, "GET", "/metrics")
-        assert 'trefoil_queries_total{state="released"} 1' in page
-        assert "# TYPE trefoil_queries gauge" in page
-        assert SITE not in page
+        async with asyncio.timeout(20):
+            while (ready := await send(session, "GET", "/readyz"))[0] != 200:
+                await asyncio.sleep(0.05)
+        page = {"status": "ok", "ready": True, "reasons": [], "queries": {"released": 1}, "reloads": 0}
+        assert ready == await send(session, "GET", "/healthz") == (200, page)
+        status, text = await send(session, "GET", "/metrics")
+        assert 'trefoil_queries_total{state="released"} 1' in text
+        assert "# TYPE trefoil_queries gauge" in text
+        assert SITE not in text
 
 
 async def test_a_stranger_a_wrong_key_and_a_wrong_caller_are_refused(tmp_path: Path) -> None:
@@ -357,6 +361,28 @@ async def test_a_connection_whose_headers_do_not_end_is_closed(
         with suppress(ConnectionError):
             await closed
         writer.close()
+
+
+async def test_strangers_whose_bodies_trickle_hold_nobody_s_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there is room for, each with a query of which one byte comes: the next stranger is served."""
+    monkeypatch.setattr(ConnectionLimits, "of_this_process", classmethod(lambda _: ConnectionLimits(4)))
+    async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(20):
+        await three.start(0)
+        address = urlsplit(three.helper_set.helpers[0].address)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        head = f"PUT /v1/queries/{'00' * 32} HTTP/1.1\r\nHost: helper\r\nContent-Length: 1000\r\n\r\nx"
+        lines = []
+        for _ in range(8):
+            lines.append(await asyncio.open_connection(address.hostname, address.port, ssl=context))
+            lines[-1][1].write(head.encode())
+            await asyncio.sleep(0.05)
+        async with talking_to(three) as session:
+            assert (await send(session, "GET", "/healthz"))[0] == 200
+        for _, writer in lines:
+            writer.transport.abort()
 
 
 async def test_a_body_may_take_longer_than_the_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

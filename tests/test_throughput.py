@@ -281,8 +281,8 @@ def test_the_profile_adds_up_to_all_that_was_used() -> None:
 def test_counters_are_read_from_a_metrics_page() -> None:
     metrics = Metrics()
     count_processes(metrics)
-    metrics.counter("trefoil_admit_cpu_seconds_total", "by part")(1.5, part="open")
-    metrics.gauge("trefoil_peer_bytes", "bytes", lambda: {(): 12})
+    metrics.counter("trefoil_admit_cpu_seconds_total", "by part", part=["open"])(1.5, part="open")
+    metrics.counted("trefoil_peer_bytes_total", "bytes", lambda: {(): 12})
     found = HelperCounters.parse(metrics.render())
     assert found.processes["daemon"] > 0
     assert 5 < found.peaks_mb["daemon"] < 5000

@@ -26,7 +26,7 @@ from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.report import ReportTerms, coarse_time
 
 SITE = "shop.example"
-_PEER_BYTES = re.compile(r"^trefoil_peer_bytes (\S+)$", re.MULTILINE)
+_PEER_BYTES = re.compile(r"^trefoil_peer_bytes_total (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

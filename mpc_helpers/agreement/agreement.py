@@ -69,6 +69,7 @@ class Agreement:
         around = Surroundings(
             ledger, parties, self.peers, self.alarms, negotiations, self._offload, compute, pace, hooks
         )
+        self._left_out = hooks.left_out
         self._voting = Voting(around)
         self._reception = Reception(self.peers, negotiations, self._voting, compute)
         self._negotiator = Negotiator(around, self._voting, Announcer(around, self._reception.hear))
@@ -84,7 +85,10 @@ class Agreement:
     async def agree(self, terms: AttemptTerms, batch: AdmittedBatch, deadline: float) -> Negotiation:
         """Agree: three proposals of one number, and so one set of reports; or `AgreementError`. Nothing is held yet."""
         negotiation = Negotiation(self.parties.party, terms, batch, deadline)
-        await self._negotiator.agree(negotiation)
+        try:
+            await self._negotiator.agree(negotiation)
+        finally:
+            self._left_out(negotiation.left_out_besides())
         return negotiation
 
     async def reserve(self, agreed: Negotiation) -> Attempt:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from mpc_helpers.ledger.attempt import Step
+from protocol.errors import Rejection
 
 T = TypeVar("T")
 
@@ -56,8 +57,12 @@ def _nothing(_: Step) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """An installed helper always runs with the defaults. `step` is called at each crash point of COMMIT.md."""
+    """`left_out` is told what this helper leaves out of an attempt beside what it did not admit, for whoever counts.
+
+    For the others an installed helper has the defaults. `step` is called at each crash point of COMMIT.md.
+    """
 
     entropy: Callable[[int], bytes] = os.urandom
     step: Callable[[Step], None] = _nothing
     offload: Offload | None = None
+    left_out: Callable[[Mapping[Rejection, int]], None] = lambda _counts: None

@@ -310,10 +310,13 @@ class Negotiation:
     def left_out(self) -> dict[Rejection, int]:
         """What this helper has against the batch: what it did not admit, what it has seen, and what is invalid."""
         counts = dict(self.batch.rejections)
-        counts[Rejection.SEEN] = counts.get(Rejection.SEEN, 0) + self.seen
-        counts[Rejection.INVALID] = counts.get(Rejection.INVALID, 0) + self.invalid
-        counts[Rejection.EXPIRED] = counts.get(Rejection.EXPIRED, 0) + self.expired
+        for reason, count in self.left_out_besides().items():
+            counts[reason] = counts.get(reason, 0) + count
         return counts
+
+    def left_out_besides(self) -> dict[Rejection, int]:
+        """Of that, what was admitted."""
+        return {Rejection.SEEN: self.seen, Rejection.INVALID: self.invalid, Rejection.EXPIRED: self.expired}
 
     def _same_question(self, sender: int, proposal: Propose) -> bool:
         batch = self.batch

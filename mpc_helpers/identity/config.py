@@ -127,16 +127,26 @@ class HelperConfig:
 
 def load_config(path: Path) -> HelperConfig:
     """Read and check a configuration file. Relative paths in it are relative to the file."""
+    return check_config(read_config(path), path)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """What a configuration file says, unchecked but for being one."""
     try:
         stored = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}", _HINT) from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}", _HINT) from None
-    if not isinstance(stored, dict) or stored.pop("trefoil_helper", None) != FORMAT:
+    if not isinstance(stored, dict) or stored.get("trefoil_helper") != FORMAT:
         raise ConfigError(f"{path} is not a helper's configuration of format {FORMAT}", _HINT)
+    return stored
+
+
+def check_config(stored: Mapping[str, Any], path: Path) -> HelperConfig:
+    """The configuration that stands, or will stand, in the file `path`."""
     try:
-        return _from_json(stored, path.absolute().parent)
+        return _from_json({name: stored[name] for name in stored if name != "trefoil_helper"}, path.absolute().parent)
     except TrefoilError as error:
         raise ConfigError(f"{path}: {error}", error.hint) from None
 

@@ -98,6 +98,13 @@ def make_helper(
     return path
 
 
+def renew_certificate(path: Path, identity: tls.TlsIdentity) -> None:
+    """Another certificate in the public entry, for the next helper set."""
+    old = read_entry(path)
+    new = HelperEntry(old.name, old.identity_key, old.hpke_keys, old.address, identity.pin)
+    write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
+
+
 def renew_entry(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> Path:
     """One more HPKE key, in the folder and in the public entry, for the next helper set."""
     path = folder / ENTRY_NAME

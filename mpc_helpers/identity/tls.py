@@ -53,7 +53,7 @@ class TlsIdentity:
         return pin_of(self.der)
 
 
-def make_identity(directory: Path, name: str, now: int) -> TlsIdentity:
+def make_identity(directory: Path, name: str, now: int, *, days: int = VALID_DAYS) -> TlsIdentity:
     """Run by an operator once: a P-256 key and a self-signed certificate. Refuses to overwrite either."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -65,7 +65,7 @@ def make_identity(directory: Path, name: str, now: int) -> TlsIdentity:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=VALID_DAYS))
+        .not_valid_after(start + datetime.timedelta(days=days + 1))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
@@ -84,6 +84,11 @@ def load_certificate(path: Path) -> bytes:
         raise TrefoilError(f"cannot read {path}: {error.strerror}", "Make one with: trefoil keygen") from None
     except ValueError:
         raise TrefoilError(f"{path} holds no certificate", "Make one with: trefoil keygen") from None
+
+
+def ends(der: bytes) -> int:
+    """When a certificate ends, in seconds since 1970."""
+    return int(x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp())
 
 
 def pin_of(der: bytes) -> bytes:

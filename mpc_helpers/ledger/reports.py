@@ -71,6 +71,11 @@ class Reports:
                     standings[index * _CHUNK : index * _CHUNK + len(chunk)] = found
         return standings
 
+    def count(self) -> int:
+        """How many reports the ledger holds. Reads the whole table."""
+        count: int = self._database.value("SELECT count(*) FROM reports")
+        return count
+
     # The watermark never goes back, and admission refuses reports at or below it.
 
     @property

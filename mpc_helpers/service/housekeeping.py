@@ -13,6 +13,7 @@ from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership, destroy_expired_keys
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.service.clocks import ClockDoubted, LastRound, PeerClocks, check_clock
+from mpc_helpers.service.health import Concern, Reason
 from protocol.errors import TrefoilError
 
 ROUND_SECONDS = 3600.0
@@ -40,24 +41,32 @@ class Housekeeping:
     peers: PeerClocks
     ask_time: Callable[[int], Awaitable[object]]
     clock: Callable[[], int]
+    # Why the clock is not followed, and what went wrong in the last round: nothing, most of the time.
     doubt: str = field(default="", init=False)
+    fault: str = field(default="", init=False)
+    # Reports in the ledger, as they were last counted.
+    rows: int = field(default=0, init=False)
 
     async def run(self) -> None:
         """Rounds without end. Whatever goes wrong in one, the next is tried."""
         while True:
+            self.fault = ""
             try:
                 await self.round()
             except ClockDoubted as error:
                 _LOG.error("%s (%s)", error, error.hint)
             except TrefoilError as error:
+                self.fault = str(error)
                 _LOG.error("housekeeping failed: %s", error)
             except Exception:
+                self.fault = "a defect, or a disk that fails: the log says more"
                 _LOG.exception("housekeeping failed")
             await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self) -> None:
         """What can be undone first; then the clock is checked; what cannot be undone last, and keys last of all."""
         await self.queries.tidy()
+        self.rows = await asyncio.to_thread(self.ledger.reports.count)
         await asyncio.gather(*map(self._hear, self.membership.peers))
         now = self.clock()
         try:
@@ -90,6 +99,11 @@ class Housekeeping:
                         return
                     await asyncio.sleep(RETRY_SECONDS)
 
-    def warnings(self) -> list[str]:
+    def reasons(self) -> list[Reason]:
         """What an operator should look at."""
-        return [*self.peers.warnings(), *filter(None, [self.doubt])]
+        clock = [*self.peers.warnings(), *filter(None, [self.doubt])]
+        failed = [f"the last round of housekeeping failed: {self.fault}"] if self.fault else []
+        return [
+            *(Reason(Concern.CLOCK, text) for text in clock),
+            *(Reason(Concern.HOUSEKEEPING, text) for text in failed),
+        ]

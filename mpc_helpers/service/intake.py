@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mpc_helpers.helper import Helper
 from mpc_helpers.service.jobs import QueryJob
+from mpc_helpers.service.logs import fields
 from mpc_helpers.service.policy import Policy
 from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.registry import QueryRegistry
@@ -80,7 +81,9 @@ class Intake:
         await self.registry.refuse_forgotten(query)
         self._policy.check_willing(query, self.registry.running())
         await self._storage.reserve(query)
-        return await self.registry.keep(signed)
+        job = await self.registry.keep(signed)
+        _log_arrival(job)
+        return job
 
     async def _try_again(self, job: QueryJob) -> None:
         if not job.column.exists():
@@ -154,3 +157,18 @@ class Intake:
     def summary(self) -> dict[str, object]:
         """For the health page: how many queries are in which state."""
         return {"queries": self.registry.counts()}
+
+
+def _log_arrival(job: QueryJob) -> None:
+    query = job.query
+    said = fields(
+        event="query arrived",
+        query=job.short_name,
+        site=query.site,
+        reports=query.batch_size,
+        buckets=query.buckets,
+        noise=query.noise.value,
+        debug=query.debug,
+    )
+    form = "query %s of %s arrived: %d reports, %d buckets, noise %s"
+    _LOG.info(form, job.short_name, query.site, query.batch_size, query.buckets, query.noise.value, extra=said)

@@ -29,6 +29,8 @@ class QueryJob:
         self._book = book
         self._clock = clock
         self._entered = 0.0
+        self._arrived = asyncio.get_running_loop().time()
+        self._taken: dict[QueryState, float] = {}
 
     @property
     def column(self) -> Path:
@@ -80,6 +82,17 @@ class QueryJob:
         record = QueryRecord(self.name, state, self._clock(), failure)
         await asyncio.to_thread(self._book.record, record)
         self.record = record
+
+    @property
+    def age(self) -> float:
+        """Seconds since it came, or since this helper started."""
+        return asyncio.get_running_loop().time() - self._arrived
+
+    def take_seconds(self) -> dict[QueryState, float]:
+        """What each stage took since this was last asked: a query that is tried again is not counted twice."""
+        new = {state: seconds - self._taken.get(state, 0.0) for state, seconds in self.seconds.items()}
+        self._taken = dict(self.seconds)
+        return new
 
     def advance(self, amount: int) -> None:
         """More reports are done in this stage. Called from any thread."""

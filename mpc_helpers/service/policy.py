@@ -22,7 +22,8 @@ class Policy:
         self, membership: Membership, config: HelperConfig, failed_proofs: FailedProofs, clock: Callable[[], int]
     ) -> None:
         self._membership = membership
-        self._sites = config.sites
+        # Replaced as a whole when the configuration is read again.
+        self.sites = config.sites
         self._limits = config.limits
         self._noise_modes = config.noise_modes
         self._unchecked = config.unchecked_histograms
@@ -32,7 +33,7 @@ class Policy:
     def authenticate(self, signed: SignedQuery) -> None:
         """Signed with the key that was registered for the site, by a caller that may ask for it."""
         query = signed.query
-        site = self._sites.get(query.site)
+        site = self.sites.get(query.site)
         if site is None:
             raise Refusal(
                 Trouble.STRANGER,
@@ -54,13 +55,13 @@ class Policy:
         """The query, and that whoever signed it takes it back."""
         self.authenticate(withdrawal.signed)
         try:
-            withdrawal.verify(self._sites[withdrawal.signed.query.site].key)
+            withdrawal.verify(self.sites[withdrawal.signed.query.site].key)
         except ProtocolError as error:
             raise Refusal(Trouble.STRANGER, str(error), error.hint) from None
 
     def check_permit(self, query: Query, permit: bytes) -> None:
         """Whether whoever uploads a column has its querier's permit, for this helper."""
-        site = self._sites.get(query.site)
+        site = self.sites.get(query.site)
         if site is None:
             raise Refusal(Trouble.STRANGER, f"this helper answers no queries of {query.site} any more")
         try:

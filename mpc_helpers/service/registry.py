@@ -6,12 +6,14 @@ import asyncio
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mpc_helpers.ledger.attempt import QueryName
 from mpc_helpers.ledger.queries import QueryBook, QueryChanged, QueryRecord
+from mpc_helpers.service.health import Concern, Reason
 from mpc_helpers.service.jobs import QueryJob
+from mpc_helpers.service.metrics import Labels
 from mpc_helpers.service.refusal import Refusal, Trouble
 from protocol.errors import ProtocolError
 from protocol.files import write_atomically
@@ -52,6 +54,19 @@ class QueryRegistry:
     def counts(self) -> dict[str, int]:
         """How many queries are in which state."""
         return dict(Counter(job.status().state.value for job in self._jobs.values()))
+
+    def gauge(self) -> Mapping[Labels, float]:
+        """The same for the metrics page, where states without a query are shown too."""
+        counts = self.counts()
+        return {(("state", state.value),): float(counts.get(state.value, 0)) for state in QueryState}
+
+    def reasons(self) -> list[Reason]:
+        """For the health page."""
+        disputed = self.counts().get(QueryState.DISPUTED.value, 0)
+        text = (
+            f"a helper voted both ways on {disputed} queries: the log has its signatures, and the reports stay locked"
+        )
+        return [Reason(Concern.DISPUTE, text)] if disputed else []
 
     async def keep(self, signed: SignedQuery) -> QueryJob:
         """A query that was not known: on disk before anybody hears of it. One id is for one query, for ever."""

@@ -13,6 +13,7 @@ from mpc_helpers.admission.column import remove_column, remove_drafts
 from mpc_helpers.agreement.errors import Disputed, TooFewReports
 from mpc_helpers.ledger.queries import QueryRecord
 from mpc_helpers.service.jobs import QueryJob
+from mpc_helpers.service.logs import fields
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.registry import QueryRegistry
 from protocol.errors import Blamed, TrefoilError
@@ -37,8 +38,16 @@ class QueryRuns:
         self._registry = registry
         self._helper = helper
         self._clock = clock
-        self._ended = metrics.counter("trefoil_queries_total", "queries that ended, by how")
-        self._spent = metrics.counter("trefoil_stage_seconds_total", "seconds spent in each stage of queries")
+        self._ended = metrics.counter(
+            "trefoil_queries_total",
+            "queries that ended, by how",
+            state=[state.value for state in QueryState if state.ended],
+        )
+        self._spent = metrics.counter(
+            "trefoil_stage_seconds_total",
+            "seconds spent in each stage of queries",
+            stage=[state.value for state in QueryState if not state.ended],
+        )
 
     async def resume(self) -> None:
         """Run once at start, after the ledger has been swept: every query that had not ended goes on."""
@@ -74,7 +83,8 @@ class QueryRuns:
             remove_column(job.column)
         if job.ended:
             self._ended(state=job.record.state.value)
-        for stage, seconds in job.seconds.items():
+            _log_end(job)
+        for stage, seconds in job.take_seconds().items():
             self._spent(seconds, stage=stage.value)
 
     async def _goes_on(self, job: QueryJob) -> bool:
@@ -100,9 +110,26 @@ class QueryRuns:
         shortfall = error.shortfall if isinstance(error, TooFewReports) else None
         failure = Failure(job.record.state, party, str(error), error.hint, shortfall)
         state = QueryState.DISPUTED if isinstance(error, Disputed) else QueryState.FAILED
-        _LOG.warning("query %s: %s while %s: %s", job.short_name, state.value, failure.stage.value, error)
         with contextlib.suppress(TrefoilError):
             # A ledger that cannot be written is the reason often enough; the query is failed all the same.
             await job.enter(state, failure)
             return
         job.record = QueryRecord(job.name, state, self._clock(), failure)
+
+
+def _log_end(job: QueryJob) -> None:
+    """One line: which query, of whom, how large, how long since it came to this process, and what became of it."""
+    failure, state, seconds = job.record.failure, job.record.state.value, job.age
+    why = "" if failure is None else f" while {failure.stage.value}: {failure.reason}"
+    said = fields(
+        event="query ended",
+        query=job.short_name,
+        site=job.query.site,
+        reports=job.query.batch_size,
+        seconds=round(seconds, 3),
+        outcome=state,
+        reason=why.strip(),
+    )
+    level = logging.INFO if failure is None else logging.WARNING
+    form = "query %s of %s over %d reports ended after %.1f s: %s%s"
+    _LOG.log(level, form, job.short_name, job.query.site, job.query.batch_size, seconds, state, why, extra=said)

@@ -7,7 +7,7 @@
     GET  /v1/queries/{digest}          where the query stands
     GET  /v1/queries/{digest}/answer   the sealed share and the three signed YES
     POST /v1/peer/{route}              between helpers; the certificate says which
-    GET  /healthz, /metrics            for operators
+    GET  /healthz, /readyz, /metrics   for operators
 
 A query is named by its digest, which covers a random id and a fresh key: to know it is to hold the query.
 """
@@ -19,13 +19,14 @@ import email.utils
 import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
 
 from mpc_helpers.service.intake import Intake
-from mpc_helpers.service.metrics import Metrics
+from mpc_helpers.service.metrics import CONTENT_TYPE, Metrics
 from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, TooLong, read_bounded
 from protocol.errors import ProtocolError, TrefoilError
@@ -36,6 +37,11 @@ from protocol.wire import HASH_SIZE
 from protocol.withdrawal import MAX_SIGNED_QUERY, MAX_WITHDRAWAL
 
 BODY_SECONDS = 60
+CONFIG_PATH = "/v1/config"
+QUERY_PATH = "/v1/queries/{digest}"
+READY_PATH = "/readyz"
+METRICS_PATH = "/metrics"
+ROUTES = (CONFIG_PATH, QUERY_PATH, QUERY_PATH + "/column", QUERY_PATH + "/withdrawal", QUERY_PATH + "/answer")
 _LOG = logging.getLogger("trefoil.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -62,7 +68,7 @@ class OpenPages:
 
     configuration: Mapping[str, object]
     metrics: Metrics
-    warnings: Callable[[], list[str]]
+    health: Callable[[], Mapping[str, object]]
 
 
 class Server:
@@ -81,7 +87,9 @@ class Server:
         self._pages = pages
         self._clock = clock
         self._connections = connections
-        self._requests = pages.metrics.counter("trefoil_requests_total", "requests by route and HTTP status")
+        self._requests = pages.metrics.counter(
+            "trefoil_requests_total", "requests by route and HTTP status", route=ROUTES, status=["200"]
+        )
 
     def application(self) -> web.Application:
         """The routes as an aiohttp application. Bodies are bounded by each handler, not by one number for all."""
@@ -89,15 +97,16 @@ class Server:
         app.on_response_prepare.append(self._date)
         app.add_routes(
             [
-                web.get("/v1/config", self._config),
-                web.put("/v1/queries/{digest}", self._put_query),
-                web.put("/v1/queries/{digest}/column", self._put_column),
-                web.put("/v1/queries/{digest}/withdrawal", self._put_withdrawal),
-                web.get("/v1/queries/{digest}", self._get_status),
-                web.get("/v1/queries/{digest}/answer", self._get_answer),
+                web.get(CONFIG_PATH, self._config),
+                web.put(QUERY_PATH, self._put_query),
+                web.put(QUERY_PATH + "/column", self._put_column),
+                web.put(QUERY_PATH + "/withdrawal", self._put_withdrawal),
+                web.get(QUERY_PATH, self._get_status),
+                web.get(QUERY_PATH + "/answer", self._get_answer),
                 web.post(PEER_PATH + "{route}", self._peer),
                 web.get(HEALTH_PATH, self._health),
-                web.get("/metrics", self._show_metrics),
+                web.get(READY_PATH, self._ready),
+                web.get(METRICS_PATH, self._show_metrics),
             ]
         )
         return app
@@ -112,8 +121,7 @@ class Server:
         route = request.match_info.route.resource
         name = route.canonical if route is not None else "unknown"
         try:
-            with self._connections.at_work(request.transport):
-                response = await handler(request)
+            response = await handler(request)
         except web.HTTPException as error:
             response = _error(error.status, error.reason)
         except Refusal as error:
@@ -128,23 +136,32 @@ class Server:
         self._requests(route=name, status=str(response.status))
         return response
 
+    def _at_work(self, request: web.Request) -> AbstractContextManager[None]:
+        """From here on its connection is not cut off to make room. Not before: a stranger whose body comes a byte at a
+        time holds nobody's place, and whoever uploads a column is refused at once without a permit.
+        """
+        return self._connections.at_work(request.transport)
+
     async def _config(self, _: web.Request) -> web.Response:
         return web.json_response(self._pages.configuration)
 
     async def _put_query(self, request: web.Request) -> web.Response:
         body = await _read_bounded(request, MAX_SIGNED_QUERY)
-        return _status(await self._intake.submit(_digest(request), body))
+        with self._at_work(request):
+            return _status(await self._intake.submit(_digest(request), body))
 
     async def _put_column(self, request: web.Request) -> web.Response:
         size = request.content_length
         if size is None:
             raise Refusal(Trouble.TOO_LARGE, "a column is sent with its length", "Send a Content-Length header.")
         pieces: AsyncIterator[bytes] = request.content.iter_chunked(2**16)
-        return _status(await self._intake.take_column(_digest(request), _permit(request), size, pieces))
+        with self._at_work(request):
+            return _status(await self._intake.take_column(_digest(request), _permit(request), size, pieces))
 
     async def _put_withdrawal(self, request: web.Request) -> web.Response:
         body = await _read_bounded(request, MAX_WITHDRAWAL)
-        return _status(await self._intake.withdraw(_digest(request), body))
+        with self._at_work(request):
+            return _status(await self._intake.withdraw(_digest(request), body))
 
     async def _get_status(self, request: web.Request) -> web.Response:
         return _status(self._intake.status(_digest(request)))
@@ -152,8 +169,9 @@ class Server:
     async def _get_answer(self, request: web.Request) -> web.Response:
         share, votes = await self._intake.answer(_digest(request))
         response = web.json_response({"share": share.hex(), "votes": [vote.hex() for vote in votes]})
-        await response.prepare(request)
-        await response.write_eof()
+        with self._at_work(request):
+            await response.prepare(request)
+            await response.write_eof()
         self._intake.answer_sent(_digest(request))
         return response
 
@@ -170,10 +188,16 @@ class Server:
         return web.Response(body=answer or b"")
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "warnings": self._pages.warnings(), **self._intake.summary()})
+        """Alive, whatever it lacks: a helper is not helped by being restarted because a peer is down."""
+        return web.json_response(self._pages.health())
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        """Whether a new query could be answered, for whoever steers queriers or rolls out an upgrade."""
+        page = self._pages.health()
+        return web.json_response(page, status=200 if page["ready"] else 503)
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._pages.metrics.render(), content_type="text/plain")
+        return web.Response(text=self._pages.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
 
 _STATUS = {

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from mpc_helpers.admission.column import remove_column, stored_size
 from mpc_helpers.identity.config import Limits
+from mpc_helpers.service.health import Concern, Reason
 from mpc_helpers.service.jobs import QueryJob
 from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.registry import QueryRegistry
@@ -64,6 +65,12 @@ class Storage:
     def nearly_full(self) -> bool:
         """Whether only what is kept for the ledger is left."""
         return self.free_bytes < self._spare_bytes
+
+    def reasons(self) -> list[Reason]:
+        """For the health page."""
+        free, kept = _megabytes(self.free_bytes), _megabytes(self._spare_bytes)
+        text = f"the disk has {free} left, and {kept} are kept for the ledger: new queries are refused"
+        return [Reason(Concern.DISK, text, stops=True)] if self.nearly_full else []
 
     def taken(self, site: str | None = None) -> int:
         """Bytes of columns and drafts, of a site or of all; a column that may still come counts as one that has."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -50,6 +50,11 @@ class Certificates:
         self.server_context = tls.server_context(identity)
         # Queriers have no certificate; peers must show theirs, and `whose` tells which of them it is.
         self.server_context.verify_mode = ssl.CERT_OPTIONAL
+
+    @property
+    def known(self) -> Mapping[int, bytes]:
+        """The certificates (DER) that were seen, this helper's own among them."""
+        return self._known
 
     def whose(self, certificate: bytes | None) -> int | None:
         """Which peer shows this certificate, if any."""

@@ -25,5 +25,6 @@
 - `browser`: real Chromium, and demonstrations for it to visit
 - `many_posts`: clients that post reports to a collector
 - `hostile_posts`: strangers who want its memory, disk or attention
+- `exposition`: Prometheus' text format, read strictly
 - `figures`: what a long run leaves behind, as JSON
 """

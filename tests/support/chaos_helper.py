@@ -25,7 +25,7 @@ from mpc_helpers.agreement.messages import Body, Show
 from mpc_helpers.agreement.peers import Peers
 from mpc_helpers.agreement.reception import Reception
 from mpc_helpers.ledger.attempt import Step
-from mpc_helpers.service.daemon import Parts, run
+from mpc_helpers.service.daemon import Parts, RunOptions, run
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 
@@ -176,7 +176,11 @@ def main() -> None:
     failpoints = Failpoints(config.parent)
     watch_check(failpoints)
     try:
-        run(config, stop_with_stdin=True, parts=Parts(clock=failpoints.now, step=failpoints.reach, pace=PACE))
+        run(
+            config,
+            RunOptions(stop_with_stdin=True),
+            parts=Parts(clock=failpoints.now, step=failpoints.reach, pace=PACE),
+        )
     except TrefoilError as error:
         sys.exit(f"error: {error}")
 

@@ -40,9 +40,9 @@ class HelperCounters:
             found.get("trefoil_process_cpu_seconds", {}),
             {process: size / 2**20 for process, size in peaks.items()},
             found.get("trefoil_admit_cpu_seconds_total", {}),
-            found.get("trefoil_ledger_seconds", {}).get("", 0.0),
-            found.get("trefoil_ledger_cpu_seconds", {}).get("", 0.0),
-            found.get("trefoil_peer_bytes", {}).get("", 0.0),
+            found.get("trefoil_ledger_seconds_total", {}).get("", 0.0),
+            found.get("trefoil_ledger_cpu_seconds_total", {}).get("", 0.0),
+            found.get("trefoil_peer_bytes_total", {}).get("", 0.0),
         )
 
     @classmethod
