@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import time
@@ -27,7 +28,7 @@ from device.dashboard.pages import SHOWN_ROWS, OverviewPage
 from device.dashboard.serve import serving, take_port
 from device.dashboard.server import Dashboard
 from device.dashboard.totals import AskerTotal, totals_by_intermediary, totals_by_site
-from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, used
+from device.dashboard.words import Clockface, cost_words, epsilon, factor, outcome_words, sureness, used
 from device.device import Device
 from device.impression import ImpressionOptions
 from device.limits import DeviceLimits, OwnSite
@@ -450,6 +451,36 @@ class TestCommand:
                 status, body, _ = await browser.get(browser.home)
             assert status == 503 and "busy" in body
         store.close()
+
+
+def test_the_example_of_epsilon_is_right_and_rounded_against_us() -> None:
+    """A coin's guess after ε: at most e^ε/(1 + e^ε)."""
+    for micros in (1, 100_000, 250_000, 1_000_000):
+        odds = math.exp(micros / 1e6)
+        assert 0 <= float(sureness(micros).removesuffix(" %")) - 100 * odds / (1 + odds) < 0.1
+    assert (sureness(250_000), sureness(0)) == ("56.3 %", "50 %")
+
+
+def test_publishers_charges_that_exceed_the_total_are_explained() -> None:
+    """Two publishers' ads in one report: each pays all of it, everyone together once."""
+    world = World()
+    assert "add up to more" not in world.page()
+    for publisher in ("news.example", "blog.example"):
+        world.device.save_impression(publisher, ImpressionOptions(1))
+    world.device.measure_conversion("shop.example", QUARTER)
+    spent = {state.kind: state.spent for state in world.device.overview().filters}
+    publishers = [s.spent for s in world.device.overview().filters if s.kind is FilterKind.IMPRESSION_SITE]
+    assert len(publishers) == 2 and sum(publishers) > spent[FilterKind.GLOBAL]
+    assert "These may add up to more than all sites together." in world.page()
+
+
+def test_numbers_are_marked_and_every_cell_names_its_column() -> None:
+    world = World()
+    world.device.save_impression("news.example", ImpressionOptions(1))
+    world.device.measure_conversion("shop.example", QUARTER)
+    shown = world.page()
+    assert re.search(r'<td role="cell" class="number" data-label="Spent">0.25 ε</td>', shown)
+    assert not re.search(r"<td(?![^>]*data-label)", shown), "a card on a narrow screen has no heading above it"
 
 
 def test_two_dashboards_share_no_secret(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from device.dashboard.markup import Markup, Node, document, tag
@@ -17,10 +17,14 @@ def page(
     *,
     links: Sequence[Link] = (),
     links_label: str = "On this page",
+    current: str = "",
+    below: Node = None,
     root: str = "",
     head: Node = None,
 ) -> str:
-    """A whole page. `links` are (name, address) of the navigation; `root` is where its static files are."""
+    """A whole page. `links` are (name, address) of the navigation and `current` the name of the one that is open;
+    `below` is a second bar; `root` is where its static files are.
+    """
     heads = [
         tag("meta", charset="utf-8"),
         tag("title", f"{title} · Trefoil"),
@@ -32,7 +36,8 @@ def page(
     ]
     body = [
         tag("a", "Skip to the content", href="#content", class_="skip"),
-        tag("header", _brand(), _navigation(links, links_label), class_="bar"),
+        tag("header", _brand(), _navigation(links, links_label, current), class_="bar"),
+        below,
         tag("main", main, id="content", tabindex="-1"),
     ]
     return document(heads, body)
@@ -44,10 +49,13 @@ def _brand() -> Markup:
     return tag("p", picture, tag("span", "Trefoil"), class_="brand")
 
 
-def _navigation(links: Sequence[Link], label: str) -> Markup | None:
+def _navigation(links: Sequence[Link], label: str, current: str) -> Markup | None:
     if not links:
         return None
-    items = [tag("li", tag("a", name, href=address)) for name, address in links]
+    items = [
+        tag("li", tag("a", name, href=address, aria_current="page" if name == current else None))
+        for name, address in links
+    ]
     return tag("nav", tag("ul", items), aria_label=label)
 
 
@@ -57,12 +65,33 @@ def section(identifier: str, heading: str, *content: Node, class_: str | None = 
     return tag("section", tag("h2", heading, id=name), content, id=identifier, aria_labelledby=name, class_=class_)
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Node]], *, class_: str | None = None) -> Markup:
-    """A table whose first column names its rows. Wide ones scroll on their own, also by keyboard."""
-    head = tag("tr", [tag("th", column, scope="col") for column in columns])
-    body = [tag("tr", tag("th", row[0], scope="row"), [tag("td", cell) for cell in row[1:]]) for row in rows]
-    inner = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body), class_=class_)
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Node]],
+    *,
+    numbers: Collection[str] = (),
+    class_: str | None = None,
+) -> Markup:
+    """A table whose first column names its rows; columns in `numbers` are right-aligned.
+
+    Wide ones scroll on their own, also by keyboard. On a narrow screen each row becomes a card that names its columns
+    itself; the roles keep it a table for screen readers, whatever the style sheet makes of it.
+    """
+    kinds = {column: "number" if column in numbers else None for column in columns}
+    headings = [tag("th", column, scope="col", role="columnheader", class_=kinds[column]) for column in columns]
+    head = tag("thead", tag("tr", headings, role="row"), role="rowgroup")
+    body = tag("tbody", [_row(row, columns, kinds) for row in rows], role="rowgroup")
+    inner = tag("table", tag("caption", caption), head, body, class_=class_, role="table")
     return tag("div", inner, class_="scroll", tabindex="0", role="group", aria_label=caption)
+
+
+def _row(row: Sequence[Node], columns: Sequence[str], kinds: Mapping[str, str | None]) -> Markup:
+    cells = [
+        tag("td", cell, role="cell", class_=kinds[column], data_label=column)
+        for column, cell in zip(columns[1:], row[1:], strict=True)
+    ]
+    return tag("tr", tag("th", row[0], scope="row", role="rowheader"), cells, role="row")
 
 
 def budget_bar(spent: int, capacity: int) -> Markup:

@@ -23,10 +23,12 @@ from protocol.epsilon import show
 T = TypeVar("T")
 
 SHOWN_ROWS = 50
+_EXAMPLE = 250_000
 LINKS = (
     ("Budgets", "#sites"),
     ("All sites together", "#everyone"),
     ("Who asked", "#askers"),
+    ("What it means", "#meaning"),
     ("Reports", "#reports"),
     ("Impressions", "#impressions"),
     ("Conversions", "#conversions"),
@@ -43,6 +45,9 @@ _MEANING = (
     + words.factor(1_000_000)
     + ". When a budget is used up, your device goes on answering, but with empty reports. No site is told how much is "
     "left, and none can tell an empty report from a full one.",
+    # An example with a number that a person can picture.
+    "For example: somebody tosses a coin to guess whether you saw a certain ad in a week. That week pays {example}. "
+    "Whatever the answer is, it cannot make the guess right with a chance above {sure}; a coin's is 50 %.",
     "This counts what one site can learn about what you did elsewhere. Twice as much is possible where a site "
     "{own_ads}asks how many reports were empty, or works together with those who showed you the ads. "
     "Sites that act on one another's answers are bounded only together: they learn at most {together} about a "
@@ -65,6 +70,10 @@ _ASKERS = (
     "of many sites and can put their answers together: its total is what they have paid for it in one week."
 )
 _EVERYONE = "Limits that hold across sites, so that many of them cannot add up what each one may learn."
+_MORE_THAN_TOTAL = (
+    "These may add up to more than all sites together. A report can rest on ads that several sites showed: each of "
+    "them is charged its whole cost, as any one of them might be behind it, while the total is charged once."
+)
 _SERVED = (
     "This page is served by your own machine to this browser alone. It holds no script and nothing from elsewhere."
 )
@@ -77,7 +86,7 @@ def _asker_row(asker: AskerTotal) -> list[Node]:
 
 class OverviewPage:
     """One device as its person sees it. `done` says what a form has just changed; `all_rows` shows long lists whole;
-    `way_back` is a link to where the person came from.
+    `way_back` is a link to where the person came from, and `steps` a bar of theirs.
     """
 
     def __init__(
@@ -88,7 +97,9 @@ class OverviewPage:
         done: str = "",
         all_rows: bool = False,
         way_back: Link | None = None,
+        steps: Node = None,
     ) -> None:
+        self._steps = steps
         self._overview = overview
         self._clockface = clockface
         self._done = done
@@ -101,17 +112,17 @@ class OverviewPage:
             tag("h1", "What measurement has cost you"),
             self._status(),
             self._summary(),
-            self._meaning(),
             self._sites(),
             self._everyone(),
             self._askers(),
+            self._meaning(),
             self._reports(),
             self._impressions(),
             self._conversions(),
             self._controls(),
             self._footer(),
         ]
-        return page("Privacy dashboard", parts, links=self._links)
+        return page("Privacy dashboard", parts, links=self._links, below=self._steps)
 
     def _status(self) -> Node:
         on = self._overview.enabled
@@ -140,7 +151,9 @@ class OverviewPage:
         length = words.epoch_length_words(self._overview.limits.epoch_length)
         together = epsilon(2 * self._overview.limits.global_budget)
         own_ads = "counts ads on its own pages, " if self._overview.limits.own_site is OwnSite.COUNTED else ""
-        paragraphs = [text.format(length=length, together=together, own_ads=own_ads) for text in _MEANING]
+        said = {"length": length, "together": together, "own_ads": own_ads}
+        example = {"example": epsilon(_EXAMPLE), "sure": words.sureness(_EXAMPLE)}
+        paragraphs = [text.format(**said, **example) for text in _MEANING]
         return section("meaning", "What a spent budget means", [tag("p", text) for text in paragraphs])
 
     def _sites(self) -> Markup:
@@ -167,12 +180,15 @@ class OverviewPage:
                 caption = f"{words.filter_words(kind)}: at most {epsilon(states[0].capacity)} a week"
                 quotas.append(self._budget_table(caption, states, named=True))
         nothing = tag("p", "Nothing has been spent yet.", class_="empty")
+        if quotas:
+            quotas.append(tag("p", _MORE_THAN_TOTAL, class_="soft"))
         return section("everyone", "All sites together", tag("p", _EVERYONE), total if everyone else nothing, quotas)
 
     def _budget_table(self, caption: str, states: Sequence[FilterState], *, named: bool = False) -> Markup:
         ordered = sorted(states, key=lambda state: (state.site, -state.epoch))
         columns = ["Site and week" if named else "Week", "Up to the capacity", "Spent", "Left", "In words"]
-        return table(caption, columns, [self._budget_row(state, named) for state in ordered], class_="budgets")
+        rows = [self._budget_row(state, named) for state in ordered]
+        return table(caption, columns, rows, numbers=("Spent", "Left"), class_="budgets")
 
     def _budget_row(self, state: FilterState, named: bool) -> list[Node]:
         week = self._week(state.epoch)

@@ -15,7 +15,7 @@ from aiohttp import web
 from device.dashboard.confirmation import Action, AnyDevice, Choice, confirmation_page
 from device.dashboard.guard import MAX_BODY, Session, guarded
 from device.dashboard.layout import STATIC, Link, page
-from device.dashboard.markup import tag
+from device.dashboard.markup import Node, tag
 from device.dashboard.pages import OverviewPage
 from device.dashboard.words import Clockface
 from device.errors import DatabaseUnavailable, StandardError
@@ -30,12 +30,19 @@ class Dashboard:
     """Serves `device` at `origin` (http://127.0.0.1:port). Make an app with `app`, and let people in with `invite`."""
 
     def __init__(
-        self, device: AnyDevice, origin: str, *, clockface: Clockface | None = None, way_back: Link | None = None
+        self,
+        device: AnyDevice,
+        origin: str,
+        *,
+        clockface: Clockface | None = None,
+        way_back: Link | None = None,
+        steps: Node = None,
     ) -> None:
         self._device = device
         self._origin = origin
         self._clockface = clockface or Clockface()
         self._way_back = way_back
+        self._steps = steps
         self._session = Session()
 
     def invite(self) -> str:
@@ -78,6 +85,7 @@ class Dashboard:
             done=done.done if done else "",
             all_rows=request.query.get("all") == "1",
             way_back=self._way_back,
+            steps=self._steps,
         )
         return _html(shown.render())
 

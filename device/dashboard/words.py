@@ -30,6 +30,12 @@ def factor(micros: int) -> str:
     return f"×{math.ceil(math.exp(min(micros / MICROS, 20)) * 100) / 100:,.2f}"
 
 
+def sureness(micros: int) -> str:
+    """How sure a guess can become that was as good as tossing a coin: e^ε/(1 + e^ε), rounded up. For reading only."""
+    odds = math.exp(min(micros / MICROS, 20))
+    return f"{math.ceil(1000 * odds / (1 + odds)) / 10:g} %"
+
+
 def used(spent: int, capacity: int) -> str:
     """What has become of one filter of one epoch, in words."""
     if spent <= 0:
