@@ -52,6 +52,12 @@ def http_status(reason: Refused) -> int:
             assert_never(reason)
 
 
+def refusal_of(error: NotTaken) -> web.Response:
+    """What a client gets for a report that is not stored."""
+    answer = {"error": error.reason.value, "message": str(error), "hint": error.hint}
+    return web.json_response(answer, status=http_status(error.reason), headers=_OPEN)
+
+
 class CollectorServer:
     """The two routes: posting a report, and asking whether the collector is well."""
 
@@ -75,8 +81,7 @@ class CollectorServer:
                 with self._connections.at_work(request.transport):
                     filed = await self._intake.take(body)
         except NotTaken as error:
-            answer = {"error": error.reason.value, "message": str(error), "hint": error.hint}
-            return web.json_response(answer, status=http_status(error.reason), headers=_OPEN)
+            return refusal_of(error)
         return web.json_response({"digest": filed.digest.hex()}, status=201 if filed.new else 200, headers=_OPEN)
 
     async def _preflight(self, _request: web.Request) -> web.Response:

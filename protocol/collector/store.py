@@ -132,7 +132,7 @@ class ReportStore:
             return Filed(digest, new=False)
         room = room_for(len(content))
         if held.get(site, 0) + room > self._limits.site_bytes:
-            return NotTaken(Refused.SITE_FULL, f"{site} has used its room", "Its batches must be taken out first.")
+            return NotTaken(Refused.SITE_FULL, f"{site} has used its room", "Its oldest reports expire first.")
         if sum(held.values()) + room > self._limits.total_bytes:
             return NotTaken(Refused.FULL, "this collector is full", "Post it again later.")
         shelf = self._shelf(header, room)
@@ -175,6 +175,12 @@ class StoreReader:
                 "SELECT shelf, site, kind, description, hour, reports, bytes FROM shelf ORDER BY site, kind, hour"
             ).fetchall()
         return [Shelf(*row) for row in rows]
+
+    def report(self, digest: bytes) -> SealedReport | None:
+        """One report, if it is there."""
+        with _clear_errors(self.path):
+            row = self._db.execute("SELECT content FROM report WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else SealedReport.decode(row[0])
 
     def reports(self, shelves: Sequence[int]) -> Iterator[SealedReport]:
         """The reports of some shelves, in the order they came."""
