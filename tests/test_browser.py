@@ -23,6 +23,7 @@ from tests.support.browser import (
     chromium,
     demonstration,
     idle_helpers,
+    misfits,
     needs_chromium,
     own_findings,
     person,
@@ -112,7 +113,12 @@ def test_the_whole_story(browser: Browser, live: Map) -> None:
         page.goto(address(live, Place.HOME))
         picture(page, "start")
         click_ad(page, live, Place.NEWS)
+        says = page.frame_locator("#device-says").get_by_role("main")
+        expect(says).to_contain_text(f"I have remembered this ad: “{CAMPAIGNS[0]}”. No page is told.")
+        assert page.get_by_role("navigation", name="Steps").locator("[aria-current=step]").inner_text() == "Buy shoes"
+        assert page.get_by_role("navigation", name="Places").locator("[aria-current=page]").inner_text() == "Shop"
         buy(page, live)
+        expect(says).to_contain_text("I have made 1 report.")
         picture(page, "shop")
 
         page.get_by_role("link", name="look at your dashboard").click()
@@ -145,6 +151,8 @@ def ask_alone_then_in_a_crowd(page: Page, where: Map) -> None:
     settle(page)
     expect(crowd.get_by_role("img")).to_be_visible()
     expect(crowd).to_contain_text(re.compile("Weeks without budget .* (Accept|Reject): the relative error is"))
+    # The newest answer is beside its button, with one sentence on top.
+    expect(page.locator(".asking #collected + #batch-2 .verdict")).to_contain_text("±")
     assert_the_answer_is_the_truth_with_noise(page)
 
 
@@ -174,6 +182,10 @@ def replay(page: Page) -> None:
 
 
 def look_over_the_helpers_shoulders(page: Page, where: Map) -> None:
+    page.goto(address(where, Place.HELPERS))
+    expect(page.get_by_text("This one is yours")).to_be_visible()
+    page.get_by_role("link", name="Report after").click()
+    expect(page.get_by_text("Somebody else's")).to_be_visible()
     page.goto(f"{where[Place.HELPERS]}/?report=1")
     numbers = page.locator(".three code").all_inner_texts()
     assert len(numbers) == 3 * 2 * len(CAMPAIGNS)
@@ -203,6 +215,8 @@ def test_every_page_is_accessible(browser: Browser, live: Map, dark: bool) -> No
                 check()
         buy(page, live)
         check()
+        page.goto(f"{live[Place.AGENT]}/says")
+        findings.extend(axe_findings(page, axe) if axe is not None else [])
         open_dashboard(page, live)
         check()
         home = page.url
@@ -210,6 +224,56 @@ def test_every_page_is_accessible(browser: Browser, live: Map, dark: bool) -> No
             page.goto(home + action)
             check()
     assert findings == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_page_fits_a_telephone(browser: Browser, live: Map, dark: bool) -> None:
+    """At 390 pixels nothing is wider than the screen and no text smaller than 11 pixels; rows of tables are cards."""
+    axe = axe_source() if not dark else None
+    findings: list[str] = []
+    with person(browser, dark=dark, width=390) as page:
+        for place in (*(each for each in Place if each is not Place.AGENT), None):
+            if place is None:
+                buy(page, live)
+            elif place is Place.DASHBOARD:
+                open_dashboard(page, live)
+            else:
+                page.goto(address(live, place))
+            findings += misfits(page)
+            findings += axe_findings(page, axe) if axe is not None else []
+            if page.get_by_role("table").count():
+                assert page.get_by_role("table").first.get_by_role("row").last.evaluate(_DISPLAY) == "block"
+    assert findings == []
+
+
+_DISPLAY = "(row) => getComputedStyle(row).display"
+
+
+def test_the_check_of_sizes_finds_what_it_should(page: Page) -> None:
+    small = "<svg viewBox='0 0 800 20' width='400'><text y='15' font-size='14'>half</text></svg>"
+    page.set_content(
+        f"<style>body {{ margin: 0 }}</style><p style='font-size: 9px'>nine</p>{small}<div style='width: 3000px'>x"
+    )
+    wide, nine, half = misfits(page)
+    assert "1900 pixels wider" in wide and "9.0 px: nine" in nine and "7.0 px: half" in half
+
+
+def test_the_sliders_show_what_to_expect(browser: Browser, where: Map) -> None:
+    """By keyboard with a script, and with a button where there are none."""
+    with person(browser) as page:
+        page.goto(address(where, Place.MEASUREMENT))
+        told = page.locator("#outlook-picture [role=status]")
+        expect(told).to_contain_text("400 people at ε = 0.2")
+        page.get_by_label("Size of the crowd").press("Home")
+        expect(told).to_contain_text("No campaign would stand out")
+        page.get_by_label("Size of the crowd").press("End")
+        page.get_by_label("ε that each purchase pays").press("End")
+        expect(told).to_contain_text("Every campaign would stand out")
+    with person(browser, scripts=False) as page:
+        page.goto(address(where, Place.MEASUREMENT))
+        page.get_by_label("Size of the crowd").press("Home")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#outlook-picture [role=status]")).to_contain_text("No campaign would stand out")
 
 
 def test_our_own_check_finds_what_it_should(page: Page) -> None:

@@ -19,14 +19,16 @@ import aiohttp
 import pytest
 
 from benchmarks.live.agent import THREADS, Agent
-from benchmarks.live.chart import HEIGHT, Axis, histogram_chart
+from benchmarks.live.chart import WIDTH, Axis, histogram_chart
 from benchmarks.live.crowd import MAX_PEOPLE, OPTIONS, crowd
 from benchmarks.live.helper_views import helper_keys, views_of
 from benchmarks.live.idl import WrongType, read_options
 from benchmarks.live.live import prepared
 from benchmarks.live.measurement import Measurement
+from benchmarks.live.outlook import EPSILONS, PEOPLE, chosen
 from benchmarks.live.places import BUCKETS, CAMPAIGNS, SHOP_SITE, Map, Place, ports_taken
 from benchmarks.live.tracker import Tracker, exact_histogram
+from benchmarks.live.verdict import one_line
 from device.agent import system_clock
 from device.conversion import ConversionOptions
 from device.dashboard.guard import listen, origin_of
@@ -39,9 +41,14 @@ from device.report import HelperSetSeal
 from device.tick import Ticks
 from mpc_helpers.local.launcher import Trio, prepare
 from protocol.batch import BatchReader
+from protocol.collector.batches import write_batch
+from protocol.collector.store import StoreReader
 from protocol.errors import TrefoilError
 from protocol.field import P, add, lift
 from protocol.keys import load_identity
+from protocol.noise_scale import NoiseScale
+from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.worth import CONFIDENCE
 from protocol.report import SealedReport
 from protocol.validity import histogram_in
 from tests.support.virtual_ticks import virtual_ticks
@@ -191,7 +198,7 @@ class TestAgent:
                 options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
                 measure = f'{options}, report-url="/reports"'
                 await visitor.call("responseHeaders", {"measureConversion": measure}, shown.where[Place.SHOP])
-                (report,) = BatchReader(tmp_path / "batch-1")
+                (report,) = collected(tmp_path)
                 assert opened(report, trio) == [0, 0, 0, 1]
 
     @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ class TestAgent:
                 told = {"measureConversion": f'{options}, report-url="{url}"'}
                 response = await visitor.call("responseHeaders", told, visitor.where[Place.SHOP])
                 assert response.status == 200
-            assert not (tmp_path / "batch-1").exists()
+            assert collected(tmp_path) == []
 
     async def test_errors_have_the_standards_names(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
@@ -293,6 +300,12 @@ class TestAgent:
             assert opened(SealedReport.decode(full), trio) == [0, 0, 1, 0]
 
 
+def collected(folder: Path) -> list[SealedReport]:
+    """What the shop's collector has on disk."""
+    with StoreReader(folder / "collected") as store:
+        return list(store.reports([shelf.number for shelf in store.shelves()]))
+
+
 def opened(report: SealedReport, trio: Trio) -> list[int]:
     """What only all three helpers together could know, without the flag of the side query."""
     parts = {index: part for view in views_of(report, helper_keys(trio)) for index, part in view.components.items()}
@@ -341,13 +354,13 @@ class TestChart:
         assert axis.low <= min(0, *values) and axis.high >= max(0, *values)
         assert axis.low % axis.step == axis.high % axis.step == 0 and 1 <= (axis.high - axis.low) / axis.step <= 9
 
-    def test_positive_is_up(self) -> None:
+    def test_positive_is_to_the_right(self) -> None:
         axis = Axis.around([-10.0, 10.0])
-        assert 0 < axis.y(10) < axis.y(0) < axis.y(-10) < HEIGHT
+        assert 0 < axis.x(-10) < axis.x(0) < axis.x(10) < WIDTH
 
     def test_the_table_says_what_the_bars_show(self) -> None:
         chart = histogram_chart(CAMPAIGNS, [4, 0, 1, 2], [7, -3, 0, 2], 5, 0.95)
-        cells = re.findall(r"<td>([^<]*)</td>", chart)
+        cells = re.findall(r"<td[^>]*>([^<]*)</td>", chart)
         assert cells[:6] == ["4", "7", "2 to 12", "0", "-3", "-8 to 2"]
         assert chart.count('class="noisy"') == chart.count('class="interval"') == 4
 
@@ -358,14 +371,20 @@ class TestWebsites:
             assert (await visitor.post(Place.SHOP, "/reports", b"rubbish"))[0] == 400
             device = Device(MemoryStore(debug=False), HelperSetSeal(trio.helper_set), clock=system_clock)
             other = device.measure_conversion("hats.example", OPTIONS).encode()
-            assert (await visitor.post(Place.SHOP, "/reports", other))[0] == 400
-            assert (await visitor.post(Place.SHOP, "/reports", await visitor.measure()))[0] == 204
+            assert (await visitor.post(Place.SHOP, "/reports", other))[0] == 403
+            wide = {**CONVERSION, "histogramSize": BUCKETS + 1}
+            response = await visitor.call("measureConversion", wide, visitor.where[Place.SHOP])
+            odd = base64.b64decode((await response.json())["report"])
+            assert (await visitor.post(Place.SHOP, "/reports", odd))[0] == 400, "a batch is of one kind"
+            mine = await visitor.measure()
+            told = [await visitor.post(Place.SHOP, "/reports", mine) for _ in range(2)]
+            assert [status for status, _ in told] == [201, 201] and SealedReport.decode(mine).digest.hex() in told[0][1]
             assert (await visitor.post(Place.SHOP, "/reports", await visitor.measure(), "http://evil.example"))[
                 0
             ] == 403
             _, page = await visitor.get(Place.MEASUREMENT)
             assert "1 sealed report, 1 of them yours" in page
-            assert len(BatchReader(tmp_path / "batch-1")) == 1
+            assert len(collected(tmp_path)) == 1
 
     async def test_a_publisher_knows_its_own_ads_only(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
@@ -377,7 +396,7 @@ class TestWebsites:
             for place in (Place.HOME, Place.NEWS, Place.BLOG, Place.SHOP, Place.MEASUREMENT, Place.HELPERS):
                 async with visitor.session.get(visitor.where[place] + "/") as response:
                     policy, page = response.headers["Content-Security-Policy"], await response.text()
-                assert ("script-src 'self'" in policy) == (place.site is not None)
+                assert ("script-src 'self'" in policy) == (place.site is not None or place is Place.MEASUREMENT)
                 assert "unsafe" not in policy and " style=" not in page
                 assert all(body == "" for body in re.findall(r"<script[^>]*>(.*?)</script>", page))
                 assert (await visitor.get(place, Host="evil.example"))[0] == 403
@@ -395,6 +414,11 @@ class TestMeasurement:
             assert "12 sealed reports, 0 of them yours" in page
             _, views = await visitor.get(Place.HELPERS, "/?report=7")
             assert "Report 7 of 12" in views and views.count("<code>") == 1 + 3 * 2 * BUCKETS
+            assert "Somebody else&#x27;s" in views and "Show yours" not in views
+            await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+            assert "Show yours" in (await visitor.get(Place.HELPERS, "/?report=7"))[1]
+            _, yours = await visitor.get(Place.HELPERS)
+            assert "Report 13 of 13" in yours and "This one is yours" in yours
 
     async def test_helpers_that_do_not_answer_are_named_and_can_be_asked_again(
         self, tmp_path: Path, trio: Trio
@@ -411,12 +435,23 @@ class TestMeasurement:
         key = load_identity(trio.site_key_path(SHOP_SITE))
         measurement = Measurement(tmp_path, trio.helper_set, key, system_clock, 1)
         assert not measurement.busy
-        measurement.add_crowd(5)
-        assert "5 people" in measurement.busy
-        with pytest.raises(TrefoilError, match="one thing at a time"):
+        async with measurement.running():
             measurement.add_crowd(5)
-        await measurement.stop()
+            assert "5 people" in measurement.busy
+            with pytest.raises(TrefoilError, match="one thing at a time"):
+                measurement.add_crowd(5)
         assert not measurement.busy
+
+    async def test_a_batch_is_what_the_collector_took_since_the_last_one(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            sizes = []
+            for batch in ("1", "2"):
+                for _ in range(int(batch)):
+                    await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+                _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"batch": batch})
+                await self._settled(visitor, page)
+                sizes.append(len(BatchReader(tmp_path / f"batch-{batch}")))
+            assert sizes == [1, 2] and len(collected(tmp_path)) == 3
 
     @staticmethod
     async def _settled(visitor: Visitor, page: str) -> str:
@@ -426,6 +461,56 @@ class TestMeasurement:
                 return page
             _, page = await visitor.get(Place.MEASUREMENT)
         raise AssertionError("the page never settles")
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            ([120, 30, 5, -8], "“a” sold most: 120 ± 36."),
+            ([120, 60, 5, -8], "“a” (120) and “b” (60) are too close to tell apart at ± 36."),
+            ([36, 30, -90, 0], "Noise: no campaign stands out from ± 36."),
+        ],
+    )
+    def test_an_answer_in_one_sentence(self, answer: list[int], said: str) -> None:
+        assert one_line("abcd", answer, 36).startswith(said)
+
+
+class TestOutlook:
+    def test_it_expects_the_noise_that_a_real_question_gets(self, trio: Trio, tmp_path: Path) -> None:
+        (bought,) = crowd(1, trio.helper_set, now=system_clock(), seed=1)
+        write_batch(tmp_path / "one", [bought.report])
+        key = load_identity(trio.site_key_path(SHOP_SITE))
+        asked = make_query(BatchReader(tmp_path / "one"), QueryOptions(), trio.helper_set, key, system_clock())
+        assert chosen(["", ""]).half_width == NoiseScale.of(asked.query).half_width(CONFIDENCE)
+
+    def test_more_people_and_more_budget_make_campaigns_stand_out(self) -> None:
+        assert "No campaign would stand out" in chosen(["0", "2"]).sentence()
+        assert "Every campaign would stand out" in chosen([str(len(PEOPLE) - 1), "6"]).sentence()
+        widths = [chosen(["3", str(place)]).half_width for place in range(len(EPSILONS))]
+        assert widths == sorted(widths, reverse=True) and widths[0] > 10 * widths[-1]
+
+    async def test_the_sliders_are_drawn_by_the_server(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            for odd in ("", "?people=99&epsilon=-1", "?people=x"):
+                status, picture = await visitor.get(Place.MEASUREMENT, f"/outlook{odd}")
+                assert status == 200 and "400 people at ε = 0.2" in picture
+            _, picture = await visitor.get(Place.MEASUREMENT, "/?people=0&epsilon=6")
+            assert "1 people at ε = 1" in picture and 'value="6"' in picture
+
+
+class TestDeviceSays:
+    async def test_what_it_remembered_is_said_in_a_frame_of_its_own(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            _, empty = await visitor.get(Place.AGENT, "/says")
+            assert "I have remembered no ad yet." in empty
+            await visitor.call("saveImpression", {"histogramIndex": 1}, visitor.where[Place.NEWS])
+            async with visitor.session.get(visitor.where[Place.AGENT] + "/says") as response:
+                policy, said = response.headers["Content-Security-Policy"], await response.text()
+            assert f"I have remembered this ad: “{CAMPAIGNS[1]}”" in said
+            framing = policy.split("frame-ancestors ")[1].split(";")[0]
+            assert set(framing.split()) == set(visitor.where.sites())
+            assert (await visitor.get(Place.AGENT, "/says", Origin="http://evil.example"))[0] == 403
 
 
 class TestHome:

@@ -21,14 +21,20 @@ import aiohttp
 from aiohttp import web
 
 from benchmarks.live.idl import WrongType, read_options
+from benchmarks.live.places import CAMPAIGNS
 from device.agent import Report, system_clock
 from device.browser import Browser, Page
 from device.conversion import ConversionOptions
-from device.dashboard.guard import MAX_BODY, guarded
+from device.dashboard.guard import MAX_BODY, content_policy, guarded
+from device.dashboard.layout import bare_page
+from device.dashboard.markup import tag
+from device.dashboard.server import static_file
+from device.dashboard.words import plural
 from device.device import Device
 from device.errors import DOMException, StandardError
 from device.http_headers import clears_impressions, parse_measure_conversion, parse_save_impression
 from device.impression import ImpressionOptions
+from device.overview import Overview
 from protocol.errors import TrefoilError
 from protocol.report import SealedReport
 
@@ -65,6 +71,8 @@ class Agent:
         guard = guarded(self._origin, allowed=frozenset(self._sites))
         app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
         calls = {"saveImpression": self._save, "measureConversion": self._measure, "responseHeaders": self._headers}
+        app.router.add_get("/says", self._says)
+        app.router.add_get("/static/{name}", static_file)
         for name, call in calls.items():
             app.router.add_post(f"/{name}", self._handler(call))
             app.router.add_route("OPTIONS", f"/{name}", self._preflight)
@@ -94,6 +102,14 @@ class Agent:
             return _json(origin, answer)
 
         return handle
+
+    async def _says(self, _request: web.Request) -> web.Response:
+        """For the person alone, in a frame on the websites: as a browser would say it beside the page."""
+        overview = await asyncio.to_thread(self._device.overview)
+        ancestors = " ".join(self._sites)
+        headers = {"Content-Security-Policy": content_policy({"frame-ancestors": ancestors})}
+        # Browsers heed the policy's word on framing before that of the older X-Frame-Options.
+        return web.Response(text=says_page(overview), content_type="text/html", headers=headers)
 
     async def _preflight(self, request: web.Request) -> web.Response:
         """What a browser asks before it lets a page of another origin send JSON here."""
@@ -149,6 +165,20 @@ class Agent:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with aiohttp.ClientSession(timeout=timeout, headers={"Origin": origin}) as session:
                 await session.post(f"{origin}{address.path}", data=report)
+
+
+def says_page(overview: Overview) -> str:
+    """One line: the last ad that was remembered, or that there is none."""
+    if not overview.enabled:
+        said = "Measurement is off. I remember nothing, and no page can tell."
+    elif not overview.impressions:
+        said = "I have remembered no ad yet."
+    else:
+        last = overview.impressions[-1].impression
+        name = CAMPAIGNS[last.histogram_index] if last.histogram_index < len(CAMPAIGNS) else "an ad"
+        said = f"I have remembered this ad: “{name}”. No page is told."
+    made = f" I have made {plural(len(overview.reports), 'report')}." if overview.reports else ""
+    return bare_page("Your device", tag("p", tag("strong", "Your device: "), said + made, class_="says"))
 
 
 async def _dictionary(request: web.Request) -> object:

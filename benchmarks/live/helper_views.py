@@ -6,6 +6,7 @@ never be true of helpers that measure real people.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from device.dashboard.layout import section, table
 from device.dashboard.markup import Markup, Node, tag
 from device.dashboard.words import epsilon
 from mpc_helpers.local.launcher import Trio
-from protocol.batch import BatchReader
 from protocol.field import P, Vector
 from protocol.hpke import PrivateKey
 from protocol.keys import load_hpke_key
@@ -65,15 +65,18 @@ class HelperViews:
         return app
 
     async def _show(self, request: web.Request) -> web.Response:
-        places = [(batch.path, at) for batch in self._measurement.batches for at in range(len(batch.credited))]
+        digests = [digest for batch in self._measurement.batches for digest in batch.credited]
+        yours = {digest for batch in self._measurement.batches for digest in batch.yours}
+        mine = [number for number, digest in enumerate(digests, 1) if digest in yours]
         main: list[Node] = [tag("h1", "What a helper sees"), tag("p", _INTRODUCTION, class_="lead")]
-        if not places:
+        if not digests:
             main.append(tag("p", "No report has been collected yet. ", self._frame.link(Place.SHOP, "Buy something.")))
             return self._frame.show("What a helper sees", main)
-        chosen = _chosen(request.query.get("report", ""), len(places))
-        path, at = places[chosen - 1]
-        report = BatchReader(path)[at]
-        main += [_walk(chosen, len(places)), _public(report), self._views(report), tag("p", _TOGETHER)]
+        chosen = _chosen(request.query.get("report", ""), mine[-1] if mine else len(digests), len(digests))
+        report = await asyncio.to_thread(self._measurement.report, digests[chosen - 1])
+        if report is None:
+            raise web.HTTPNotFound(text="This report is kept no longer.\n")
+        main += [_walk(chosen, len(digests), mine), self._views(report), tag("p", _TOGETHER), _public(report)]
         return self._frame.show("What a helper sees", main)
 
     def _views(self, report: SealedReport) -> Markup:
@@ -91,18 +94,22 @@ _TOGETHER = (
 )
 
 
-def _chosen(text: str, count: int) -> int:
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else count
+def _chosen(text: str, otherwise: int, count: int) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else otherwise
     return min(max(number, 1), count)
 
 
-def _walk(chosen: int, count: int) -> Markup:
+def _walk(chosen: int, count: int, mine: Sequence[int]) -> Markup:
+    """Where in the row of reports this one is, and whether it is yours. Only this page knows: no helper could."""
+    steps = [("Report before", chosen - 1), ("Report after", chosen + 1)]
+    if mine and chosen not in mine:
+        steps.append(("Show yours", mine[-1]))
     links = [
-        tag("a", name, href=f"?report={number}", class_="button")
-        for name, number in (("Report before", chosen - 1), ("Report after", chosen + 1))
-        if 1 <= number <= count
+        tag("a", name, href=f"?report={number}", class_="button") for name, number in steps if 1 <= number <= count
     ]
-    return tag("p", tag("span", f"Report {chosen} of {count}"), links, class_="actions")
+    whose = "This one is yours" if chosen in mine else "Somebody else's"
+    mark = tag("span", whose, class_="pill on" if chosen in mine else "pill")
+    return tag("p", tag("span", f"Report {chosen} of {count}"), mark, links, class_="actions")
 
 
 def _public(report: SealedReport) -> Markup:

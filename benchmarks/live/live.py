@@ -19,6 +19,7 @@ from benchmarks.live.measurement import Measurement
 from benchmarks.live.measurement_page import MeasurementPage
 from benchmarks.live.places import SHOP_SITE, Map, Place, ports_taken
 from benchmarks.live.tracker import Tracker
+from benchmarks.live.web import Frame
 from benchmarks.live.websites import Publisher, Shop
 from device import agent as device_agent
 from device.agent import Report, system_clock
@@ -42,7 +43,10 @@ class Demonstration:
         self._device = device
         self._tracker = Tracker()
         self._dashboard = Dashboard(
-            device, where[Place.DASHBOARD], way_back=("Back to the demonstration", f"{where[Place.HOME]}/")
+            device,
+            where[Place.DASHBOARD],
+            way_back=("Back to the demonstration", f"{where[Place.HOME]}/"),
+            steps=Frame(Place.DASHBOARD, where).steps_bar(),
         )
         key = load_identity(trio.site_key_path(SHOP_SITE))
         self._measurement = Measurement(folder, trio.helper_set, key, system_clock, seed)
@@ -51,9 +55,9 @@ class Demonstration:
     async def serving(self, sockets: Mapping[Place, socket]) -> AsyncIterator[None]:
         """All places are open inside."""
         async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(self._measurement.running())
             for place, app in self._apps().items():
                 await stack.enter_async_context(serving(app, sockets[place]))
-            stack.push_async_callback(self._measurement.stop)
             yield
 
     def _apps(self) -> Mapping[Place, web.Application]:

@@ -1,18 +1,26 @@
-"""The advertiser's side: reports in batches, a crowd to hide in, and questions to the three helpers.
+"""The advertiser's side: a collector that files reports, a crowd to hide in, and questions to the three helpers.
 
-One job runs at a time, in the background; pages show how far it is.
+Reports go through the code of `trefoil collect`; a question takes what has been collected since the last one as its
+batch. One job runs at a time, in the background; pages show how far it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
-from benchmarks.live.crowd import crowd
-from protocol.batch import BatchReader, BatchWriter
-from protocol.errors import TrefoilError
+from benchmarks.live.crowd import Purchase, crowd
+from benchmarks.live.places import BUCKETS, KAPPA, SHOP_SITE
+from protocol.batch import BatchReader
+from protocol.collector.batches import write_batch
+from protocol.collector.intake import CollectorIntake
+from protocol.collector.limits import CollectorLimits, NotTaken, Refused
+from protocol.collector.store import Filed, ReportStore, StoreReader
+from protocol.errors import ProtocolError, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
 from protocol.querier.ask import Querier
@@ -24,17 +32,19 @@ from protocol.status import QueryStatus
 
 # Time to ask again, under the same id, after a helper was away.
 ASK_SECONDS = 600
+# Of a crowd's reports, this many are posted at a time: a collector lets twice as many wait.
+AT_ONCE = 200
 Outcome = QueryResult | TrefoilError
 
 
 @dataclass(slots=True)
 class Batch:
-    """Reports that are asked about together. `credited` is what a tracker knows of the same purchases."""
+    """Reports that are asked about together, by digest. `credited` is what a tracker knows of the same purchases."""
 
     number: int
     path: Path
-    credited: list[int | None] = field(default_factory=list)
-    yours: int = 0
+    credited: dict[bytes, int | None] = field(default_factory=dict)
+    yours: list[bytes] = field(default_factory=list)
     outcome: Outcome | None = None
     replayed: Outcome | None = None
 
@@ -58,6 +68,11 @@ class Measurement:
         self._key = key
         self._clock = clock
         self._seed = seed
+        self._collected = folder / "collected"
+        self._limits = CollectorLimits(
+            sites=frozenset({SHOP_SITE}), helper_sets=frozenset({helper_set.digest}), per_second=5_000, burst=20_000
+        )
+        self._intake: CollectorIntake | None = None
         self._writing = asyncio.Lock()
         self._job: BackgroundWork | None = None
         self.statuses: Mapping[int, QueryStatus] = {}
@@ -73,13 +88,39 @@ class Measurement:
         """What is going on, or nothing."""
         return "" if self._job is None or self._job.task.done() else self._job.text
 
-    async def collect(self, report: SealedReport, credit: int | None) -> None:
-        """One of your purchases: the shop keeps the report."""
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The collector takes reports inside."""
+        with ReportStore(self._collected, self._limits) as store:
+            self._intake = CollectorIntake(store, self._limits, self._clock)
+            writing = asyncio.create_task(self._intake.run())
+            try:
+                yield
+            finally:
+                await self.stop()
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                self._intake = None
+
+    async def collect(self, posted: bytes, credit: Callable[[], int | None]) -> bytes:
+        """One of your purchases: its report as it was posted. Gives its digest; `NotTaken` if it is refused."""
+        _check_kind(posted)
         async with self._writing:
-            batch = self.collecting
-            await asyncio.to_thread(_append, batch.path, report)
-            batch.credited.append(credit)
-            batch.yours += 1
+            filed = await self._take(posted)
+            if filed.new:
+                self.collecting.credited[filed.digest] = credit()
+                self.collecting.yours.append(filed.digest)
+            return filed.digest
+
+    def report(self, digest: bytes) -> SealedReport | None:
+        """A collected report, sealed as it is."""
+        with StoreReader(self._collected) as store:
+            return store.report(digest)
+
+    async def _take(self, posted: bytes) -> Filed:
+        if self._intake is None:
+            raise TrefoilError("the collector is not running", "Start the demonstration again.")
+        return await self._intake.take(posted)
 
     def add_crowd(self, people: int) -> None:
         """Start letting `people` simulated people buy shoes too."""
@@ -117,10 +158,11 @@ class Measurement:
     async def _add_crowd(self, people: int) -> None:
         async with self._writing:
             self._seed += 1
-            batch, now = self.collecting, self._clock()
-            batch.credited += await asyncio.to_thread(
-                _write_crowd, batch.path, people, self._helper_set, now, self._seed
-            )
+            bought = crowd(people, self._helper_set, now=self._clock(), seed=self._seed)
+            while some := await asyncio.to_thread(_next, bought):
+                filed = await asyncio.gather(*(self._take(each.report.encode()) for each in some))
+                for each, stored in zip(some, filed, strict=True):
+                    self.collecting.credited[stored.digest] = each.credit
 
     async def _ask(self, batch: Batch) -> None:
         async with self._writing:
@@ -134,26 +176,34 @@ class Measurement:
 
     async def _outcome(self, batch: Batch, *, again: bool) -> Outcome:
         try:
-            reports = await asyncio.to_thread(BatchReader, batch.path)
+            reports = await asyncio.to_thread(self._batch_file, batch)
             wishes = QueryOptions(seconds=ASK_SECONDS)
             querier = Querier(self._helper_set)
             return await ask_batch(querier, reports, wishes, self._key, self._clock(), new=again, on_status=self._note)
         except TrefoilError as error:
             return error
 
+    def _batch_file(self, batch: Batch) -> BatchReader:
+        """The batch as a file, taken from the collector when it is first asked about."""
+        if not batch.path.exists():
+            with StoreReader(self._collected) as store:
+                shelves = [shelf.number for shelf in store.shelves()]
+                write_batch(batch.path, (one for one in store.reports(shelves) if one.digest in batch.credited))
+        return BatchReader(batch.path)
+
     def _note(self, statuses: Mapping[int, QueryStatus]) -> None:
         self.statuses = dict(statuses)
 
 
-def _append(path: Path, report: SealedReport) -> None:
-    with BatchWriter(path) as writer:
-        writer.add(report)
+def _check_kind(posted: bytes) -> None:
+    """A batch is of one kind. What is no report at all the collector says itself."""
+    try:
+        terms = SealedReport.decode(posted).terms()
+    except ProtocolError:
+        return
+    if (terms.caller, terms.buckets, terms.kappa) != (terms.site, BUCKETS, KAPPA):
+        raise NotTaken(Refused.MALFORMED, "this report is of another kind than the shop asked for")
 
 
-def _write_crowd(path: Path, people: int, helper_set: HelperSet, now: int, seed: int) -> list[int | None]:
-    credited = []
-    with BatchWriter(path) as writer:
-        for purchase in crowd(people, helper_set, now=now, seed=seed):
-            writer.add(purchase.report)
-            credited.append(purchase.credit)
-    return credited
+def _next(bought: Iterator[Purchase]) -> list[Purchase]:
+    return list(islice(bought, AT_ONCE))

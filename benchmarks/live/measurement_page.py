@@ -9,8 +9,10 @@ from aiohttp import web
 from benchmarks.live.chart import histogram_chart
 from benchmarks.live.crowd import MAX_PEOPLE
 from benchmarks.live.measurement import Batch, Measurement
+from benchmarks.live.outlook import CROWD, CrowdOutlook, chosen, outlook_section
 from benchmarks.live.places import CAMPAIGNS, CUTOFF, Map, Place
 from benchmarks.live.tracker import Tracker, exact_histogram
+from benchmarks.live.verdict import one_line
 from benchmarks.live.web import Frame, see_other
 from device.dashboard.layout import notice, section, table
 from device.dashboard.markup import Markup, Node, tag
@@ -20,7 +22,6 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.verdict import judge
 from protocol.querier.worth import CONFIDENCE, QueryResult
 
-CROWD = 400
 SHOWN_SIGHTINGS = 30
 
 
@@ -35,8 +36,9 @@ class MeasurementPage:
 
     def app(self) -> web.Application:
         """The advertiser's website."""
-        app = self._frame.app()
+        app = self._frame.app(scripts=True)
         app.router.add_get("/", self._show)
+        app.router.add_get("/outlook", self._outlook)
         app.router.add_post("/crowd", self._crowd)
         app.router.add_post("/ask", self._ask)
         app.router.add_post("/again", self._again)
@@ -62,18 +64,26 @@ class MeasurementPage:
             raise web.HTTPConflict(text=f"{error}. {error.hint}\n") from None
         raise see_other()
 
-    async def _show(self, _request: web.Request) -> web.Response:
+    async def _outlook(self, request: web.Request) -> web.Response:
+        """For the sliders' script: the picture alone."""
+        return web.Response(text=_outlook_of(request).picture(), content_type="text/html")
+
+    async def _show(self, request: web.Request) -> web.Response:
         measurement = self._measurement
-        asked = [batch for batch in reversed(measurement.batches) if batch.outcome is not None]
+        answered = [batch for batch in reversed(measurement.batches) if batch.outcome is not None]
+        nothing = section("answer", "The answer", tag("p", _NONE, class_="empty"))
+        beside = self._answered(answered[0]) if answered else nothing
         main = [
             tag("h1", "Which ads sold shoes?"),
-            tag("p", _INTRODUCTION, class_="lead"),
             self._running() if measurement.busy else None,
-            self._collected(),
-            [self._answered(batch) for batch in asked],
+            tag("div", self._collected(), beside, class_="asking"),
+            outlook_section(_outlook_of(request)),
+            [self._answered(batch) for batch in answered[1:]],
+            section("about", "What happens here", tag("p", _INTRODUCTION), tag("p", _DROWNING)),
             self._tracked(),
         ]
-        return self._frame.show("Which ads sold shoes?", main, refresh=bool(measurement.busy))
+        title, busy = "Which ads sold shoes?", bool(measurement.busy)
+        return self._frame.show(title, main, scripts=("outlook.js",), refresh=busy)
 
     def _running(self) -> Markup:
         statuses = sorted(self._measurement.statuses.items())
@@ -83,7 +93,7 @@ class MeasurementPage:
     def _collected(self) -> Markup:
         batch, busy = self._measurement.collecting, bool(self._measurement.busy)
         count = len(batch.credited)
-        told = f"Batch {batch.number} holds {plural(count, 'sealed report')}, {batch.yours} of them yours."
+        told = f"Batch {batch.number} holds {plural(count, 'sealed report')}, {len(batch.yours)} of them yours."
         people = [
             tag("label", "People", for_="people"),
             tag("input", type="number", id="people", name="people", value=CROWD, min=1, max=MAX_PEOPLE, required=True),
@@ -95,7 +105,6 @@ class MeasurementPage:
             tag("p", told),
             _form("/crowd", tag("div", crowd, class_="fields")),
             _form("/ask", _batch_field(batch), _button("Ask the helpers", disabled=busy or not count)),
-            tag("p", _DROWNING, class_="soft"),
         )
 
     def _answered(self, batch: Batch) -> Markup:
@@ -109,16 +118,16 @@ class MeasurementPage:
         return section(f"batch-{batch.number}", name, content)
 
     def _answer(self, batch: Batch, result: QueryResult) -> Node:
-        answer = result.answer
-        one = ("your purchase" if batch.yours == 1 else "your purchases") if batch.yours else "any one person"
+        answer, yours = result.answer, len(batch.yours)
+        one = ("your purchase" if yours == 1 else "your purchases") if yours else "any one person"
         told = (
             f"{plural(answer.counted, 'report')} counted. Each number carries noise with a standard deviation of "
-            f"{result.noise_sd:.1f}; without {one} no number would differ by more than {batch.yours or 1}."
+            f"{result.noise_sd:.1f}; without {one} no number would differ by more than {yours or 1}."
         )
-        chart = histogram_chart(
-            CAMPAIGNS, exact_histogram(batch.credited), answer.histogram, result.half_width, CONFIDENCE
-        )
-        return [tag("p", told), chart, verdict_line(result)]
+        exact = exact_histogram(list(batch.credited.values()))
+        chart = histogram_chart(CAMPAIGNS, exact, answer.histogram, result.half_width, CONFIDENCE)
+        sentence = tag("p", one_line(CAMPAIGNS, answer.histogram, result.half_width), class_="verdict")
+        return [sentence, chart, tag("p", told), verdict_line(result)]
 
     def _replay(self, batch: Batch) -> Node:
         if isinstance(batch.replayed, TrefoilError):
@@ -135,6 +144,7 @@ class MeasurementPage:
         return section("tracked", "And with a tracker", tag("p", _TRACKER), listing if rows else nothing)
 
 
+_NONE = "Nothing has been asked yet. The answer will stand here, beside its button."
 _INTRODUCTION = (
     "You are the advertiser now. You hold reports that you cannot read. Three helpers can add them up together, "
     "without any of them reading one either, and they add noise before you see the sum."
@@ -147,6 +157,10 @@ _TRACKER = (
     "For comparison, these pages also tell a pretended tracker what you do, as pages with third-party cookies would. "
     "It needs no batch and no noise, because it follows you."
 )
+
+
+def _outlook_of(request: web.Request) -> CrowdOutlook:
+    return chosen([request.query.get("people", ""), request.query.get("epsilon", "")])
 
 
 def _form(action: str, *content: Node) -> Markup:
@@ -165,8 +179,12 @@ def _refused(error: TrefoilError) -> Markup:
     """The same sentence as on a terminal, and what each helper says for whoever opens it."""
     message = f"{str(error)[:1].upper()}{str(error)[1:]}".removesuffix(".")
     lines = error.details if isinstance(error, QueryFailed) else ()
+    # What was counted before stays counted: there is nothing to try.
+    final = isinstance(error, QueryFailed) and error.shortfall is not None and not error.shortfall.accepted
     details = tag("details", tag("summary", "What each helper says"), tag("ul", [tag("li", line) for line in lines]))
-    return notice([tag("p", f"{message}. {error.hint}"), details if lines else None], kind="warn")
+    return notice(
+        [tag("p", f"{message}. {'' if final else error.hint}".rstrip()), details if lines else None], kind="warn"
+    )
 
 
 def verdict_line(result: QueryResult) -> Markup:

@@ -10,12 +10,21 @@ from aiohttp import web
 from benchmarks.live.places import Map, Place
 from device.dashboard.guard import MAX_BODY, content_policy, guarded
 from device.dashboard.layout import STATIC, page
-from device.dashboard.markup import Node, tag
+from device.dashboard.markup import Markup, Node, tag
 
 _LIVE = Path(__file__).parent / "static"
 ROLES = Path(__file__).parents[2] / "protocol" / "pictures" / "roles.svg"
 _TYPES = {".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
 _FILES = {path.name: path for path in (*STATIC.iterdir(), *_LIVE.iterdir(), ROLES)}
+
+STEPS = (
+    (Place.NEWS, "Click an ad"),
+    (Place.SHOP, "Buy shoes"),
+    (Place.DASHBOARD, "See what it cost you"),
+    (Place.MEASUREMENT, "Ask as the advertiser"),
+    (Place.HELPERS, "Look at the helpers"),
+)
+_STEP_OF = {Place.BLOG: Place.NEWS}
 
 
 class Frame:
@@ -25,11 +34,16 @@ class Frame:
         self.place = place
         self._where = where
 
-    def app(self, *, talks_to_agent: bool = False) -> web.Application:
-        """An application behind the guard. Only pages of websites run scripts, and those may reach the agent."""
+    def app(self, *, talks_to_agent: bool = False, scripts: bool = False) -> web.Application:
+        """An application behind the guard. Pages of websites may reach the agent and show what it says in a frame;
+        other pages with `scripts` may ask their own server.
+        """
         more: Mapping[str, str] = {}
         if talks_to_agent:
-            more = {"script-src": "'self'", "connect-src": f"'self' {self._where[Place.AGENT]}"}
+            agent = self._where[Place.AGENT]
+            more = {"script-src": "'self'", "connect-src": f"'self' {agent}", "frame-src": agent}
+        elif scripts:
+            more = {"script-src": "'self'", "connect-src": "'self'"}
         guard = guarded(self._where[self.place], policy=content_policy(more))
         app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
         app.router.add_get("/static/{name}", _static_file)
@@ -43,8 +57,35 @@ class Frame:
             tag("meta", name="trefoil-agent", content=self._where[Place.AGENT]) if scripts else None,
             [tag("script", src=f"/static/{name}", defer=True) for name in scripts],
         ]
-        shown = page(title, [self._banner(), main], links=self._links(), links_label="Places", root="/", head=head)
+        shown = page(
+            title,
+            [self._banner(), main],
+            links=self._links(),
+            links_label="Places",
+            current=self.place.value,
+            below=self.steps_bar(),
+            root="/",
+            head=head,
+        )
         return web.Response(text=shown, content_type="text/html")
+
+    def steps_bar(self) -> Markup:
+        """The story in five steps, with the one that is open."""
+        here = _STEP_OF.get(self.place, self.place)
+        items = [
+            tag(
+                "li",
+                self.link(place, name, current="step" if place is here else None),
+                class_="here" if place is here else None,
+            )
+            for place, name in STEPS
+        ]
+        return tag("nav", tag("ol", items), class_="steps-bar", aria_label="Steps")
+
+    def device_strip(self) -> Markup:
+        """What your device says, in a frame of its own origin: this page cannot read it."""
+        address = f"{self._where[Place.AGENT]}/says"
+        return tag("iframe", src=address, title="Your device says", class_="device-says", id="device-says")
 
     def _links(self) -> list[tuple[str, str]]:
         links = [(place.value, f"{self._where[place]}/") for place in Place if place is not Place.AGENT]
@@ -55,16 +96,16 @@ class Frame:
         """Where a fresh start URL of the dashboard is to be had."""
         return f"{self._where[Place.HOME]}/dashboard"
 
-    def link(self, place: Place, text: str) -> Node:
-        """A link to another place."""
+    def link(self, place: Place, text: str, *, current: str | None = None) -> Markup:
+        """A link to another place; `current` says in which sense it is open already."""
         address = self.dashboard_link() if place is Place.DASHBOARD else f"{self._where[place]}/"
-        return tag("a", text, href=address)
+        return tag("a", text, href=address, aria_current=current)
 
     def _banner(self) -> Node:
         if self.place.site is None:
             return None
         told = f"This page plays {self.place.site}; its real address is {self._where[self.place]}."
-        return tag("p", told, class_="plays")
+        return [tag("p", told, class_="plays"), self.device_strip()]
 
 
 async def _static_file(request: web.Request) -> web.Response:

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from benchmarks.live.drawings import ad_picture, shoe
 from benchmarks.live.places import BUCKETS, CAMPAIGNS, EPSILON, KAPPA, SHOP_SITE, Map, Place
 from benchmarks.live.tracker import Tracker
 from benchmarks.live.web import Frame
 from device.dashboard.layout import notice
 from device.dashboard.markup import Markup, Node, tag
-from protocol.errors import ProtocolError
-from protocol.report import SealedReport
+from protocol.collector.limits import NotTaken
+from protocol.collector.server import refusal_of
 
-Collect = Callable[[SealedReport, int | None], Awaitable[None]]
+# A posted report, and who would be credited if it is new; gives its digest.
+Collect = Callable[[bytes, Callable[[], int | None]], Awaitable[bytes]]
 Clock = Callable[[], int]
 
 
@@ -84,7 +86,8 @@ class Publisher:
 
     def _ad(self, campaign: int) -> Markup:
         name = CAMPAIGNS[campaign].partition(",")[0]
-        content = [tag("strong", name), tag("span", _PITCH[campaign]), tag("span", f"at {SHOP_SITE}", class_="soft")]
+        words = [tag("strong", name), tag("span", _PITCH[campaign]), tag("span", f"at {SHOP_SITE}", class_="soft")]
+        content = [ad_picture(campaign), tag("span", words, class_="words")]
         address = f"{self._where[Place.SHOP]}/"
         form = "header" if self._frame.place is Place.BLOG else "script"
         return tag("a", content, href=address, class_="ad", data_campaign=campaign, data_shop=SHOP_SITE, data_form=form)
@@ -117,7 +120,7 @@ class Shop:
     async def _show(self, _request: web.Request) -> web.Response:
         told = tag("p", "A pair of shoes. One size fits nobody in particular.", class_="lead")
         without = tag("noscript", notice("Without scripts you can look at the shoes, but not buy them."))
-        main = [tag("h1", "Shoes"), without, told, _shoe(), self._form(), self._thanks(), _failure()]
+        main = [tag("h1", "Shoes"), without, told, shoe(), self._form(), self._thanks(), _failure()]
         return self._frame.show("Shoes", main, scripts=("attribution.js", "shop.js"))
 
     def _form(self) -> Markup:
@@ -148,30 +151,15 @@ class Shop:
         return tag("section", content, id="told", hidden=True, tabindex="-1", role="status", class_="panel")
 
     async def _take_report(self, request: web.Request) -> web.Response:
-        """Keep a report, if it is one and was made for this shop."""
+        """The collector's answer: the digest of a report that is on disk, or why it was not taken."""
         try:
-            report = SealedReport.decode(await request.read())
-            terms = report.terms()
-        except ProtocolError as error:
-            raise web.HTTPBadRequest(text=f"This is no report: {error}\n") from None
-        if (terms.site, terms.caller, terms.buckets, terms.kappa) != (SHOP_SITE, SHOP_SITE, BUCKETS, KAPPA):
-            raise web.HTTPBadRequest(text="This report was made for someone else.\n")
-        await self._collect(report, self._tracker.bought(SHOP_SITE, self._clock()))
-        return web.Response(status=204)
+            digest = await self._collect(await request.read(), lambda: self._tracker.bought(SHOP_SITE, self._clock()))
+        except NotTaken as error:
+            return refusal_of(error)
+        return web.json_response({"digest": digest.hex()}, status=201)
 
 
 def _failure() -> Markup:
     """Shown when the device cannot be reached: the shoes are sold all the same."""
     told = "Your device did not answer, so there is no report. Is the demonstration still running?"
     return tag("p", told, id="failed", hidden=True, role="alert", class_="notice warn")
-
-
-def _shoe() -> Markup:
-    """A shoe."""
-    upper = "M24 92c8-2 18-28 22-50 18 10 34 10 46 4 8 18 30 30 66 34 22 3 30 10 30 22v8H24z"
-    shapes = [
-        tag("path", d=upper, class_="upper"),
-        tag("rect", x="22", y="108", width="168", height="12", rx="6", class_="sole"),
-        tag("path", d="M96 52l-14 12M108 62l-14 12M122 70l-12 12", class_="laces"),
-    ]
-    return tag("svg", shapes, viewBox="0 0 212 132", class_="shoe", role="img", aria_label="Drawing of a shoe")

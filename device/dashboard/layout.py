@@ -43,6 +43,18 @@ def page(
     return document(heads, body)
 
 
+def bare_page(title: str, main: Node) -> str:
+    """A page without anything around it, to be shown in a frame."""
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("title", title),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="stylesheet", href="/static/style.css"),
+        tag("link", rel="icon", type="image/svg+xml", href="/static/trefoil.svg"),
+    ]
+    return document(head, tag("main", main, class_="bare"))
+
+
 def _brand() -> Markup:
     leaves = [tag("circle", cx=x, cy=y, r="5") for x, y in (("12", "7.5"), ("7", "15.5"), ("17", "15.5"))]
     picture = tag("svg", leaves, class_="leaf", viewBox="0 0 24 24", width="22", height="22", aria_hidden="true")

@@ -49,12 +49,12 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def person(browser: Browser, *, dark: bool = False, scripts: bool = True) -> Iterator[Page]:
+def person(browser: Browser, *, dark: bool = False, scripts: bool = True, width: int = 1100) -> Iterator[Page]:
     """One person's fresh browser. Any console message of a page, and any error in its scripts, fails the test."""
     context: BrowserContext = browser.new_context(
         color_scheme="dark" if dark else "light",
         java_script_enabled=scripts,
-        viewport={"width": 1100, "height": 900},
+        viewport={"width": width, "height": 900},
         reduced_motion="reduce",
     )
     context.set_default_timeout(WAIT_SECONDS * 1000)
@@ -130,7 +130,8 @@ def axe_source() -> str | None:
 def axe_findings(page: Page, source: str, rules: tuple[str, ...] = ()) -> list[str]:
     """What axe-core finds serious or critical, by all of its rules or by those named."""
     page.evaluate(source)
-    options = {"runOnly": list(rules)} if rules else {}
+    # A frame of another origin cannot be looked into; its page is looked at alone.
+    options: dict[str, object] = {"iframes": False} | ({"runOnly": list(rules)} if rules else {})
     result = page.evaluate("async (options) => JSON.stringify((await axe.run(options)).violations)", options)
     return [
         f"{page.url}: {violation['id']} at {node['target']}: {violation['help']}"
@@ -138,6 +139,28 @@ def axe_findings(page: Page, source: str, rules: tuple[str, ...] = ()) -> list[s
         if violation["impact"] in ("serious", "critical")
         for node in violation["nodes"]
     ]
+
+
+# Text as a person sees it: what a picture shrinks is smaller than its style says.
+_SMALL = """(least) => {
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.getBoundingClientRect().width) continue;
+    const svg = element.closest("svg");
+    const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+    const size = parseFloat(getComputedStyle(element).fontSize) * scale;
+    if (size < least) found.push(`${size.toFixed(1)} px: ${element.textContent.trim().slice(0, 40)}`);
+  }
+  return found;
+}"""
+
+
+def misfits(page: Page, least: float = 11.0) -> list[str]:
+    """What does not fit the screen: a page that is wider than it, and text smaller than `least` pixels."""
+    over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    wide = [f"{page.url}: {over} pixels wider than the screen"] if over > 0 else []
+    return wide + [f"{page.url}: {small}" for small in page.evaluate(_SMALL, least)]
 
 
 def own_findings(page: Page) -> list[str]:

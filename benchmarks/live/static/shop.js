@@ -36,6 +36,9 @@ form.addEventListener("submit", async (event) => {
     told.querySelector("#size").textContent = String(report.length);
     told.querySelector("#bytes").textContent = hexadecimal(report.slice(-192));
     told.hidden = false;
+    // The frame is the device's own: this page can ask it to load again, and cannot read it.
+    const says = document.querySelector("#device-says");
+    says.src = says.src;
     told.focus();
   } catch {
     failed.hidden = false;
