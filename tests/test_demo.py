@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.demo import view
-from benchmarks.demo.demo import DemoOptions, _make_batch, raise_epsilon
+from benchmarks.demo.demo import DemoOptions, _make_batch, added_up, raise_epsilon
 from benchmarks.workload import SHOP, asked_of_devices, people, plain_histograms, sealed_reports
 from device.asked import Asked
 from device.privacy_filter import FilterKind
@@ -55,7 +56,13 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     by_mode = stored["noise_sd_by_mode"]
     assert by_mode["pairwise"] == stored["noise_sd"] and (stored["noise"], stored["delta"]) == ("pairwise", 0)
     assert by_mode["joint"] / by_mode["local"] == pytest.approx(0.8165, abs=0.003)
-    assert {"make reports", "total", "replay"} <= set(stored["seconds"])
+    seconds = stored["seconds"]
+    assert {"make reports", "total", "replay", "other"} <= set(seconds)
+    assert sum(value for name, value in seconds.items() if name != "total") == pytest.approx(seconds["total"], abs=1e-9)
+    assert all(value >= 0 for value in seconds.values())
+    *_, end, following = done.stdout.splitlines()
+    assert end.startswith("Three helpers counted 40 reports and read none; their answer is off by at most ")
+    assert following.startswith("Next: trefoil live")
     for words in (
         "three helpers",
         "one trusted server",
@@ -123,6 +130,22 @@ def test_the_altered_report_claims_twice_the_epsilon(tmp_path: Path) -> None:
     )
     assert raise_epsilon(report).terms().epsilon_micros == 500_000
     assert raise_epsilon(report).digest != report.digest
+
+
+def test_the_budget_shown_is_of_someone_who_spent_and_has_dates(tmp_path: Path) -> None:
+    trio = prepare(tmp_path / "trio", now=real_now())
+    for seed in (1, 2):
+        options = DemoOptions(reports=30, buckets=4, seed=seed)
+        made = _make_batch(tmp_path / f"{seed}.batch", options, trio.helper_set, real_now())
+        assert max(state.spent for state in made.device.budget()) > 0
+    with out.capture() as captured:
+        view.show_budget(made.device, made.conversions)
+    assert re.search(r"20\d\d-\d\d-\d\d to 20\d\d-\d\d-\d\d", captured.get())
+
+
+def test_seconds_add_up_also_when_rounded() -> None:
+    seconds = added_up({"a": 1.004, "b": 2.004, "c": 0.333}, 4.0)
+    assert seconds == {"a": 1.0, "b": 2.0, "c": 0.33, "other": 0.67, "total": 4.0}
 
 
 @pytest.mark.parametrize(

@@ -34,5 +34,5 @@ def demo(
     options = DemoOptions(reports, buckets, epsilon, noise, seed, kappa, function, cutoff)
     shown = run_demo(options, int(time.time()))  # noqa: TID251 - an edge: commands read the real clock
     write_json(json_file, shown.to_json())
-    if not (shown.replay_refused and shown.tamper_refused and shown.invalid_refused):
+    if not shown.all_refused:
         raise typer.Exit(1)

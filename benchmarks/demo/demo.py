@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -101,6 +101,11 @@ class DemoOutcome:
     verdict: Verdict | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def all_refused(self) -> bool:
+        """Whether the helpers noticed all three: what was altered, what lied, and what came twice."""
+        return self.replay_refused and self.tamper_refused and self.invalid_refused
+
     def to_json(self) -> dict[str, object]:
         """The fields that other programs rely on."""
         answer = self.result.answer
@@ -141,17 +146,24 @@ def run_demo(options: DemoOptions, now: int) -> DemoOutcome:
                 running.wait_ready()
             shown = _query(running, made, options, seconds, now)
             view.title("What one person's budget looks like afterwards")
-            view.show_budget(made.device.budget(), made.conversions)
-    seconds["total"] = time.perf_counter() - start
-    shown.seconds = seconds
-    view.show_seconds(seconds)
+            view.show_budget(made.device, made.conversions)
+    shown.seconds = added_up(seconds, time.perf_counter() - start)
+    view.show_seconds(shown.seconds)
+    view.show_end(shown.result, shown.truth, kept=shown.all_refused)
     return shown
+
+
+def added_up(stages: Mapping[str, float], total: float) -> dict[str, float]:
+    """The stages in hundredths of a second, what is left of the total as a stage of its own, and their sum."""
+    seconds = {name: round(value, 2) for name, value in stages.items()}
+    seconds["other"] = round(max(0.0, total - sum(seconds.values())), 2)
+    return seconds | {"total": round(sum(seconds.values()), 2)}
 
 
 def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: int) -> Made:
     """Live every person's life on a real device, and once more on its clear twin for the truth."""
     truth, asked = np.zeros(options.buckets, dtype=np.int64), options.asked()
-    busiest: tuple[int, Device[SealedReport]] | None = None
+    busiest: tuple[tuple[bool, int], Device[SealedReport]] | None = None
     without_budget = 0
     spoilt: SealedReport | None = None
     with BatchWriter(path) as writer, progress("reports", options.reports) as advance:
@@ -162,14 +174,18 @@ def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: in
                 writer.add(report)
             without_budget += sum(lacked_budget(record) for record in device.reports())
             spoilt = spoilt or raise_epsilon(reports[0])
-            if person.viewings and (busiest is None or len(reports) > busiest[0]):
-                busiest = (len(reports), device)
+            # Whose budget is shown has spent some of it, and bought often.
+            rank = (any(state.spent for state in device.budget()), len(reports))
+            if busiest is None or rank > busiest[0]:
+                busiest = (rank, device)
             advance(len(reports))
         if spoilt is None:
             raise TrefoilError("the workload made no report")
         writer.add(spoilt)
         writer.add(lying_report(Lie.HUGE, replace(reports[0].terms(), time=coarse_time(now)), helper_set))
-    conversions, shown = busiest if busiest is not None else (len(reports), device)
+        if busiest is None:
+            raise TrefoilError("the workload has no people")
+    (_, conversions), shown = busiest
     return Made(BatchReader(path), truth.tolist(), shown, conversions, without_budget)
 
 

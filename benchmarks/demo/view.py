@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from rich.table import Table
 
+from device.device import Device
+from device.epoch import EpochCalendar
 from device.limits import DeviceLimits
-from device.privacy_filter import FilterKind, FilterState
+from device.privacy_filter import FilterKind
 from protocol import epsilon
 from protocol.answer import RejectionCounts
 from protocol.console import out, say
@@ -18,6 +21,7 @@ from protocol.querier.verdict import Verdict
 from protocol.querier.view import bar, show_delta
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
+from protocol.report import SealedReport
 
 MAX_ROWS = 32
 _KINDS = {
@@ -111,25 +115,49 @@ def show_replay(refused: bool, reason: str) -> None:
     say(reason if refused else f"NOT REFUSED: {reason}")
 
 
-def show_budget(filters: Sequence[FilterState], conversions: int) -> None:
+def show_budget(device: Device[SealedReport], conversions: int) -> None:
     """The privacy filters of one person's device. They never leave it; the demo may look."""
-    say(f"someone who converted {conversions} times; each week has a budget of its own")
+    times = "once" if conversions == 1 else f"{conversions} times"
+    say(f"someone who converted {times}; each week has a budget of its own")
+    calendar = device.calendar()
     table = Table()
     for heading in ("week", "whose budget", "site", "spent ε", "of"):
-        table.add_column(heading, justify="right" if heading in ("week", "spent ε", "of") else "left")
-    for state in sorted(filters, key=lambda state: (state.epoch, state.kind)):
+        table.add_column(heading, justify="right" if heading in ("spent ε", "of") else "left")
+    for state in sorted(device.budget(), key=lambda state: (state.epoch, state.kind)):
         spent, capacity = epsilon.show(state.spent), epsilon.show(state.capacity)
-        table.add_row(str(state.epoch), _KINDS[state.kind], state.site, spent, capacity)
+        table.add_row(week(calendar, state.epoch), _KINDS[state.kind], state.site, spent, capacity)
     out.print(table)
+
+
+def week(calendar: EpochCalendar, epoch: int) -> str:
+    """An epoch by its first and last day."""
+    first = datetime.fromtimestamp(calendar.first_second(epoch), UTC)
+    last = datetime.fromtimestamp(calendar.first_second(epoch + 1) - 1, UTC)
+    return f"{first:%Y-%m-%d} to {last:%Y-%m-%d}"
+
+
+def show_end(result: QueryResult, truth: Sequence[int], *, kept: bool) -> None:
+    """What was seen, in a sentence, and where to go on."""
+    answer = result.answer
+    worst = max(abs(noisy - true) for noisy, true in zip(answer.histogram, truth, strict=True))
+    where = f"any of {len(truth)} campaigns" if len(truth) > 1 else "the campaign"
+    off = f"their answer is off by at most {worst} in {where}"
+    refused = "what was altered, what lied and what came twice was left out"
+    say(
+        f"\nThree helpers counted {answer.counted:,} reports and read none; {off}; {refused}."
+        if kept
+        else f"\nSOMETHING WAS COUNTED THAT MUST NOT BE, see above; {off}."
+    )
+    say("Next: trefoil live is the same in your browser, with your own clicks. README.md has every step as a command.")
 
 
 def show_seconds(seconds: Mapping[str, float]) -> None:
     """Where the time went."""
-    table = Table(title="seconds")
+    table = Table(title="where the time went")
     table.add_column("stage")
-    table.add_column("", justify="right")
+    table.add_column("seconds", justify="right")
     for name, value in seconds.items():
-        table.add_row(name, f"{value:.2f}")
+        table.add_row(name, f"{value:.2f}", end_section=name == "other")
     out.print(table)
 
 
