@@ -90,17 +90,19 @@ class Helper:
         """
         admitted: Ingested | None = None
         failed: list[Blamed] = []
+        # By the steady clock too: one that is set back in between must not let a query wait for as long again.
+        end = self._steady() + query.deadline - self._clock()
         # What was voted for before a restart is waited for, however long: a peer may have released it already.
         outcome = await self._agreement.outcome(QueryName.of(query).key)
         while outcome is not AttemptOutcome.RELEASED:
-            self._check_time(query, failed)
+            self._check_time(query, end, failed)
             try:
                 # The noise of one attempt, drawn while Admit runs and used for no other.
                 async with self._sessions(SumTerms.of(query)) as session:
                     # Admit: what each report is worth to this helper alone; once, however many attempts there are.
                     admitted = admitted or await self._admit(query, column, progress)
                     # Agree: which reports count, those that all three admitted and none has seen.
-                    agreed = await self._agree(query, admitted, progress)
+                    agreed = await self._agree(query, admitted, end, progress)
                     # Spend: reserved on disk by all three, before the first byte of the MPC.
                     async with self._agreement.spend(agreed) as attempt:
                         # Sum: m numbers out of n reports, without any other helper.
@@ -138,14 +140,14 @@ class Helper:
             await progress.enter(QueryState.ADMITTING)
             return await self._admission.admit(query, column, self._clock(), progress.advance)
 
-    async def _agree(self, query: Query, admitted: Ingested, progress: QueryProgress) -> Negotiation:
+    async def _agree(self, query: Query, admitted: Ingested, end: float, progress: QueryProgress) -> Negotiation:
         """With too few or too many bad reports refused before anything is spent."""
         await progress.enter(QueryState.AGREEING)
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
         noise = SumTerms.of(query)
         terms = AttemptTerms(QueryName.of(query), query.debug, noise.digest, minimum, noise.most_draws)
-        deadline = asyncio.get_running_loop().time() + max(0, query.deadline - self._clock())
+        deadline = min(end, self._steady() + query.deadline - self._clock())
         return await self._agreement.agree(terms, _batch(query, admitted), deadline)
 
     async def _sum(self, admitted: Ingested, attempt: Attempt, progress: QueryProgress) -> Vector:
@@ -204,9 +206,12 @@ class Helper:
 
     # Between attempts.
 
-    def _check_time(self, query: Query, failed: list[Blamed]) -> None:
+    def _steady(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _check_time(self, query: Query, end: float, failed: list[Blamed]) -> None:
         """No attempt begins after the deadline."""
-        if self._clock() >= query.deadline:
+        if self._clock() >= query.deadline or self._steady() >= end:
             message = "the query's deadline has passed; nothing was spent"
             raise _after(failed, AgreementError(message, "Ask again: trefoil query --new"))
 

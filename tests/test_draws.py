@@ -24,7 +24,7 @@ from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, Reservation
 from mpc_helpers.ledger.file import LedgerError, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
-from mpc_helpers.ledger.reports import Conflict, Standing
+from mpc_helpers.ledger.reports import Conflict, Reports, Standing
 from mpc_helpers.mpc.sum_program import PAIRWISE_DRAWS
 from protocol.errors import Rejection
 from protocol.querier.query_failed import QueryFailed
@@ -97,17 +97,21 @@ def test_only_an_attempt_given_up_before_its_mpc_does_not_count(path: Path, ledg
     again.close()
 
 
-def test_sqlite_itself_refuses_one_draw_too_many(ledger: ReportLedger) -> None:
+def test_sqlite_itself_refuses_one_draw_too_many(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, PAIRWISE_DRAWS + 1):
         attempt = reserved(ledger, 1, number, 5)
         ledger.moves.begin(attempt)
         ledger.moves.abort(attempt, "")
-    with pytest.raises(LedgerError, match="as many draws as this query allows"):
+    # The ledger looks in the transaction that reserves, so that what was drawn since this helper proposed counts too.
+    with pytest.raises(Conflict, match="as many draws as this query allows"):
         reserved(ledger, 2, 1, 4, 5)
+    with monkeypatch.context() as patch, pytest.raises(LedgerError, match="as many draws as this query allows"):
+        patch.setattr(Reports, "any_drawn_too_often", lambda *_: False)
+        reserved(ledger, 2, 2, 4, 5)
     assert ledger.reports.lookup(digests(4, 5), name(9).key, PAIRWISE_DRAWS).tolist() == [Standing.FREE, Standing.DRAWN]
     # It is not spent: noise of which nobody knows anything beforehand may still be added to it.
     assert worn(ledger, 5, most=None) == [False]
-    reserved(ledger, 2, 1, 4, 5, most=None)
+    reserved(ledger, 2, 3, 4, 5, most=None)
 
 
 def test_reports_taken_by_a_smaller_query_count_if_the_mpc_had_begun(ledger: ReportLedger) -> None:

@@ -22,6 +22,10 @@ class TooFewReports(AgreementError):
         self.shortfall = shortfall
 
 
+class DrawnTooOften(AgreementError):
+    """Reports were in as many draws of such noise as there may be: no other attempt at it is made with them."""
+
+
 class Disputed(AgreementError):
     """A helper voted both ways: the reports stay locked, and its own signatures prove who lied."""
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mpc_helpers.admission.blocks import NO_ROOT
 from mpc_helpers.admission.verdicts import Verdicts
-from mpc_helpers.agreement.errors import AgreementError, TooFewReports
+from mpc_helpers.agreement.errors import AgreementError, DrawnTooOften, TooFewReports
 from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
 from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, attempt_id_of
 from protocol.batch import DigestRows, Digests
@@ -346,14 +346,14 @@ def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
     )
 
 
-def drawn_too_often(negotiation: Negotiation, reports: int, ended_by: Mapping[int, int]) -> AgreementError:
+def drawn_too_often(negotiation: Negotiation, reports: int, ended_by: Mapping[int, int]) -> DrawnTooOften:
     """No further draw for these reports: whoever gives attempts up to wait for one it likes gets no other."""
     names = ", ".join(f"helper {party + 1} ended {count}" for party, count in sorted(ended_by.items()))
     message = (
         f"{reports} reports were in {negotiation.terms.most_draws} attempts that came to nothing after their noise"
         " was drawn, and no further attempt at this kind of noise is made with them; nothing was spent"
     )
-    return AgreementError(
+    return DrawnTooOften(
         f"{message} ({names} of this query's)" if names else message,
         "Ask again with joint noise, if all three helpers run it. With local noise, one of them can shift the answer.",
         party=next(iter(ended_by)) if len(ended_by) == 1 else None,

@@ -194,6 +194,9 @@ class Moves:
         # Once more, though admission has looked: the watermark may have risen since, and the ledger forgotten.
         if len(reservation.digests) and reservation.oldest <= self._reports.watermark:
             raise Conflict("a report is not newer than the watermark any more")
+        # And the noise may have been drawn for another query meanwhile.
+        if self._reports.any_drawn_too_often(reservation):
+            raise Conflict("a report was in as many draws as this query allows")
         missing = len(reservation.digests) - self._reports.point(connection, attempt, reservation)
         if not missing:
             return []

@@ -113,6 +113,13 @@ class Reports:
 
     # Inside the transaction that reserves.
 
+    def any_drawn_too_often(self, reservation: Reservation) -> bool:
+        """Whether some accepted report was in as many draws as the query allows."""
+        if reservation.most_draws is None:
+            return False
+        standings = self.lookup(reservation.digests, reservation.query.key, reservation.most_draws)
+        return bool(np.any(standings == Standing.DRAWN))
+
     def point(self, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> int:
         """Point every accepted report at `attempt` that no live attempt holds. Gives how many those were."""
         pointed = 0

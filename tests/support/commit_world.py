@@ -66,27 +66,30 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__()
         self._now = 0.0
         selector: Any = self._selector  # type: ignore[attr-defined]  # an attribute of the standard loop, not in its stubs
-        really_select = selector.select
+        self._really_select = selector.select
+        selector.select = self._select
 
-        def select(timeout: float | None) -> Any:
-            if timeout is None:
-                raise RuntimeError("nothing will ever happen again: a deadlock")
-            self._now += timeout
-            return really_select(0)
+    def _select(self, timeout: float | None) -> Any:
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen again: a deadlock")
+        self._now += timeout
+        return self.look()
 
-        selector.select = select
+    def look(self) -> Any:
+        """What has come in from outside."""
+        return self._really_select(0)
 
     def time(self) -> float:
         return self._now
 
 
-def run(main: Callable[[], Awaitable[T]]) -> T:
+def run(main: Callable[[], Awaitable[T]], loop: Callable[[], asyncio.AbstractEventLoop] = VirtualLoop) -> T:
     """Run on a virtual loop of its own."""
 
     async def entry() -> T:
         return await main()
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(entry())
 
 
@@ -165,11 +168,14 @@ class CommitWorld:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.plan.seed)
-        for party in range(3):
-            path = self.folder / f"helper{party}.db"
-            ReportLedger.create(path, LedgerOwner(party, KEYS[party]))
-            self.prepare(path)
-            self.nodes.append(Node(self, party, path))
+        self.nodes += [self.make_node(party) for party in range(3)]
+
+    def make_node(self, party: int) -> Node:
+        """A helper with an empty ledger."""
+        path = self.folder / f"helper{party}.db"
+        ReportLedger.create(path, LedgerOwner(party, KEYS[party]))
+        self.prepare(path)
+        return Node(self, party, path)
 
     async def play(self) -> None:
         """Start everyone, let it all happen, and come back when nothing is left to do or the horizon is reached."""
@@ -225,7 +231,7 @@ class CommitWorld:
             self.ended[(9, repr(error).encode())] = f"failed: {error!r}"
 
     def chance(self, probability: float) -> bool:
-        calm = asyncio.get_running_loop().time() >= self.plan.calm_at
+        calm = not probability or asyncio.get_running_loop().time() >= self.plan.calm_at
         return not calm and bool(self.rng.random() < probability)
 
     async def carry(self, source: int, target: int, data: bytes) -> bytes | None:
@@ -323,13 +329,16 @@ class Node:
             return await self.world.carry(self.party, peer, data)
 
         self.ledger = ReportLedger(self.path, LedgerOwner(self.party, KEYS[self.party]), step=self.step)
-        hooks = Hooks(step=self.step, offload=inline, entropy=self.world.rng.bytes)
+        hooks = Hooks(step=self.step, offload=self.offload, entropy=self.world.rng.bytes)
         self.agreement = Agreement(self.ledger, parties(self.party, self.renewals), send, pace=PACE, hooks=hooks)
         await self.agreement.recover()
         self.alive = True
         for query in self.world.queries:
             if (self.party, query.name.key) not in self.world.ended:
                 self.work.append(self.world.spawn(self.answer(query)))
+
+    async def offload(self, call: Callable[[], T]) -> T:
+        return await inline(call)
 
     async def answer(self, query: AskedQuery) -> None:
         """Admit · Agree · Spend · Sum · Noise · Open, with a label for a share."""

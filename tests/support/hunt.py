@@ -1,0 +1,88 @@
+"""The long hunt in virtual time: `python -m tests.support.hunt --seed 1 --schedules 100000 --out hunt-virtual.json`.
+
+Counts are written every few seconds, so that whatever ends the run keeps what was run. Processes with seeds of their
+own may run beside each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from protocol.files import write_atomically
+from tests.support.hunt_world import HuntCounts, hunt, quick, schedule_of, shrunk
+from tests.support.processes import ROOT
+
+WRITE_SECONDS = 10.0
+
+
+class Record:
+    """The file of results, while the hunt runs."""
+
+    def __init__(self, path: Path | None, first_seed: int, commit: str) -> None:
+        self._path = path
+        self._began = time.time()
+        self._written = 0.0
+        self._header = {
+            "command": " ".join(["python -m tests.support.hunt", *sys.argv[1:]]),
+            "commit": commit,
+            "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "first_seed": first_seed,
+        }
+
+    def note(self, counts: HuntCounts, *, last: bool = False) -> None:
+        if not last and time.monotonic() - self._written < WRITE_SECONDS:
+            return
+        self._written = time.monotonic()
+        found = {
+            **self._header,
+            "schedules": counts.schedules,
+            "mishaps": dict(sorted(counts.mishaps.items())),
+            "queries_ended": dict(sorted(counts.ends.items())),
+            "violations": len(counts.wrong),
+            "wrong": {str(seed): texts for seed, texts in counts.wrong.items()},
+            "processor_seconds": round(time.process_time(), 1),
+            "seconds": round(time.time() - self._began, 1),
+        }
+        text = json.dumps(found, indent=1) + "\n"
+        if self._path is not None:
+            write_atomically(self._path, text.encode())
+        if last or self._path is None:
+            sys.stdout.write(text)
+
+
+def _commit() -> str:
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schedules", type=int, default=100)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", default="", help="where the tree is a copy without its history")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        record = Record(options.out, options.seed, options.commit or _commit())
+        counts = hunt(Path(folder), range(options.seed, options.seed + options.schedules), record.note)
+        record.note(counts, last=True)
+        with quick():
+            for seed in counts.wrong:
+                sys.stdout.write(f"{shrunk(Path(folder) / 'shrunk', schedule_of(seed))}\n")
+    return 1 if counts.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The hunt: random kill -9, pauses, partitions, full disks, clock steps, renewals and failing sessions together.
+
+Here are some schedules in virtual time, and the proof that the hunt has teeth: each planted bug is caught. With
+TREFOIL_HUNT_SCHEDULES=100000 (`make chaos`) there are as many. What the long run found is in
+`benchmarks/results/hunt.json`. A schedule that breaks something is printed with its seed, with every mishap left out
+that is not needed; `python -m tests.support.hunt --seed N --schedules 1` plays it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpc_helpers.agreement.voting import Voting
+from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, HeardVote, Step
+from mpc_helpers.ledger.moves import Moves
+from mpc_helpers.ledger.reports import Reports
+from mpc_helpers.service import clocks
+from protocol.vote import Vote
+from tests.support import hunt_world
+from tests.support.hunt_world import HuntFault, HuntNode, hunt, play, quick, schedule_of, shrunk
+
+SCHEDULES = int(os.environ.get("TREFOIL_HUNT_SCHEDULES", "40"))
+FIRST_SEED = 1
+
+
+def test_nothing_is_lost_or_counted_twice(tmp_path: Path, show: Callable[[str], None]) -> None:
+    counts = hunt(tmp_path, range(FIRST_SEED, FIRST_SEED + SCHEDULES))
+    show(f"{counts.schedules} schedules\n  {dict(counts.mishaps)}\n  {dict(counts.ends)}")
+    for seed, found in counts.wrong.items():
+        with quick():
+            smallest = shrunk(tmp_path / "shrunk", schedule_of(seed))
+        pytest.fail(f"{found}\n{smallest}")
+    assert set(counts.mishaps) >= {fault.value for fault in HuntFault}
+    assert counts.ends["released"] > counts.schedules / 2
+
+
+def test_a_schedule_is_a_function_of_its_seed(tmp_path: Path) -> None:
+    with quick():
+        first, again = (play(tmp_path / "world", schedule_of(7))[0] for _ in range(2))
+    assert (first.out, first.ended, first.reached) == (again.out, again.ended, again.reached)
+    assert schedule_of(7) != schedule_of(8)
+
+
+# Planted bugs. Each is one change of the code under test, made where SQLite's own guards do not stop it.
+
+
+@pytest.fixture
+def unguarded() -> Iterator[None]:
+    """SQLite stops most of these by itself; without its triggers and indexes the hunt has to."""
+    for party in range(3):
+        template = hunt_world._template(party)
+        kept = template.execute(
+            "SELECT type, name, sql FROM sqlite_master WHERE type IN ('trigger', 'index')"
+        ).fetchall()
+        for kind, name, sql in kept:
+            if sql is not None:
+                template.execute(f"DROP {kind} {name}")
+    yield
+    hunt_world._template.cache_clear()
+
+
+def caught(tmp_path: Path, schedules: int) -> list[str]:
+    """What the first schedule that breaks something breaks."""
+    with quick():
+        for seed in range(FIRST_SEED, FIRST_SEED + schedules):
+            _, found = play(tmp_path / "world", schedule_of(seed))
+            if found:
+                return found
+    return []
+
+
+def database_of(node: HuntNode) -> sqlite3.Connection:
+    return hunt_world.LEDGERS._databases[node.path]
+
+
+_correct_kill = HuntNode.kill
+_correct_renew = hunt_world.HuntWorld._renew
+_correct_move = Voting._next_move
+_correct_outcome = Voting.outcome
+
+
+def a_vote_that_is_not_on_disk(patch: pytest.MonkeyPatch) -> None:
+    """A crash takes it back, though peers have heard it."""
+
+    def kill(self: HuntNode) -> None:
+        _correct_kill(self)
+        undo = "UPDATE attempts SET state = 'reserved', voted = 0, sealed_share = NULL WHERE state = 'voted'"
+        database_of(self).execute(undo)
+
+    patch.setattr(HuntNode, "kill", kill)
+
+
+def a_release_on_two_of_three(patch: pytest.MonkeyPatch) -> None:
+    def next_move(self: Voting, record: AttemptRecord, votes: list[HeardVote]) -> Any:
+        yes = [vote for vote in votes if vote.vote is Vote.YES]
+        if record.state is AttemptState.VOTED and yes:
+            return AttemptState.RELEASED, lambda: self._ledger.moves.release(record.attempt_id, yes)
+        return _correct_move(self, record, votes)
+
+    patch.setattr(Voting, "_next_move", next_move)
+
+
+def a_renewal_that_forgets_votes(patch: pytest.MonkeyPatch) -> None:
+    async def renew(self: hunt_world.HuntWorld, first: HuntNode) -> None:
+        first.kill()
+        database_of(first).execute("UPDATE attempts SET state = 'aborted', voted = 0 WHERE state = 'voted'")
+        await _correct_renew(self, first)
+
+    patch.setattr(hunt_world.HuntWorld, "_renew", renew)
+
+
+def a_report_freed_some_time_after_its_yes(patch: pytest.MonkeyPatch) -> None:
+    async def outcome(self: Voting, attempt_id: bytes) -> Any:
+        try:
+            async with asyncio.timeout(1.0):
+                return await _correct_outcome(self, attempt_id)
+        except TimeoutError:
+            with self._ledger.moves._database.transaction() as connection:
+                free = "UPDATE attempts SET state = 'aborted', voted = 0 WHERE attempt_id = ? AND state = 'voted'"
+                connection.execute(free, (attempt_id,))
+            return await _correct_outcome(self, attempt_id)
+
+    patch.setattr(Voting, "outcome", outcome)
+
+
+def a_clock_that_is_always_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(clocks, "check_clock", lambda *_: None)
+
+
+def a_draw_that_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Moves, "begin", lambda *_: None)
+
+
+def a_move_without_its_fence(patch: pytest.MonkeyPatch) -> None:
+    """A worker that should be dead votes late."""
+
+    def vote(self: Moves, attempt_id: bytes, sealed_share: bytes) -> None:
+        with self._database.transaction(Step.VOTE_BEFORE_COMMIT, Step.VOTE_AFTER_COMMIT) as connection:
+            late = "UPDATE attempts SET state = 'voted', voted = 1, sealed_share = ? WHERE attempt_id = ?"
+            connection.execute(late, (sealed_share, attempt_id))
+
+    patch.setattr(Moves, "vote", vote)
+
+
+def a_restart_that_drops_what_was_voted(patch: pytest.MonkeyPatch) -> None:
+    def sweep(self: Moves) -> list[bytes]:
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE attempts SET state = 'aborted' WHERE state IN ('reserved', 'voted')")
+        return []
+
+    patch.setattr(Moves, "sweep", sweep)
+
+
+def reports_that_two_attempts_hold(patch: pytest.MonkeyPatch) -> None:
+    def point(self: Reports, connection: sqlite3.Connection, attempt: int, reservation: Any) -> int:
+        rows = [(bytes(row), attempt) for row in reservation.digests[:]]
+        return connection.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0, 0)", rows).rowcount
+
+    patch.setattr(Reports, "point", point)
+
+
+PLANTED = (
+    a_vote_that_is_not_on_disk,
+    a_release_on_two_of_three,
+    a_renewal_that_forgets_votes,
+    a_report_freed_some_time_after_its_yes,
+    a_clock_that_is_always_believed,
+    a_draw_that_is_not_counted,
+    a_move_without_its_fence,
+    a_restart_that_drops_what_was_voted,
+    reports_that_two_attempts_hold,
+)
+
+
+@pytest.mark.usefixtures("unguarded")
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    assert caught(tmp_path, 200)
