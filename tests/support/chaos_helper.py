@@ -3,7 +3,8 @@
 It is the installed daemon in every respect but its constructor arguments: the step callback, the clock and the pace.
 What is to go wrong is read from `chaos.json` beside the configuration each time a step of COMMIT.md is reached, and
 struck off before it happens, so that a helper that comes back goes on with the rest of the plan. The check of reports'
-numbers writes nothing, so it has no steps in COMMIT.md; its messages are watched instead.
+numbers writes nothing, so it has no steps in COMMIT.md; its messages are watched instead. `weather.json` says how
+things are around it at the moment: how far its clock is off, and which peers it cannot reach. Only tests write it.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ import time
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from mpc_helpers.agreement.hooks import Pace
 from mpc_helpers.agreement.messages import Body, Show
 from mpc_helpers.agreement.peers import Peers
 from mpc_helpers.agreement.reception import Reception
 from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.service import daemon
 from mpc_helpers.service.daemon import Parts, RunOptions, run
+from mpc_helpers.service.transport import PeerError, Transport
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 
 PACE = Pace(first=0.02, longest_agree=0.2, longest_ask=0.3, patience=1.5)
 PLAN = "chaos.json"
+WEATHER = "weather.json"
 FIRED = "chaos.log"
 
 
@@ -89,6 +94,35 @@ class Chaos:
         write_atomically(folder / PLAN, json.dumps(asdict(self)).encode())
 
 
+@dataclass(frozen=True)
+class Weather:
+    """What is around one helper now: seconds by which its clock is off, and the peers that it cannot reach."""
+
+    skew: int = 0
+    cut: tuple[int, ...] = ()
+
+    @classmethod
+    def load(cls, folder: Path) -> Weather:
+        with contextlib.suppress(FileNotFoundError):
+            stored = json.loads((folder / WEATHER).read_bytes())
+            return cls(stored["skew"], tuple(stored["cut"]))
+        return cls()
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / WEATHER, json.dumps(asdict(self)).encode())
+
+
+class CutTransport(Transport):
+    """The way to the peers, while there is one."""
+
+    folder: Path
+
+    async def _exchange(self, party: int, *request: Any) -> bytes:
+        if party in Weather.load(self.folder).cut:
+            raise PeerError(f"helper {party + 1} cannot be reached: no route", party=party)
+        return await super()._exchange(party, *request)
+
+
 def workers_of(daemon: int) -> list[int]:
     """The worker processes that a daemon's fork server has forked and that are still there."""
     fork_servers = [child for child in _children(daemon) if b"mpc_helpers.mpc.fork_server_main" in _command(child)]
@@ -134,7 +168,7 @@ class Failpoints:
 
     def now(self) -> int:
         """The clock, as wrong as the plan wants it."""
-        return int(time.time()) + Chaos.load(self._folder).skew
+        return int(time.time()) + Chaos.load(self._folder).skew + Weather.load(self._folder).skew
 
     def _targets(self, action: Fault) -> list[int]:
         if action in (Fault.KILL_WORKER, Fault.STOP_WORKER):
@@ -175,6 +209,8 @@ def main() -> None:
     config = Path(sys.argv[1])
     failpoints = Failpoints(config.parent)
     watch_check(failpoints)
+    CutTransport.folder = config.parent
+    setattr(daemon, "Transport", CutTransport)  # noqa: B010  (mypy: not exported; no argument reaches it)
     try:
         run(
             config,

@@ -26,13 +26,13 @@ WRITE_SECONDS = 10.0
 class Record:
     """The file of results, while the hunt runs."""
 
-    def __init__(self, path: Path | None, first_seed: int, commit: str) -> None:
+    def __init__(self, path: Path | None, first_seed: int, of_commit: str) -> None:
         self._path = path
         self._began = time.time()
         self._written = 0.0
         self._header = {
             "command": " ".join(["python -m tests.support.hunt", *sys.argv[1:]]),
-            "commit": commit,
+            "commit": of_commit,
             "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
             "first_seed": first_seed,
         }
@@ -58,7 +58,8 @@ class Record:
             sys.stdout.write(text)
 
 
-def _commit() -> str:
+def commit() -> str:
+    """What this tree is a checkout of."""
     asked = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -75,7 +76,7 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
-        record = Record(options.out, options.seed, options.commit or _commit())
+        record = Record(options.out, options.seed, options.commit or commit())
         counts = hunt(Path(folder), range(options.seed, options.seed + options.schedules), record.note)
         record.note(counts, last=True)
         with quick():
