@@ -50,6 +50,7 @@ bench: $(READY)
 	$(BIN)/trefoil bench throughput
 
 chaos: $(READY)
+	TREFOIL_HUNT_SCHEDULES=100000 TREFOIL_HUNT_ROUNDS=200 $(BIN)/python -m pytest -s --timeout 28800 tests/test_hunt.py
 	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_commit_crashes.py tests/test_chaos.py
 	TREFOIL_NOISE=joint TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_bad_helper.py tests/test_chaos.py
 

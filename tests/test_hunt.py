@@ -1,9 +1,9 @@
 """The hunt: random kill -9, pauses, partitions, full disks, clock steps, renewals and failing sessions together.
 
-Here are some schedules in virtual time, and the proof that the hunt has teeth: each planted bug is caught. With
-TREFOIL_HUNT_SCHEDULES=100000 (`make chaos`) there are as many. What the long run found is in
-`benchmarks/results/hunt.json`. A schedule that breaks something is printed with its seed, with every mishap left out
-that is not needed; `python -m tests.support.hunt --seed N --schedules 1` plays it again.
+Here are some schedules in virtual time, and the proof that the hunt has teeth: each planted bug is caught. `make chaos`
+plays 100,000 (TREFOIL_HUNT_SCHEDULES), and 200 rounds with real processes (TREFOIL_HUNT_ROUNDS). What a long run found
+is in `benchmarks/results/hunt.json`. A schedule that breaks something is printed with its seed, with every mishap left
+out that is not needed; `python -m tests.support.hunt --seed N --schedules 1` plays it again.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from mpc_helpers.ledger.reports import Reports
 from mpc_helpers.service import clocks
 from protocol.vote import Vote
 from tests.support import hunt_world
+from tests.support.hunt_rounds import hunt_rounds
 from tests.support.hunt_world import HuntFault, HuntNode, hunt, play, quick, schedule_of, shrunk
 
 SCHEDULES = int(os.environ.get("TREFOIL_HUNT_SCHEDULES", "40"))
+ROUNDS = int(os.environ.get("TREFOIL_HUNT_ROUNDS", "0"))
 FIRST_SEED = 1
 
 
@@ -46,6 +48,11 @@ def test_a_schedule_is_a_function_of_its_seed(tmp_path: Path) -> None:
         first, again = (play(tmp_path / "world", schedule_of(7))[0] for _ in range(2))
     assert (first.out, first.ended, first.reached) == (again.out, again.ended, again.reached)
     assert schedule_of(7) != schedule_of(8)
+
+
+@pytest.mark.skipif(not ROUNDS, reason="`make chaos` plays rounds with real processes; test_chaos has a sample")
+def test_real_processes_count_every_report_once(tmp_path: Path) -> None:
+    assert hunt_rounds(tmp_path, range(FIRST_SEED, FIRST_SEED + ROUNDS), tmp_path / "rounds.json").wrong == {}
 
 
 # Planted bugs. Each is one change of the code under test, made where SQLite's own guards do not stop it.
