@@ -69,6 +69,27 @@ class FlakyDatabase:
         return getattr(self._db, name)
 
 
+def test_what_is_given_up_on_a_full_disk_is_free_when_there_is_room_again(three: ThreeAgreements) -> None:
+    """The query has ended and nobody asks it again: without a restart the peers' reports would stay locked."""
+    disk = FlakyDatabase(three.ledgers[0])
+
+    async def scenario() -> None:
+        attempts = await three.agree()
+        outcomes = await asyncio.gather(*(three.commit_within(1.0, party, attempts[party]) for party in (1, 2)))
+        assert outcomes == [None, None]
+        disk.trouble = "disk is full"
+        with pytest.raises(LedgerError, match="disk is full"):
+            await three.agreements[0].give_up(attempts[0], "the MPC failed")
+        await asyncio.sleep(100)
+        assert [ledger.attempts.live(QUERY.name.key) is None for ledger in three.ledgers[1:]] == [False, False]
+        disk.trouble = ""
+        await asyncio.sleep(100)
+        assert all(ledger.attempts.live(QUERY.name.key) is None for ledger in three.ledgers)
+        assert not any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key).any() for ledger in three.ledgers)
+
+    play(three, scenario)
+
+
 @pytest.mark.parametrize("trouble", ["disk I/O error", "readonly"])
 def test_a_ledger_that_fails_after_the_vote_releases_when_it_works_again(
     three: ThreeAgreements, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

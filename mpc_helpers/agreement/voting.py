@@ -17,7 +17,7 @@ from mpc_helpers.agreement.errors import Disputed
 from mpc_helpers.agreement.messages import Ask, Body, StateMessage
 from mpc_helpers.agreement.surroundings import Surroundings
 from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptRecord, AttemptState, HeardVote, Step, liars_among
-from mpc_helpers.ledger.file import LedgerError
+from mpc_helpers.ledger.file import LedgerClosed, LedgerError
 from mpc_helpers.ledger.moves import Fenced
 from protocol.errors import ProtocolError
 from protocol.vote import Vote
@@ -39,6 +39,8 @@ class Voting:
         self._changes = Changes()
         self._heard: dict[bytes, dict[tuple[int, Vote], HeardVote]] = {}
         self._locks: dict[bytes, asyncio.Lock] = {}
+        # Reserved, and given up by this helper, but the ledger could not write that; and why.
+        self._given_up: dict[bytes, str] = {}
 
     async def vote(self, attempt_id: bytes, sealed_share: bytes) -> AttemptOutcome:
         """Vote and wait for the outcome. Requires RESERVED from both peers, and the share sealed to the querier."""
@@ -63,11 +65,22 @@ class Voting:
             await changed.wait()
 
     async def abort(self, attempt_id: bytes, reason: str) -> bool:
-        """Give up what is still reserved, and say so. False if it was not reserved any more."""
+        """Give up what is still reserved, and say so. False if it was not reserved any more.
+
+        Where the ledger fails it is tried again until it works: nobody else would, and the peers wait for our word.
+        """
         try:
             await self._offload(lambda: self._ledger.moves.abort(attempt_id, reason))
         except Fenced:
+            self._given_up.pop(attempt_id, None)
             return False
+        except LedgerClosed:
+            raise
+        except LedgerError:
+            self._given_up[attempt_id] = reason
+            self.asking.keep(attempt_id)
+            raise
+        self._given_up.pop(attempt_id, None)
         await self.ended(attempt_id)
         return True
 
@@ -199,6 +212,8 @@ class Voting:
 
     async def _ask_once(self, attempt_id: bytes) -> bool:
         """True if nothing is left to ask. First makes the moves that the ledger could not take when they were due."""
+        if (reason := self._given_up.get(attempt_id)) is not None:
+            await self.abort(attempt_id, reason)
         record = await self.decide(attempt_id)
         if record is None or record.state not in (AttemptState.VOTED, AttemptState.RENOUNCED):
             return True

@@ -452,6 +452,8 @@ class HuntNode(Node):
         end = now() + deadline - self.wall()
         while True:
             try:
+                # What was voted for before a restart is waited for, however long.
+                await self.agreement.outcome(query.name.key)
                 released = await self.agreement.answer(query.name.key)
                 if released is not None:
                     break
