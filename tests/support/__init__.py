@@ -22,6 +22,9 @@
 - `bad_helper`: one bad helper among three
 - `chaos_helper`: a helper process with failpoints
 - `chaos_trio`: three of them, and an audit of all that left
+- `hunt_world`: everything that may go wrong together, in virtual time, from a seed
+- `hunt`: as a program, for a hundred thousand seeds
+- `hunt_rounds`: the same with real processes
 - `browser`: real Chromium, and demonstrations for it to visit
 - `many_posts`: clients that post reports to a collector
 - `hostile_posts`: strangers who want its memory, disk or attention
