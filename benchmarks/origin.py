@@ -15,6 +15,7 @@ from protocol.console import write_json
 
 # What every file in benchmarks/results has. A seed is null where nothing was drawn from one.
 FIELDS = ("command", "commit", "machine", "seed", "date")
+STARTED_BY = "TREFOIL_STARTED_BY"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -32,6 +33,8 @@ def origin(seed: int | None = None) -> dict[str, object]:
         "machine": machine(),
         "seed": seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        # A script that prepared what the command measures names itself.
+        **({"started_by": os.environ[STARTED_BY]} if STARTED_BY in os.environ else {}),
     }
 
 

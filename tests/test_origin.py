@@ -27,10 +27,12 @@ def test_what_is_written_names_its_command_code_machine_and_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/trefoil", "bench", "report", "--json", "a file.json"])
+    monkeypatch.setenv(origin.STARTED_BY, "a script")
     target = tmp_path / "result.json"
     origin.write_results(target, {"reports": [1]}, seed=7)
     stored = json.loads(target.read_text())
-    assert set(stored) == {*origin.FIELDS, "reports"}
+    assert set(stored) == {*origin.FIELDS, "reports", "started_by"}
+    assert stored["started_by"] == "a script"
     assert stored["command"] == "trefoil bench report --json 'a file.json'"
     assert stored["seed"] == 7
     assert stored["machine"]["cores"] >= 1
