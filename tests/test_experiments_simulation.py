@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.experiments import experiments
 from benchmarks.experiments.batches import LEFT_OUT, fill_batches
 from benchmarks.experiments.bias import Bound, Draws, Margin, certainly_unbiased, study
 from benchmarks.experiments.columns import Ints, stable_order
@@ -259,3 +262,17 @@ def test_one_seed_gives_one_world() -> None:
 
 def test_every_system_has_a_name_of_its_own() -> None:
     assert {system.value for system in System} == {"ipa-like", "ara-like", "cookie-monster"}
+
+
+def test_more_left_counts_pairs_that_spent_less_than_under_both_baselines() -> None:
+    """Five pairs: less than both, less than one only (twice), the same, more."""
+
+    def spent(*values: float) -> list[Any]:
+        return [Mock(owner_average=np.array(values))]
+
+    runs = {
+        System.IPA_LIKE: spent(9, 9, 1, 2, 1),
+        System.ARA_LIKE: spent(5, 2, 9, 2, 1),
+        System.COOKIE_MONSTER: spent(1, 3, 3, 2, 4),
+    }
+    assert experiments.more_left(Mock(of=runs.__getitem__)) == 0.2

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
+import numpy as np
+
 from benchmarks.experiments import criteo as criteo_log
 from benchmarks.experiments import patcg as patcg_set
 from benchmarks.experiments.bias import Draws, Study, studies_of
@@ -207,6 +209,7 @@ def criteo(
     for days in epoch_lengths:
         simulation = recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
         recorder.result.findings[f"within_ipa_maximum_at_{days}_days"] = _within_ipa_maximum(simulation)
+        recorder.result.findings[f"more_left_at_{days}_days"] = more_left(simulation)
         seconds = 0.0
     for extra in extras:
         started = time.perf_counter()
@@ -238,6 +241,13 @@ def _within_ipa_maximum(simulation: Simulation) -> int:
     """How many of Cookie Monster's queries have an error no larger than the largest that IPA's few have."""
     largest = simulation.of(System.IPA_LIKE)[0].errors.max(initial=0.0)
     return int((simulation.of(System.COOKIE_MONSTER)[0].errors <= largest).sum())
+
+
+def more_left(simulation: Simulation) -> float:
+    """For what share of devices and advertisers Cookie Monster spent less than both baselines did."""
+    ours = simulation.of(System.COOKIE_MONSTER)[0].owner_average
+    others = [simulation.of(system)[0].owner_average for system in (System.IPA_LIKE, System.ARA_LIKE)]
+    return float((ours < np.minimum(*others)).mean())
 
 
 def _check_epoch(epoch_days: int, data_days: int) -> None:
