@@ -41,7 +41,7 @@ def helper(
         bool, typer.Option("--stop-with-stdin", help="End when standard input closes, as the launcher wants it.")
     ] = False,
     executor: Annotated[
-        str, typer.Option(metavar="dask://HOST:PORT", help="Open reports on this dask cluster instead of here.")
+        str, typer.Option(metavar="tls://HOST:PORT", help="Open reports on this dask cluster instead of here.")
     ] = "",
     log_level: Annotated[
         LevelName, typer.Option("--log-level", help="From which level on lines are written.")

@@ -17,11 +17,13 @@ from mpc_helpers.admission import cluster as executors
 from mpc_helpers.admission import ingest as aggregation
 from mpc_helpers.admission.cluster import Workplace, workplace
 from mpc_helpers.admission.ingest import ingest
+from mpc_helpers.identity.tls import make_identity
 from protocol.batch import ColumnReader
 from protocol.errors import TrefoilError
 from protocol.query import Query
 from tests.support import protocol_samples as samples
 
+dask = pytest.importorskip("dask", reason="the extra 'cluster' (dask, distributed) is not installed")
 distributed = pytest.importorskip("distributed", reason="the extra 'cluster' (dask, distributed) is not installed")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,10 +38,10 @@ def start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and two workers, three processes that talk over TCP on loopback."""
+def cluster(folder: Path, *security: str) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, three processes that talk on loopback, in the clear unless `security` is given."""
     ready = folder / "scheduler.json"
-    here = ("--host", "127.0.0.1", "--no-dashboard")
+    here = ("--host", "127.0.0.1", "--no-dashboard", *security)
     processes = [start(folder, "dask_scheduler", "--port", "0", "--scheduler-file", str(ready), *here)]
     try:
         wait_for(ready.exists)
@@ -48,8 +50,8 @@ def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]
             processes.append(start(folder, f"dask_worker-{number}", *more))
         with distributed.Client(scheduler_file=str(ready), set_as_default=False) as client:
             client.wait_for_workers(2, timeout=SECONDS)
-            address = client.scheduler.address.removeprefix("tcp://")
-        yield f"dask://{address}", processes[1:]
+            address = client.scheduler.address.replace("tcp://", "dask://")
+        yield address, processes[1:]
     finally:
         for process in processes:
             process.kill()
@@ -110,7 +112,52 @@ def test_a_cluster_counts_every_chunk_once_though_a_worker_is_killed(
         assert sums_on(place, column) == expected
 
 
-@pytest.mark.parametrize("address", ["dask://", "dask://host", "tcp://127.0.0.1:1", "nonsense"])
+def certified(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """A certificate that is its own authority, as dask's configuration names it and as its commands are told."""
+    folder.mkdir()
+    made = make_identity(folder, "cluster", int(time.time()))
+    certificate, key = str(made.certificate), str(made.key)
+    settings = {"ca-file": certificate, "client.cert": certificate, "client.key": key}
+    named = {f"distributed.comm.tls.{name}": value for name, value in settings.items()}
+    return named, ("--protocol", "tls", "--tls-ca-file", certificate, "--tls-cert", certificate, "--tls-key", key)
+
+
+def test_a_cluster_over_tls_knows_its_helper_by_certificate(
+    tmp_path: Path, column: tuple[Path, Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = sums_on(Workplace(samples.InlineExecutor(), 1, True), column)
+    own, commands = certified(tmp_path / "own")
+    with dask.config.set(own), cluster(tmp_path, *commands) as (address, _):
+        assert address.startswith("tls://127.0.0.1:")
+        with workplace(address, 0) as place:
+            assert sums_on(place, column) == expected
+        monkeypatch.setattr(executors, "CONNECT_SECONDS", 2)
+        # Nobody else gets in: not in the clear, and not with a certificate of another authority.
+        plain = address.replace("tls://", "dask://")
+        with pytest.raises(TrefoilError, match="no dask scheduler"), workplace(plain, 0):
+            pass
+        strange, _ = certified(tmp_path / "strange")
+        with (
+            dask.config.set(strange),
+            pytest.raises(TrefoilError, match="no dask scheduler"),
+            workplace(address, 0),
+        ):
+            pass
+
+
+def test_private_keys_leave_this_machine_under_tls_only() -> None:
+    with pytest.raises(TrefoilError, match="private keys in the clear"), workplace("dask://192.0.2.1:8786", 0):
+        pass
+    with pytest.raises(TrefoilError, match="private keys in the clear"), workplace("dask://nowhere.invalid:8786", 0):
+        pass
+    with pytest.raises(TrefoilError, match="no tls_ca_file"), workplace("tls://127.0.0.1:8786", 0):
+        pass
+
+
+NO_ADDRESSES = ["dask://", "dask://host", "tls://host", "tcp://127.0.0.1:1", "dask://localhost:x", "nonsense"]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
 def test_an_address_that_is_none_is_an_error_for_a_person(address: str) -> None:
     with pytest.raises(TrefoilError, match="no executor"), workplace(address, 0):
         pass
