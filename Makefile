@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 
-.PHONY: help demo live test lint bench chaos load alerts fuzz clean
+.PHONY: help demo live test lint bench results chaos load alerts fuzz clean
 
 help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
 	@echo "make live    the same in your browser: an advertisement, a shop, the answer, the budget"
 	@echo "make test    lint, types and all tests, in under ten minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
+	@echo "make results every file in benchmarks/results again, and the documents that quote them: two hours on two cores"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"
 	@echo "make fuzz    hostile bytes, planted bugs: 30 minutes         make alerts  Prometheus fires every rule"
 	@echo "make clean   remove what the others made"
@@ -48,6 +49,9 @@ bench: $(READY)
 	$(BIN)/trefoil bench device
 	$(BIN)/trefoil bench noise
 	$(BIN)/trefoil bench throughput
+
+results: $(READY)
+	$(BIN)/trefoil bench results --run --write
 
 chaos: $(READY)
 	TREFOIL_HUNT_SCHEDULES=100000 TREFOIL_HUNT_ROUNDS=200 $(BIN)/python -m pytest -s --timeout 28800 tests/test_hunt.py

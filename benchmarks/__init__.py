@@ -2,6 +2,8 @@
 
 - `seeded`: randomness that can be repeated, for workloads only
 - `picture`: one style for every plot
+- `results_page`: the parts of documents that quote result files
+- `rerun`: every result file again, by the command that it names
 - `origin`: where a figure comes from, in every result file
 - `workload`: simulated people, and the real devices that it happens on
 - `liars`: reports of devices that lie, sealed as honest ones are

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import origin
+from benchmarks import origin, rerun
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 
@@ -41,3 +41,17 @@ def test_what_is_written_names_its_command_code_machine_and_seed(
 def test_without_a_file_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
     origin.write_results(None, {"reports": [1]})
     assert capsys.readouterr().out == ""
+
+
+def test_every_result_can_be_made_again_by_what_it_names() -> None:
+    """Each command once, into the file that names it; a script that prepared it is what is run."""
+    found = list(rerun.commands())
+    written = [command[-1] for command in found if command[0] != "make"]
+    assert len(set(map(tuple, found))) == len(found)
+    assert len(set(written)) == len(written)
+    for path in sorted(RESULTS.glob("*.json")):
+        made_by_make = json.loads(path.read_text())["command"].startswith("make ")
+        assert made_by_make or f"benchmarks/results/{path.name}" in written
+    assert all(command.count("--json") == (command[0] != "make") for command in found)
+    scripts = [command[0] for command in found if command[0] not in ("trefoil", "make")]
+    assert all((RESULTS.parent.parent / script).exists() for script in scripts)

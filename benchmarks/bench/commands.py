@@ -162,3 +162,27 @@ def bench_device(
     for table in device_timing.tables(result):
         console.out.print(table)
     write_results(json_file, result.to_json(), seed)
+
+
+@bench.command("results")
+def bench_results(
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the documents, instead of naming those that differ.")
+    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="First run the command of every file again: hours.")] = False,
+) -> None:
+    """Hold the documents that quote benchmarks/results to the files, or renew them from the files.
+
+    Example: trefoil bench results --write
+    """
+    from benchmarks import rerun, results_page
+    from protocol import console
+    from protocol.errors import TrefoilError
+
+    if run:
+        rerun.rerun()
+    found = results_page.write_all() if write else results_page.differing()
+    names = ", ".join(str(path.relative_to(results_page.ROOT)) for path in found)
+    if found and not write:
+        raise TrefoilError(f"not as the files have it: {names}", "Renew them: trefoil bench results --write")
+    console.say(f"renewed: {names}" if found else "every document is as the files have it")
