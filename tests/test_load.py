@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
+from tests.support.figures import keep
 from tests.support.three_helpers import real_now, seal_all, terms, write_batch
+from tests.test_connections import crowd
 
 ALL = os.environ.get("TREFOIL_LOAD") == "all"
 QUERIES, SITES, AT_ONCE = (200, 20, 8) if ALL else (8, 4, 4)
@@ -139,3 +142,42 @@ def test_all_reports_of_a_site_offered_again_are_spent(running: Launched, load: 
     again = write_batch(load.folder / "again", [report for index in mine for report in load.batches[index]])
     with pytest.raises(QueryFailed, match=f"all {len(again)} reports were counted before"):
         asyncio.run(load.ask(0, again))
+
+
+STRANGERS, BESIDE = 1000, 20
+
+
+def log_bytes(running: Launched) -> int:
+    return sum(running.trio.log_path(party).stat().st_size for party in range(len(running.helpers)))
+
+
+@pytest.mark.skipif(not ALL, reason="make load")
+def test_a_thousand_strangers_at_each_helper_while_queries_run(running: Launched, load: Load) -> None:
+    """All queries are answered; memory and log stay bounded. Strangers are silent, or begin with nonsense."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * STRANGERS)), hard))
+    before, logged = memory(running), log_bytes(running)
+    endpoints = [helper.endpoint for helper in running.trio.helper_set.helpers]
+    with crowd(endpoints, STRANGERS) as strangers:
+        start = time.monotonic()
+        taken = asyncio.run(load.run(QUERIES, QUERIES + BESIDE))
+        seconds = time.monotonic() - start
+        during = memory(running)
+    written = log_bytes(running) - logged
+    figures: dict[str, object] = {
+        "strangers_at_each_helper": STRANGERS,
+        "connections_made": len(strangers),
+        "queries": BESIDE,
+        "answered": len(taken),
+        "seconds": round(seconds, 1),
+        "longest_query_seconds": round(max(taken), 1),
+        "daemon_memory_before_mb": [round(each) for each in before],
+        "daemon_memory_during_mb": [round(each) for each in during],
+        "log_bytes_of_three": written,
+    }
+    print(f"\n{figures}")  # noqa: T201
+    keep("strangers-load", "make load", figures)
+    assert len(taken) == BESIDE
+    # 256 strangers at 280 kB each, and as much again for what has just been cut off.
+    assert all(end - begin < 256 for begin, end in zip(before, during, strict=True))
+    assert written < 2**20

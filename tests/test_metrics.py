@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
 import subprocess
@@ -144,6 +145,13 @@ async def test_everything_an_operator_needs_is_there_from_the_start(tmp_path: Pa
         with pytest.raises(QueryFailed):
             await three.ask(three.query(batch), batch)
         assert (await page())["trefoil_reports_rejected_total"].value(reason="already spent") == 5
+        # What a stage took is counted once, however often its query is looked at or tried again.
+        assert all(not any(job.take_seconds().values()) for job in three.daemons[0].desk.registry.all())
+        await three.stop(0)
+        await three.start(0)
+        async with asyncio.timeout(20):
+            while (await page())["trefoil_ledger_reports"].value() != 5:
+                await asyncio.sleep(0.1)
 
 
 def _check_with_promtool(text: str) -> None:
