@@ -125,6 +125,16 @@ def test_the_tables_of_reports_devices_and_noise_are_those_of_the_files() -> Non
     expect(validity_table())
 
 
+def test_helpers_among_strangers() -> None:
+    load = stored("strangers-load")
+    assert load["answered"] == load["queries"] == 20
+    assert load["connections_made"] == 3 * load["strangers_at_each_helper"]
+    before, during = max(load["daemon_memory_before_mb"]), max(load["daemon_memory_during_mb"])
+    assert f"{load['answered']} were answered, the slowest in {load['longest_query_seconds']} s" in PAGE
+    assert f"from {before} to {during} MB" in PAGE
+    assert f"grew by {round(load['log_bytes_of_three'] / 1000)} kB" in PAGE
+
+
 def test_the_figures_of_the_collector_are_those_of_the_files() -> None:
     expect(hostile_table())
     load = stored("collector-load")
