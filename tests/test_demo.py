@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ NOW = 1_800_000_000
 FIELDS = {
     "truth", "answer", "noise", "noise_sd", "noise_sd_by_mode", "delta",
     "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
-    "seconds", "replay_refused", "tamper_refused", "invalid_refused", "reports_without_budget",
+    "seconds", "helper_seconds", "replay_refused", "tamper_refused", "invalid_refused", "reports_without_budget",
     "verdict",
 }  # fmt: skip
 
@@ -37,10 +38,12 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     path = tmp_path / "demo.json"
     options = ["--reports", "40", "--buckets", "5", "--epsilon", "0.5", "--noise", "pairwise", "--seed", "7"]
     options += ["--kappa", "1", "--function", "first", "--cutoff", "0.05"]
+    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "trefoil", "demo", *options, "--json", str(path)],
         capture_output=True, text=True, cwd=ROOT, timeout=120, check=False,
     )  # fmt: skip
+    took = time.monotonic() - began
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads(path.read_text())
     assert set(stored) == FIELDS
@@ -60,6 +63,10 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert {"make reports", "total", "replay", "other"} <= set(seconds)
     assert sum(value for name, value in seconds.items() if name != "total") == pytest.approx(seconds["total"], abs=1e-9)
     assert all(value >= 0 for value in seconds.values())
+    # Nothing is counted twice: no part of a process takes longer than the process.
+    assert seconds["total"] <= took
+    assert not {f"query: {state}" for state in stored["helper_seconds"]} & set(seconds)
+    assert {"admitting", "agreeing", "computing"} <= set(stored["helper_seconds"])
     *_, end, following = done.stdout.splitlines()
     assert end.startswith("Three helpers counted 40 reports and read none; their answer is off by at most ")
     assert following.startswith("Next: trefoil live")

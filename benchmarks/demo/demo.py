@@ -37,6 +37,7 @@ from protocol.querier.verdict import Verdict, check_cutoff, judge
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.report import Header, SealedReport, coarse_time
+from protocol.status import QueryState
 
 T = TypeVar("T")
 
@@ -123,6 +124,7 @@ class DemoOutcome:
             "reports_without_budget": self.without_budget,
             "verdict": None if self.verdict is None else self.verdict.to_json(),
             "seconds": self.seconds,
+            "helper_seconds": at_helpers(self.result),
             "replay_refused": self.replay_refused,
             "tamper_refused": self.tamper_refused,
             "invalid_refused": self.invalid_refused,
@@ -148,7 +150,7 @@ def run_demo(options: DemoOptions, now: int) -> DemoOutcome:
             view.title("What one person's budget looks like afterwards")
             view.show_budget(made.device, made.conversions)
     shown.seconds = added_up(seconds, time.perf_counter() - start)
-    view.show_seconds(shown.seconds)
+    view.show_seconds(shown.seconds, at_helpers(shown.result))
     view.show_end(shown.result, shown.truth, kept=shown.all_refused)
     return shown
 
@@ -207,7 +209,9 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
 
     view.title("One query, answered by three helpers that see no report")
     result = ask()
-    seconds.update({f"query: {name}": value for name, value in result.seconds.items()})
+    # The helpers' states are parts of the querier's wait: counted once.
+    inside = at_helpers(result)
+    seconds.update({f"query: {name}": value for name, value in result.seconds.items() if name not in inside})
     gamma = result.query.gamma
     central = [value + drawn for value, drawn in zip(made.truth, _central_noise(gamma, options.buckets), strict=True)]
     tampered = all(counts.get(Rejection.UNOPENABLE) == 1 for counts in result.answer.rejections)
@@ -225,6 +229,12 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
         refused, reason = _refused(ask)
     view.show_replay(refused, reason)
     return DemoOutcome(result, made.truth, central, refused, tampered, invalid, size, made.without_budget, verdict)
+
+
+def at_helpers(result: QueryResult) -> dict[str, float]:
+    """How long the slowest helper was in each state, all of it while the querier waited."""
+    states = [state.value for state in QueryState]
+    return {state: result.seconds[state] for state in states if state in result.seconds}
 
 
 def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:

@@ -151,7 +151,7 @@ def show_end(result: QueryResult, truth: Sequence[int], *, kept: bool) -> None:
     say("Next: trefoil live is the same in your browser, with your own clicks. README.md has every step as a command.")
 
 
-def show_seconds(seconds: Mapping[str, float]) -> None:
+def show_seconds(seconds: Mapping[str, float], at_helpers: Mapping[str, float]) -> None:
     """Where the time went."""
     table = Table(title="where the time went")
     table.add_column("stage")
@@ -159,6 +159,8 @@ def show_seconds(seconds: Mapping[str, float]) -> None:
     for name, value in seconds.items():
         table.add_row(name, f"{value:.2f}", end_section=name == "other")
     out.print(table)
+    parts = ", ".join(f"{state} {value:.2f}" for state, value in at_helpers.items())
+    say(f"of the query's wait, at the slowest helper: {parts}")
 
 
 def _epsilon(result: QueryResult) -> str:
