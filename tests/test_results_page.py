@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -92,6 +93,60 @@ def hostile_table() -> Iterator[str]:
         )
 
 
+def model_files() -> list[Any]:
+    names = ("regression-20k-modes", "regression-100k-modes")
+    return [stored(name) for name in names if (RESULTS / f"{name}.json").exists()]
+
+
+MODEL_COLUMNS = [
+    *(("local", epsilon) for epsilon in (0.1, 0.3, 1.0, 3.0)),
+    *(("pairwise", epsilon) for epsilon in (0.3, 1.0)),
+    *(("joint", epsilon) for epsilon in (0.1, 0.3, 1.0)),
+]
+
+
+def area(seeds: list[Any]) -> str:
+    fitted = sum(seed["fitted"] for seed in seeds)
+    shown = f"{fmean(seed['auc'] for seed in seeds):.3f}"
+    return shown if fitted == len(seeds) else f"{shown} ({fitted}/{len(seeds)})"
+
+
+def model_table() -> Iterator[str]:
+    heads = [f"`{mode}` {epsilon:g}" for mode, epsilon in MODEL_COLUMNS]
+    yield f"| reports | columns | best possible | no noise | {' | '.join(heads)} |"
+    yield "|---" * (4 + len(heads)) + "|"
+    for found in model_files():
+        cells = {(cell["columns"], cell["noise"], cell["epsilon"]): cell for cell in found["scores"]}
+        for columns in (8, 16, 64):
+            clear = cells[columns, "none", 0.0]
+            assert len(clear["seeds"]) >= 8
+            best = f"{fmean(seed['best_auc'] for seed in clear['seeds']):.3f}"
+            areas = [area(cells[columns, mode, epsilon]["seeds"]) for mode, epsilon in MODEL_COLUMNS]
+            yield f"| {clear['reports']:,} | {columns} | {best} | {area(clear['seeds'])} | {' | '.join(areas)} |"
+
+
+def lost_table() -> Iterator[str]:
+    yield "| columns | lost | how | rate | slope, device's own field | slope, other fields | AUC | of all labels |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row in stored("regression-20k-modes")["lost"]:
+        seeds = row["seeds"]
+        lost, all_of_them = (fmean(seed[name] for seed in seeds) for name in ("lost", "auc"))
+        for name, how in (("by_budget", "by budget"), ("at_random", "at random")):
+            rate, own, other, auc = (
+                fmean(seed[name][part] for seed in seeds) for part in ("rate", "own_slope", "other_slope", "auc")
+            )
+            numbers = f"{rate:.3f} | {own:.3f} | {other:.3f} | {auc:.3f} | {all_of_them:.3f}"
+            yield f"| {row['columns']} | {lost:.0%} | {how} | {numbers} |".replace("%", " %")
+
+
+def helpers_table() -> Iterator[str]:
+    yield "| mode | counted | deviation promised | measured | AUC | best possible |"
+    yield "|---|---|---|---|---|---|"
+    for fit in stored("regression-helpers")["fits"]:
+        deviations = f"{fit['noise_sd']:.1f} | {fit['noise_rms']:.1f}"
+        yield f"| `{fit['noise']}` | {fit['counted']:,} | {deviations} | {fit['auc']:.3f} | {fit['best_auc']:.3f} |"
+
+
 def expect(table: Iterator[str]) -> None:
     text = "\n".join(table)
     assert text in PAGE, f"RESULTS.md should have:\n{text}"
@@ -151,3 +206,26 @@ def test_what_the_text_says_is_in_the_files() -> None:
     ]
     assert [text for text in said if text not in PAGE] == []
     assert f"{device['auc_real_vs_null']:.1%}".replace("%", " %") in FRONT
+
+
+def test_the_tables_of_a_publishers_model_are_those_of_the_files() -> None:
+    expect(model_table())
+    expect(lost_table())
+    expect(helpers_table())
+
+
+def test_what_the_text_says_of_a_publishers_model_is_in_the_files() -> None:
+    found = stored("regression-20k")
+    once = next(row for row in found["charges"] if (row["sampled"], row["epsilon"], row["models"]) == (True, 0.3, 1))
+    paid = [fmean(seed[name] for seed in once["seeds"]) for name in ("trefoil", "ara_like", "ipa_like")]
+    pooled = stored("regression-20k-modes")["together"]
+    one = next(row for row in pooled if (row["columns"], row["epsilon"]) == (16, 0.3))
+    together, apart = (fmean(seed[name]["auc"] for seed in one["seeds"]) for name in ("together", "apart"))
+    fitted, of = (sum(seed[name] for seed in one["seeds"]) for name in ("fitted_apart", "advertisers"))
+    said = [
+        f"pays {paid[0]:.4f} on average on real devices, {paid[1]:.3f} if every",
+        f"and {paid[2]:.3f} if everyone",
+        f"{together:.3f} against {apart:.3f}, and {of - fitted} of the {of} models apart",
+    ]
+    text = " ".join(PAGE.split())
+    assert [line for line in said if line not in text] == []
