@@ -24,6 +24,13 @@ def json_place(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
+def left_out_place(path: Path | None) -> Path | None:
+    """A file that can be written, before reports are spent."""
+    if path is not None:
+        check_file("--left-out", path)
+    return path
+
+
 # How the library begins after a parameter's name.
 OF_A_PARAMETER = ("must be", "has more than", "names ")
 # What the library calls what a person gives as an option.

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+import trefoil
 from protocol.batch import BatchReader
 from protocol.collector.limits import CollectorLimits
 from protocol.collector.store import Filed, ReportStore, StoreReader
@@ -18,10 +20,11 @@ from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.querier import series_view
 from protocol.querier.ask import Querier
+from protocol.querier.every import Every
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.query_folder import QueryFolder
 from protocol.querier.saved_query import QueryOptions
-from protocol.querier.series import Every, Period, PeriodAnswer, Series, closed_periods, shelves_of_kind
+from protocol.querier.series import Period, PeriodAnswer, Series, closed_periods, shelves_of_kind
 from protocol.querier.series_view import ask_over_time, interval_lines
 from protocol.report import Header, SealedReport
 from protocol.seconds import DAY, HOUR
@@ -116,7 +119,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask, **more: Any) ->
     monkeypatch.setattr(Series, "ask", ask)
     monkeypatch.setattr(HelperSet, "load", lambda _path: samples.HELPER_SET)
     monkeypatch.setattr(series_view, "load_identity", lambda _path: samples.QUERIER)
-    options: dict[str, Any] = {"every": Every.DAY, "kind": "", "quiet": False, "plot": None, **more}
+    options: dict[str, Any] = {"every": Every.DAY, "kind": "", "plot": None, **more}
     key = folder / "site.key"
     return ask_over_time(folder, folder / "helpers.json", key, OPTIONS, lambda: samples.NOW + 9 * DAY, **options)
 
@@ -151,12 +154,12 @@ def test_a_refusal_for_good_is_a_row_and_the_series_goes_on(
     three_days(tmp_path)
 
     async def ask(_self: Series, period: Period, _now: int) -> PeriodAnswer:
-        if period.name.endswith("2"):
+        if period.name.endswith("18"):
             return PeriodAnswer(period.name, 1, 0, refused="Refused: all 1 reports were counted before.")
         return PeriodAnswer(period.name, 1, 0, (5, 6), 3, 1)
 
-    told = run(tmp_path, monkeypatch, ask, quiet=True, plot=tmp_path / "series.svg")
-    assert capsys.readouterr().out == ""
+    told = run(tmp_path, monkeypatch, ask, plot=tmp_path / "series.svg")
+    assert "Refused: all 1 reports were counted before." in capsys.readouterr().out
     assert (told["every"], len(json.loads(json.dumps(told))["periods"])) == ("day", 3)
     assert (tmp_path / "series.svg").stat().st_size > 1000
 
@@ -197,3 +200,22 @@ def test_a_damaged_answer_is_said(tmp_path: Path) -> None:
     period.answer.write_text('{"answer": "many"}')
     with StoreReader(tmp_path) as store, pytest.raises(TrefoilError, match="is not a kept answer"):
         asyncio.run(Series(store, Querier(samples.HELPER_SET), samples.QUERIER, OPTIONS).ask(period, samples.NOW))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--every", "month"], "'month' is not one of"),
+        (["--every", "day", "--left-out", "left.csv"], "goes with neither"),
+        (["--every", "day", "--list"], "--every"),
+        (["--every", "day"], "needs the key"),
+        (["--left-out", "."], "--left-out: . is a folder"),
+    ],
+)
+def test_mistakes_are_said_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(trefoil.app, ["query", "--reports", "none", "--helpers", "none", *more])
+    assert done.exit_code != 0 and said in f"{done.output}{done.exception}"
+    assert list(tmp_path.iterdir()) == []

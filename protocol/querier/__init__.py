@@ -17,6 +17,7 @@ In reading order:
 - `verdict`: accept, reject, or what would be needed
 - `left_out_list`: which reports are not in the answer, and why
 - `view`: `trefoil query` on a terminal
+- `every`: how long a period of a series is
 - `series`: one query for each day or week of what a collector has
 - `series_view`: `trefoil query --every`, a table and intervals over time
 - `listing`: `trefoil query --list`, what was asked and which answers are held

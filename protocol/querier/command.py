@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from protocol.choices import JsonFile, NoiseChoice, PlotPlace
+from protocol.choices import JsonFile, NoiseChoice, PlotPlace, left_out_place
+from protocol.errors import TrefoilError
 from protocol.noise_mode import NoiseMode
+from protocol.querier.every import Every
 
 if TYPE_CHECKING:
     from protocol.querier.worth import QueryResult
@@ -32,12 +34,23 @@ Details = Annotated[bool, Option("--details", help="If the helpers refuse, show 
 Cutoff = Annotated[
     float | None, Option(help="Judge the answer: the largest relative error that you accept, such as 0.05.")
 ]
+Each = Annotated[
+    Every | None,
+    Option("--every", help="Reports are a folder of trefoil collect: ask about each day or week that is over, once."),
+]
+Kind = Annotated[str, Option(help="Which kind of reports; trefoil batch ls names them. Only with --every.")]
+LeftOut = Annotated[
+    Path | None,
+    Option(metavar="FILE", help="List the reports that were left out, and why, as CSV.", callback=left_out_place),
+]
 Debug = Annotated[bool, Option("--debug", help="The batch holds debug reports: their answer has no noise.")]
 
 KEPT = (
     "The query is saved beside the batch, and the helpers go on with it. Run the same command again to fetch its "
     "answer, or with --withdraw to take it back."
 )
+
+GOES_ON = "Every answer that came is kept. Run the same command again: it goes on where it stopped."
 
 
 def query(
@@ -56,6 +69,9 @@ def query(
     details: Details = False,
     cutoff: Cutoff = None,
     debug: Debug = False,
+    every: Each = None,
+    kind: Kind = "",
+    left_out: LeftOut = None,
     json: JsonFile = None,
     plot: PlotPlace = None,
 ) -> None:
@@ -67,14 +83,23 @@ def query(
     from protocol.epsilon import entitlement
     from protocol.querier.listing import list_and_show
     from protocol.querier.saved_query import QueryOptions
+    from protocol.querier.series_view import ask_over_time
     from protocol.querier.view import ask_and_show, detailed, fetch_and_show, one_errand, permille, withdraw_and_show
     from protocol.stopping import keeping
 
-    one_errand({"--list": listed, "--withdraw": withdraw, "--id": bool(id_), "--new": new})
+    one_errand(
+        {"--list": listed, "--withdraw": withdraw, "--id": bool(id_), "--new": new, "--every": every is not None}
+    )
     micros = None if epsilon is None else entitlement(epsilon)
     options = QueryOptions(micros, noise, minimum, permille(tolerate), seconds, debug)
-    finish = _Finish(cutoff, plot)
-    if listed:
+    finish = _Finish(cutoff, plot, left_out, reports, helpers)
+    if every is not None:
+        if left_out is not None or cutoff is not None:
+            raise TrefoilError("--every goes with neither --left-out nor --cutoff", "Give the batch of one period.")
+        with detailed(details), keeping(GOES_ON):
+            series = ask_over_time(reports, helpers, site_key, options, _now, every=every, kind=kind, plot=plot)
+        write_json(json, series)
+    elif listed:
         write_json(json, list_and_show(reports, helpers))
     elif withdraw:
         write_json(json, withdraw_and_show(reports, helpers, site_key))
@@ -93,6 +118,9 @@ class _Finish:
 
     cutoff: float | None
     plot: Path | None
+    left_out: Path | None
+    reports: Path
+    helpers: Path
 
     def __post_init__(self) -> None:
         from protocol.querier.verdict import check_cutoff
@@ -104,6 +132,7 @@ class _Finish:
         """Judge and draw it; returns it for programs."""
         from protocol.console import say
         from protocol.places import picture_file
+        from protocol.querier.left_out_list import list_left_out
         from protocol.querier.plot import plot_result
         from protocol.querier.verdict import judge
 
@@ -112,6 +141,8 @@ class _Finish:
             judged = judge(result, self.cutoff)
             say(judged.sentence())
             document["verdict"] = judged.to_json()
+        if self.left_out is not None:
+            list_left_out(self.left_out, result, self.reports, self.helpers)
         if self.plot is not None:
             plot_result(picture_file(self.plot, "answer"), result)
         return document

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from protocol.batch import BatchReader
+from protocol.console import say
 from protocol.errors import Rejection, TrefoilError
 from protocol.files import write_atomically
+from protocol.helper_set import HelperSet
 from protocol.left_out import WOULD_COUNT, reason_of
 from protocol.querier.worth import QueryResult
 
@@ -52,6 +54,15 @@ def write_left_out(path: Path, result: QueryResult, batch: BatchReader, names: S
         writer.writerow([report.record, report.digest.hex(), *(_word(reason) for reason in report.reasons)])
     write_atomically(path, text.getvalue().encode())
     return count
+
+
+def list_left_out(path: Path, result: QueryResult, reports: Path, helpers: Path) -> None:
+    """Write the table and say how many it names."""
+    names = [helper.name for helper in HelperSet.load(helpers).helpers]
+    count = write_left_out(path, result, BatchReader(reports), names)
+    say(f"{count:,} reports left out are in {path}")
+    if missing := missing_from_lists(result):
+        say(f"{missing:,} more were left out that no list names: a helper's list is at most 512 KiB long")
 
 
 def missing_from_lists(result: QueryResult) -> int:

@@ -11,7 +11,6 @@ import datetime
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from protocol.batch import BatchReader
@@ -22,31 +21,13 @@ from protocol.files import write_atomically
 from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IdentityKey
 from protocol.querier.ask import OnStatus, Querier
+from protocol.querier.every import Every
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.query_folder import ask_batch
 from protocol.querier.saved_query import QueryOptions
-from protocol.seconds import DAY, HOUR
+from protocol.seconds import HOUR
 
 FOLDER = "asked"
-# 1 January 1970 was a Thursday; weeks begin on Mondays, as in ISO 8601.
-_FIRST_MONDAY = 4 * DAY
-
-
-class Every(Enum):
-    """How long a period is."""
-
-    DAY = "day"
-    WEEK = "week"
-
-    def start_of(self, time: int) -> int:
-        """The first second of the period that `time` is in, UTC."""
-        first = _FIRST_MONDAY if self is Every.WEEK else 0
-        return time - (time - first) % self.length
-
-    @property
-    def length(self) -> int:
-        """In seconds."""
-        return 7 * DAY if self is Every.WEEK else DAY
 
 
 @dataclass(frozen=True, slots=True)

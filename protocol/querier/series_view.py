@@ -10,12 +10,15 @@ from rich.table import Table
 
 from protocol.collector.store import StoreReader
 from protocol.console import err, out, say
+from protocol.drawing import new_figure, save_figure
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
+from protocol.places import picture_file
 from protocol.querier.ask import Querier
+from protocol.querier.every import Every
 from protocol.querier.saved_query import QueryOptions
-from protocol.querier.series import Every, Period, PeriodAnswer, Series, closed_periods, shelves_of_kind
+from protocol.querier.series import Period, PeriodAnswer, Series, closed_periods, shelves_of_kind
 from protocol.querier.worth import CONFIDENCE
 
 PLOT_WIDTH = 56
@@ -31,7 +34,6 @@ def ask_over_time(
     *,
     every: Every,
     kind: str,
-    quiet: bool,
     plot: Path | None,
 ) -> dict[str, object]:
     """Ask about every closed period that has no answer yet; print and give what is there, also if it is interrupted."""
@@ -47,10 +49,9 @@ def ask_over_time(
             asyncio.run(_ask_all(series, periods, clock, answers))
         finally:
             # Whatever ended it: what has been answered is shown, and stays on disk.
-            if not quiet:
-                _show(answers, len(periods), every)
+            _show(answers, len(periods), every)
             if plot is not None and any(answer.histogram for answer in answers):
-                plot_series(plot, answers, every)
+                plot_series(picture_file(plot, "series"), answers, every)
     site, name = shelves[0].site, shelves[0].kind
     listed = [answer.to_json() for answer in answers]
     return {"site": site, "kind": name, "every": every.value, "confidence": CONFIDENCE, "periods": listed}
@@ -114,27 +115,14 @@ def interval_lines(answers: Sequence[PeriodAnswer]) -> list[str]:
 
 def plot_series(path: Path, answers: Sequence[PeriodAnswer], every: Every) -> None:
     """A line for every bucket over time, with the interval that its noise allows."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise TrefoilError("drawing needs matplotlib", "Install it with: pip install 'trefoil[experiments]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     numbered = [answer for answer in answers if answer.histogram]
-    figure, axes = pyplot.subplots(figsize=(8, 4))
-    try:
-        names = [answer.name for answer in numbered]
-        halves = [answer.half_width for answer in numbered]
-        for bucket in range(min(MAX_BUCKETS, len(numbered[0].histogram))):
-            values = [answer.histogram[bucket] for answer in numbered]
-            axes.errorbar(names, values, yerr=halves, marker="o", capsize=3, label=f"bucket {bucket}")
-        axes.set_title(f"each {every.value}, {CONFIDENCE:.0%} intervals of the noise")
-        axes.tick_params(axis="x", rotation=45)
-        axes.legend()
-        figure.tight_layout()
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise TrefoilError(f"cannot draw {path}: {error}", "Use a name that ends in .png, .svg or .pdf.") from None
-    finally:
-        pyplot.close(figure)
+    figure = new_figure(8, 4)
+    axes = figure.add_subplot()
+    names, halves = [answer.name for answer in numbered], [answer.half_width for answer in numbered]
+    for bucket in range(min(MAX_BUCKETS, len(numbered[0].histogram))):
+        values = [answer.histogram[bucket] for answer in numbered]
+        axes.errorbar(names, values, yerr=halves, marker="o", capsize=3, label=f"bucket {bucket}")
+    axes.set_title(f"each {every.value}, {CONFIDENCE:.0%} intervals of the noise")
+    axes.tick_params(axis="x", rotation=45)
+    axes.legend()
+    save_figure(path, figure)
