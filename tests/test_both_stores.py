@@ -106,6 +106,16 @@ def test_eviction_takes_the_oldest_of_one_second_in_the_order_of_saving(store: S
         assert [saved.impression.histogram_index for saved in store.impressions()] == [3]
 
 
+def test_eviction_of_one_site_spares_older_impressions_of_others(store: Store) -> None:
+    with store.transaction():
+        for time, site in ((10, "a.example"), (11, "b.example"), (12, "a.example"), (13, "b.example")):
+            store.save(seen(time, site))
+        store.evict_oldest_between(0, 20, 1, "b.example")
+        assert times(store) == [10, 12, 13]
+        store.evict_oldest_between(0, 20, 5, "b.example")
+        assert times(store) == [10, 12]
+
+
 def test_clearing_a_caller_strikes_it_from_lists_and_deletes_whose_list_that_empties(store: Store) -> None:
     gone, other = "gone.example", "other.example"
     with store.transaction():

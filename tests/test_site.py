@@ -77,3 +77,11 @@ def test_a_host_has_at_most_253_characters() -> None:
     for wrong in (f"{longest}e", "", "."):
         with pytest.raises(DOMException):
             parse_site(wrong)
+
+
+@pytest.mark.parametrize("host", [None, 5, b"shop.example", ["shop.example"], {}, object()])
+def test_what_is_no_text_is_no_site(host: object) -> None:
+    """Also what cannot be a key of a cache."""
+    with pytest.raises(DOMException, match="a site is text") as refused:
+        parse_site(host)
+    assert refused.value.name == "SyntaxError"
