@@ -19,6 +19,12 @@ device.add_typer(service_commands.service, name="service")
 Database = Annotated[Path, typer.Option("--db", metavar="FILE", help="The device database.", show_default=False)]
 Site = Annotated[str, typer.Argument(help="The site of the page; a subdomain stands for its site.", show_default=False)]
 Intermediary = Annotated[str | None, typer.Option(help="The site of the frame or script that calls, if another.")]
+LookbackDays = Annotated[int | None, typer.Option(help="How far back to look.", show_default="as far as kept")]
+_FUNCTIONS = (
+    "The paper's request instead of the standard's call: last, first, equal, last-n, slots, or module:function for "
+    "your own."
+)
+FunctionName = Annotated[str | None, typer.Option(metavar="NAME", help=_FUNCTIONS)]
 Service = Annotated[str, typer.Option(metavar="NAME", help="Whose helpers the report is sealed to.")]
 Helpers = Annotated[
     Path | None,
@@ -151,21 +157,12 @@ def convert(
     max_value: Annotated[int, typer.Option(help="The most any conversion of the query is worth.")] = 1,
     epsilon: Annotated[float, typer.Option(help="The privacy budget that the query asks for.")] = 1.0,
     credit: Annotated[list[float] | None, typer.Option(help="Shares for the last touches; repeatable.")] = None,
-    lookback_days: Annotated[
-        int | None, typer.Option(help="How far back to look.", show_default="as far as kept")
-    ] = None,
+    lookback_days: LookbackDays = None,
     match_value: Annotated[list[int] | None, typer.Option(help="Use only impressions with these; repeatable.")] = None,
     impression_site: Annotated[list[str] | None, typer.Option(help="Only from these sites; repeatable.")] = None,
     impression_caller: Annotated[list[str] | None, typer.Option(help="Only saved by these; repeatable.")] = None,
     unit: Annotated[str, typer.Option(help="What a unit of value is, for people.")] = "count",
-    function: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The paper's request instead of the standard's call: last, first, equal, last-n, slots, or "
-            "module:function for your own.",
-        ),
-    ] = None,
+    function: FunctionName = None,
     kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
     flag: Annotated[str, typer.Option(help="Its form: general, or last-touch (with --function last).")] = "general",
     service: Service = "trefoil",

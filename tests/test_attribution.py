@@ -14,16 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device.attribution import (
+    AttributionFunction,
     Award,
     EqualCredit,
     FirstTouch,
     LastNSlots,
     LastNTouch,
     LastTouch,
+    Need,
+    Order,
     attribute,
     clip,
     fair_allocation,
     most_buckets,
+    needs,
 )
 from device.errors import RangeError
 from device.impression import Impression
@@ -205,3 +209,26 @@ def test_in_how_many_buckets_a_function_can_put_something() -> None:
     assert [most_buckets(one) for one in (LastTouch(), FirstTouch())] == [1, 1]
     assert most_buckets(LastNTouch((1.0, 2.0, 3.0))) == 3
     assert [most_buckets(one) for one in (Liberal(), EqualCredit(), LastNSlots())] == [2**16 - 1] * 3
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (LastTouch(), Need(Order.LATEST, 1)),
+        (FirstTouch(), Need(Order.EARLIEST, 1)),
+        (LastNSlots(), Need(Order.LATEST, 4)),
+        (LastNTouch((1.0, 0.5, 0.25)), Need(Order.PRECEDENCE, 3)),
+        (EqualCredit(), Need()),
+        (lambda relevant, award: [0] * 4, Need()),
+    ],
+)
+def test_no_more_is_read_than_a_function_looks_at(function: AttributionFunction, expected: Need) -> None:
+    """The work of a call is bounded by that, not by what the device holds. Of a stranger's nothing is known."""
+    assert needs(function, 4) == expected
+
+
+def test_what_derives_from_one_of_ours_may_look_at_everything() -> None:
+    class Curious(LastTouch):
+        pass
+
+    assert needs(Curious(), 4) == Need()

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.attribution import AttributionFunction, Award, attribute, clip
+from device.attribution import AttributionFunction, Award, LastTouch, attribute, clip
 from device.call import DeviceCall
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest, Conversion
@@ -222,11 +222,17 @@ def test_a_function_that_ends_the_program_has_paid_first() -> None:
     def interrupting(impression: Impression) -> bool:
         raise KeyboardInterrupt
 
-    for asked in (ask(interrupts), ask(interrupts, (0, 1)), replace(ask(negative), relevant=interrupting)):
+    # For the worst that a report could say: one week can move it by its value of 2, of two weeks each by twice that.
+    alone, both = 250_000, 500_000
+    for asked, charge in (
+        (ask(interrupts), alone),
+        (ask(interrupts, (0, 1)), both),
+        (replace(ask(negative), relevant=interrupting), alone),
+    ):
         world = SmallWorld((Event(0, 0),), LIMITS)
         with pytest.raises(KeyboardInterrupt):
             world.ask(query(asked))
-        assert paid_by(world.store, 0) > 0
+        assert paid_by(world.store, 0) == charge
 
 
 @pytest.mark.parametrize("epochs", [(0,), (0, 1)])
@@ -246,4 +252,6 @@ def test_functions_are_not_shown_an_epoch_that_could_not_pay_for_the_worst(epoch
     assert world.ask(query(ask(negative, epsilon=2.0))) == (2, 0)
     world.ask(query(ask(spies, epochs)))
     world.ask(query(replace(ask(spies, epochs), relevant=spying)))
+    # Also where the function is one of ours.
+    world.ask(query(replace(ask(LastTouch(), epochs), relevant=spying)))
     assert shown == []

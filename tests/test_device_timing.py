@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.bench.area import area_between
+from benchmarks.bench.area import Area, area_between
+from benchmarks.bench.device_page import front_line, section
 from benchmarks.bench.device_timing import (
     LONG,
     NULL,
@@ -115,8 +116,10 @@ def test_a_full_device_is_full(holding: Holding) -> None:
 
 def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With devices that hold little, so that it does not take long."""
-    little = DeviceLimits(max_impressions_per_epoch=20, max_sites_per_epoch=2)
+    little = DeviceLimits(max_impressions_per_epoch=20, max_sites_per_epoch=2, max_conversions_per_epoch=20)
     monkeypatch.setattr("benchmarks.bench.device_watching.LIMITS", little)
+    monkeypatch.setattr("benchmarks.bench.device_watching.IN_A_ROW", 2)
+    monkeypatch.setattr("benchmarks.bench.device_watching.AT_ONCE", 4)
     written = tmp_path / "device.json"
     result = CliRunner().invoke(
         app, ["bench", "device", "--samples", "10", "--lanes", "1", "--json", str(written)], catch_exceptions=False
@@ -140,3 +143,30 @@ def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.Mon
     assert min(figures["after_tick"]["median_ms"].values()) >= figures["tick_ms"]
     medians = [median for told in figures["watching"].values() for median in told["median_ms"]]
     assert min(medians) >= little.tick_seconds * 1000
+    # The pages can be written from it.
+    assert all(f"| {question.value} |" in section(figures) for question in Question)
+    assert "ms to measure a conversion" in front_line(figures)
+
+
+def test_the_page_names_what_is_no_coin() -> None:
+    """A control that is none is the measurement's own, and not counted."""
+
+    def told(area: float, error: float) -> dict[str, object]:
+        return Area(area, error).to_json(3)
+
+    areas = {"a": told(0.5, 0.01), "b": told(0.522, 0.01)}
+    rest: dict[str, object] = {
+        "command": "trefoil bench device",
+        "samples": 10,
+        "paper_ratio": 6.3,
+        "ratio_100_to_10": 1.1,
+        "tick_ms": 80.0,
+    }
+    rest["machine"] = {"load_average": [1.0, 2.0, 3.0]}
+    medians = dict.fromkeys(["10", "30", "100", "null"], 1.0)
+    figures = {**rest, "questions": 3, "median_ms": medians, "after_tick": {"areas": areas}}
+    control = {"control, c": told(0.7, 0.01)}
+    page = section({**figures, "watching": {"d": told(0.5, 0.1), **control}})
+    assert "2 of the 3 questions" in page and "all of them by that of the family" in page
+    page = section({**figures, "watching": {"d": told(0.6, 0.01), **control}})
+    assert "1 of the 3 questions" in page and "2 by that of the family" in page and "\n- d\n" in page

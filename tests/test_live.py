@@ -222,6 +222,19 @@ class TestAgent:
                 overview = shown._device.overview()
                 assert not overview.impressions and not overview.reports
 
+    async def test_a_site_clears_what_it_stored_and_nothing_else(self, tmp_path: Path, trio: Trio) -> None:
+        """By Clear-Site-Data, if it names impressions."""
+        with prepared(tmp_path, trio, 0, 1, virtual_ticks()) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor, blog, news = Visitor(session, shown.where), shown.where[Place.BLOG], shown.where[Place.NEWS]
+                for origin in (blog, news):
+                    await visitor.call("saveImpression", {"histogramIndex": 1}, origin)
+                for header, left in (('"cookies"', 2), (5, 2), ('"impressions"', 1)):
+                    assert (await visitor.call("responseHeaders", {"clearSiteData": header}, blog)).status == 200
+                    assert len(shown._device.overview().impressions) == left
+                (saved,) = shown._device.overview().impressions
+                assert saved.impression.site == "news.example"
+
     async def test_reports_are_delivered_to_sites_of_the_demonstration_only(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
             options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -85,11 +86,32 @@ def test_a_week_that_cannot_pay_gives_what_is_free(store: Store, lookback_days: 
     assert ann.spent(FilterKind.IMPRESSION_SITE, "news.example") == {0: 1_000_000}
 
 
+def test_after_a_fault_a_week_pays_for_the_worst_that_others_could_change(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value taken out of one bucket and put into another: twice the value, also where the report would be one."""
+    pending = [OSError(28, "No space left on device")]
+    original = store.log
+
+    def log(*given: Any) -> None:
+        if pending:
+            raise pending.pop()
+        original(*given)
+
+    monkeypatch.setattr(store, "log", log)
+    ann = Ann(store, own_site=OwnSite.CHARGED).see(0.5, 1, QUERIER)
+    assert ann.at(0.6).convert(lookback_days=1, epsilon=0.4) == (0, 0)
+    assert ann.spent() == {0: 400_000}
+
+
 def test_own_impressions_that_are_not_asked_for_are_not_counted(store: Store) -> None:
     ann = Ann(store, own_site=OwnSite.CHARGED).see(0.5, 1, QUERIER, match_value=3)
     assert ann.at(0.6).convert(impression_sites=["news.example"]) == (0, 0)
     assert ann.convert(match_values=[4]) == (0, 0)
     assert ann.convert(match_values=[3]) == (0, 1)
+    # An older one of another kind, in the same week.
+    ann.see(0.4, 0, QUERIER, match_value=4)
+    assert ann.at(0.6).convert(match_values=[4]) == ann.convert(match_values=[4], lookback_days=2) == (1, 0)
     ann.device.clear_browsing_history(forget_visits=True)
     assert ann.convert(match_values=[3]) == (0, 0)
 

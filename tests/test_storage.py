@@ -20,12 +20,13 @@ import pytest
 
 from device.coins import DeviceCoins
 from device.conversion import ConversionOptions
+from device.conversion_event import ConversionEvent, SavedConversion
 from device.device import Device
 from device.errors import DatabaseError, DatabaseUnavailable
-from device.impression import ImpressionOptions
+from device.impression import Impression, ImpressionOptions, SavedImpression
 from device.instance import token_path
 from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.privacy_filter import FilterKind
+from device.privacy_filter import FilterKind, FilterOwner
 from device.report import PlainSeal
 from device.schema import APPLICATION_ID, VERSION
 from device.sqlite_store import SqliteStore
@@ -373,6 +374,36 @@ def test_old_epochs_and_impressions_are_pruned(tmp_path: Path) -> None:
         assert len(device.reports()) <= 6
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("SELECT count(*) FROM impression").fetchone()[0] <= 6
+
+
+def test_one_call_tidies_up_a_bounded_number_of_rows(tmp_path: Path) -> None:
+    """However much is left to do: a call must not take longer because a device was not used for a while."""
+
+    def rows(table: str) -> int:
+        return int(store._connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608 - named here
+
+    path = make(tmp_path / "ann.db")
+    with closing(SqliteStore.open(path, epoch_length=WEEK, clock=lambda: NOW)) as store, store.transaction():
+        for number in range(450):
+            site = f"a{number}.example"
+            seen = Impression(number, site, site, 0, 0, 0)
+            store.save(SavedImpression(seen, NOW, frozenset(), frozenset()))
+            event = ConversionEvent(number, site, site, 0)
+            store.conversions.save(SavedConversion(event, NOW, frozenset({"news.example"})))
+            store.log(ReportRecord(number, 1, 1, site, site))
+            store.admit_to_action(site, site, 1, number)
+            owner = FilterOwner(FilterKind.SITE, site)
+            filters = store.filters_of([owner])
+            filters[owner].consume(0, 1)
+            store.keep(filters)
+        store.evict_oldest_between(0, 1000, 300)
+        assert rows("impression") == 250
+        tables = ("impression", "conversion", "log", "action", "filter")
+        assert [(store.prune(1, 1000), [rows(table) for table in tables]) for _ in range(3)] == [
+            (False, [50, 250, 250, 250, 250]),
+            (False, [0, 50, 50, 50, 50]),
+            (True, [0, 0, 0, 0, 0]),
+        ]
 
 
 def test_every_commit_waits_for_the_disk(database: Path) -> None:

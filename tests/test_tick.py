@@ -189,6 +189,30 @@ def test_work_that_is_late_is_left_behind_and_goes_on() -> None:
     assert [work() for work in slow.pending] == ["null"], "it begins after its time, and looks at nothing"
 
 
+@pytest.mark.parametrize(
+    ("worked", "expected"), [(0.0, "report"), (0.001, "report"), (0.03, "report"), (0.045, "null")]
+)
+def test_a_caller_goes_on_at_its_time_not_when_the_work_is_done(worked: float, expected: str) -> None:
+    """What is ready by then is in its report; and it is not awake any earlier for less work."""
+    time = VirtualTime()
+    pending: list[tuple[float, Future[Any], object]] = []
+
+    def worker(work: Callable[[], T], /) -> Future[T]:
+        pending.append((time.now + worked, Future(), work()))
+        return pending[-1][1]
+
+    def wait(moment: float) -> None:
+        for ready, done, result in pending:
+            if ready <= moment and not done.done():
+                done.set_result(result)
+        time.wait(moment)
+
+    came = time.now
+    with Ticks(TICK, clock=time, wait=wait, delay=lambda: 0.0, submit=worker).turn("shop", WORK, came) as turn:
+        assert turn.run(lambda: "report", "null") == expected
+        assert time.now == pytest.approx(came + TICK - MARGIN)
+
+
 def test_work_that_began_in_time_is_finished() -> None:
     """The caller has gone; what was begun is paid for all the same."""
     time, done = VirtualTime(), list[object]()

@@ -3,6 +3,7 @@
 - `report_cost`: what a report costs to carry, seal and open
 - `device_timing`: what a call to a device costs, in time
 - `device_watching`: what a caller who watches the time can tell
+- `device_page`: what the pages say about that
 - `lanes`: the same work in several processes
 - `area`: how well two samples can be told apart
 - `noise_cost`: what each noise mode costs and buys
