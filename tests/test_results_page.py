@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,11 +13,17 @@ from typing import Any
 import pytest
 
 from benchmarks import results_page
+from benchmarks.bulk_reports import MAX_VALUE, Workload
+from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
+from protocol.noise_scale import NoiseScale
+from protocol.querier.worth import CONFIDENCE
+from tests.support import protocol_samples as samples
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+WALK_OPTIONS = ("epsilon", "kappa", "skew", "flagged")
 FRONT = (ROOT / "README.md").read_text()
 
 
@@ -229,3 +236,15 @@ def test_what_the_text_says_of_a_publishers_model_is_in_the_files() -> None:
     ]
     text = " ".join(PAGE.split())
     assert [line for line in said if line not in text] == []
+
+
+def test_what_the_walk_of_the_front_page_says_of_its_crowd_is_so() -> None:
+    """The seeded crowd's sum in bucket 3, and how far off the noise of that query may be."""
+    reports = next(line for line in FRONT.splitlines() if line.startswith("$ trefoil reports"))
+    options = reports.split()
+    epsilon, kappa, skew, flagged = (float(options[options.index(f"--{name}") + 1]) for name in WALK_OPTIONS)
+    terms = replace(samples.terms(buckets=16), epsilon_micros=round(epsilon * MICROS), sensitivity=2 * MAX_VALUE)
+    crowd = Workload(replace(terms, kappa=int(kappa)), 5000, 1, skew, flagged).truth()[3]
+    asked = replace(samples.query(), epsilon_micros=round(epsilon * MICROS), sensitivity=10, kappa=int(kappa))
+    half = NoiseScale.of(asked).half_width(CONFIDENCE)
+    assert f"the crowd has {crowd:,} and Alice 5: the answer is within {half} of\n{crowd + 5:,} with" in FRONT
