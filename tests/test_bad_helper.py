@@ -345,7 +345,7 @@ async def test_a_ledger_that_went_back(tmp_path: Path) -> None:
             r"helper 3 has (a ledger that went back|another ledger|a ledger that helper . knows to have been further)"
         )
         with pytest.raises(QueryFailed, match=noticed) as refused:
-            await three.ask(three.query(fresh, SHORT), fresh)
+            await three.ask(three.query(fresh, LONG), fresh)
         assert refused.value.helpers == (BAD,)
         # Once one has noticed, the query is over; the others learn of it with the next.
         assert any(BAD in agreement_of(three, party).alarms.texts for party in (*HONEST, BAD))
@@ -361,7 +361,7 @@ async def test_a_lie_about_how_far_a_peers_ledger_had_been(tmp_path: Path) -> No
         false = LedgerHead(ledger.chain.ledger_id, ledger.chain.head.sequence + 100, bytes(32))
         await agreement_of(three, BAD).peers.call(0, messages.Hello(bytes(16), false))
         with pytest.raises(QueryFailed, match="a ledger that helper 3 knows to have been further"):
-            await three.ask(three.query(fresh, SHORT), fresh)
+            await three.ask(three.query(fresh, LONG), fresh)
         assert (await three.ask(asked, batch)).answer == first.answer
         await three.stop(0)
         await three.start(0)

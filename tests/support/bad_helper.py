@@ -32,7 +32,8 @@ HONEST = (0, 1)
 BUCKETS = 6
 # `make chaos` runs these tests with joint noise too.
 MODE = NoiseMode(os.environ.get("TREFOIL_NOISE", "local"))
-SHORT = QueryOptions(noise=MODE, tolerated_bad_permille=1000, seconds=3)
+# For queries that fail at their deadline: long enough for a busy machine to have uploaded them by then.
+SHORT = QueryOptions(noise=MODE, tolerated_bad_permille=1000, seconds=5)
 LONG = QueryOptions(noise=MODE, tolerated_bad_permille=1000, seconds=60)
 
 Tamper = Callable[[int, Body], Body | None]

@@ -1,7 +1,8 @@
 """The long hunt in virtual time: `python -m tests.support.hunt --seed 1 --schedules 100000 --out hunt-virtual.json`.
 
 Counts are written every few seconds, so that whatever ends the run keeps what was run. Processes with seeds of their
-own may run beside each other.
+own may run beside each other; `--merge benchmarks/results/hunt.json REAL.json VIRTUAL.json ...` puts their files, and
+that of `hunt_rounds`, together.
 """
 
 from __future__ import annotations
@@ -72,7 +73,13 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", default="", help="where the tree is a copy without its history")
+    parser.add_argument("--merge", type=Path, nargs="+", help="the file to write, that of the rounds, and the others")
     options = parser.parse_args()
+    if options.merge:
+        out, real, *virtual = options.merge
+        merged = {"virtual": [json.loads(path.read_bytes()) for path in virtual], "real": json.loads(real.read_bytes())}
+        write_atomically(out, (json.dumps(merged, indent=1) + "\n").encode())
+        return 0
     logging.disable(logging.CRITICAL)
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
