@@ -207,6 +207,23 @@ def claims_part() -> Iterator[str]:
     )
 
 
+HUNTED = ("kill -9", "kill -9 at a step", "pause", "partition", "full disk", "clock step", "rotation", "the MPC fails")
+
+
+def hunt_part() -> Iterator[str]:
+    """How often each thing went wrong in the hunt, and what came of it."""
+    virtual, real = stored("hunt")["virtual"], stored("hunt")["real"]
+    yield ""
+    yield "| | virtual time | real processes |"
+    yield "|---|---|---|"
+    yield f"| schedules, rounds | {sum(part['schedules'] for part in virtual):,} | {real['rounds']:,} |"
+    for mishap in HUNTED:
+        happened = sum(part["mishaps"].get(mishap, 0) for part in virtual)
+        yield f"| {mishap} | {happened:,} | {real['mishaps'].get(mishap, 0):,} |"
+    yield f"| violations | {sum(part['violations'] for part in virtual)} | {real['violations']} |"
+    yield ""
+
+
 PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
     "throughput": throughput_part,
     "costs": costs_part,
@@ -216,6 +233,7 @@ PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
     "memory": memory_part,
     "front": front_part,
     "claims": claims_part,
+    "hunt": hunt_part,
 }
 
 
