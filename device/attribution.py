@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from device.errors import RangeError
 from device.impression import Impression
@@ -73,26 +73,6 @@ def attribute(
     except BaseException:
         # Also SystemExit and the like, which would end the transaction and its charge with it.
         return (0,) * award.buckets
-
-
-def needs(function: AttributionFunction, buckets: int) -> Need:
-    """What must be read for `function`. Of ours one knows; any other is shown everything."""
-    # By class, not by instance: whoever derives from one of ours may look at more.
-    kind = type(function)
-    if kind is LastTouch:
-        return Need(Order.LATEST, 1)
-    if kind is FirstTouch:
-        return Need(Order.EARLIEST, 1)
-    if kind is LastNSlots:
-        return Need(Order.LATEST, buckets)
-    if isinstance(function, LastNTouch) and kind is LastNTouch:
-        return Need(Order.PRECEDENCE, len(function.credit))
-    return Need()
-
-
-def is_ours(function: AttributionFunction) -> bool:
-    """Whether `function` is one of this module's: it has no state, and looks at nothing but what it is given."""
-    return type(function) in (LastTouch, FirstTouch, EqualCredit, LastNTouch, LastNSlots)
 
 
 def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:
@@ -174,12 +154,68 @@ class Features:
         return self.numbers
 
 
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """All that is known of one of our functions; of any other, nothing is.
+
+    `need` and `most_buckets` may look at the function, and the former at the number of buckets.
+    """
+
+    name: str
+    kind: type[AttributionFunction]
+    make: Callable[[Sequence[float]], AttributionFunction]
+    need: Callable[[Any, int], Need] = lambda *_: Need()
+    most_buckets: Callable[[Any], int] = lambda _: MAX_SPREAD
+    # In how many buckets it is itself: slots need several.
+    least_buckets: int = 1
+
+
+# The one place for a function of ours: what it is called, what it must be shown, and where it can put something.
+BUILT_IN = (
+    BuiltIn("last", LastTouch, lambda _: LastTouch(), lambda *_: Need(Order.LATEST, 1), lambda _: 1),
+    BuiltIn("first", FirstTouch, lambda _: FirstTouch(), lambda *_: Need(Order.EARLIEST, 1), lambda _: 1),
+    BuiltIn("equal", EqualCredit, lambda _: EqualCredit()),
+    BuiltIn(
+        "last-n",
+        LastNTouch,
+        lambda credit: LastNTouch(tuple(credit)),
+        lambda function, _: Need(Order.PRECEDENCE, len(function.credit)),
+        lambda function: len(function.credit),
+    ),
+    BuiltIn(
+        "slots",
+        LastNSlots,
+        lambda _: LastNSlots(),
+        lambda _, buckets: Need(Order.LATEST, buckets),
+        least_buckets=2,
+    ),
+)
+
+
+def _known(function: AttributionFunction) -> BuiltIn | None:
+    """By class, not by instance: whoever derives from one of ours may look at more, and give anything.
+
+    By identity: the class of a querier's function may say that it equals anything.
+    """
+    kind = type(function)
+    return next((each for each in BUILT_IN if each.kind is kind), None)
+
+
+def is_ours(function: AttributionFunction) -> bool:
+    """Whether `function` is one of ours: it has no state, and looks at nothing but what it is given."""
+    return _known(function) is not None
+
+
+def needs(function: AttributionFunction, buckets: int) -> Need:
+    """What must be read for `function`. Of ours one knows; any other is shown everything."""
+    known = _known(function)
+    return Need() if known is None else known.need(function, buckets)
+
+
 def most_buckets(function: AttributionFunction) -> int:
     """In how many buckets a function can ever put something: any number, unless we know it better."""
-    # Exactly these: a subclass may give anything.
-    if type(function) in (LastTouch, FirstTouch):
-        return 1
-    return len(function.credit) if type(function) is LastNTouch else MAX_SPREAD
+    known = _known(function)
+    return MAX_SPREAD if known is None else known.most_buckets(function)
 
 
 def fair_allocation(value: int, credit: Sequence[float], coins: Sequence[float]) -> list[int]:

@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from device.attribution import AttributionFunction, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
+from device.attribution import BUILT_IN, AttributionFunction
 from protocol.errors import TrefoilError
 
-OURS: dict[str, Callable[[Sequence[float]], AttributionFunction]] = {
-    "last": lambda _: LastTouch(),
-    "first": lambda _: FirstTouch(),
-    "equal": lambda _: EqualCredit(),
-    "last-n": lambda credit: LastNTouch(tuple(credit)),
-    "slots": lambda _: LastNSlots(),
-}
+OURS = {each.name: each for each in BUILT_IN}
 
 
 def named_function(name: str, credit: Sequence[float] = (1.0,)) -> AttributionFunction:
     """The attribution function of this name; `credit` is for `last-n` alone."""
     if name in OURS:
-        return OURS[name](credit)
+        return OURS[name].make(credit)
     found = imported(name, "attribution function", f"Known are {', '.join(OURS)}; your own is module:function.")
     if not callable(found):
         raise TrefoilError(f"{name} is not a function", "Name one that takes (relevant, award).")

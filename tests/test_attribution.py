@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device import attribution
 from device.attribution import (
+    BUILT_IN,
     AttributionFunction,
     Award,
     EqualCredit,
@@ -26,11 +28,13 @@ from device.attribution import (
     attribute,
     clip,
     fair_allocation,
+    is_ours,
     most_buckets,
     needs,
 )
 from device.errors import RangeError
 from device.impression import Impression
+from protocol.shape import MAX_SPREAD
 
 
 def seen(time: int, bucket: int, priority: int = 0) -> Impression:
@@ -232,3 +236,34 @@ def test_what_derives_from_one_of_ours_may_look_at_everything() -> None:
         pass
 
     assert needs(Curious(), 4) == Need()
+
+
+def test_every_function_of_ours_is_in_the_one_place_for_them() -> None:
+    """A class that is not there would be shown everything and proved for every bucket; `Features` is a publisher's."""
+    classes = {
+        kind
+        for kind in vars(attribution).values()
+        if isinstance(kind, type) and kind.__module__ == attribution.__name__ and "__call__" in vars(kind)
+    }
+    assert classes - {attribution.AttributionFunction, attribution.Features} == {each.kind for each in BUILT_IN}
+    assert len({each.name for each in BUILT_IN}) == len(BUILT_IN)
+    for each in BUILT_IN:
+        made = each.make((0.5, 0.5))
+        assert type(made) is each.kind and is_ours(made)
+        assert 1 <= each.most_buckets(made) <= MAX_SPREAD and each.least_buckets >= 1
+
+
+def test_a_class_that_says_it_equals_ours_is_none_of_ours() -> None:
+    class Liar(type):
+        def __eq__(cls, other: object) -> bool:
+            return True
+
+        def __hash__(cls) -> int:
+            return hash(LastTouch)
+
+    class Sly(metaclass=Liar):
+        def __call__(self, *_: Any) -> Sequence[int]:
+            return [1]
+
+    assert not is_ours(Sly())
+    assert most_buckets(Sly()) == MAX_SPREAD

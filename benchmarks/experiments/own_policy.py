@@ -6,11 +6,8 @@ from collections.abc import Sequence
 
 from benchmarks.experiments.on_devices import OnDevices
 from benchmarks.experiments.policies import DevicePolicy
-from device.named_function import imported, named_function
+from device.named_function import OURS, imported, named_function
 from protocol.errors import TrefoilError
-
-# The standard's histogram has a bucket for each campaign; slots need several to be slots.
-SLOTS = 2
 
 
 def own_policies(classes: Sequence[str], functions: Sequence[str]) -> tuple[DevicePolicy, ...]:
@@ -33,4 +30,4 @@ def policy_named(name: str) -> DevicePolicy:
 
 def on_devices(name: str) -> OnDevices:
     """An attribution function on real devices: one bucket, as the workloads have it, and two for slots."""
-    return OnDevices(name, named_function(name), buckets=SLOTS if name == "slots" else 1)
+    return OnDevices(name, named_function(name), buckets=OURS[name].least_buckets if name in OURS else 1)
