@@ -42,9 +42,11 @@ Controls ask two devices that are alike.
 {verdict}
 
 """
-_FRONT_LINE = """- **{median:.1f} ms to measure a conversion** on a device with 100 impressions.
-  Whoever guesses from the time which of two reports is null is right in {right} of cases.
-"""
+# One line: the front page is short.
+_FRONT_LINE = (
+    "- **{median:.1f} ms to measure a conversion** on a device with 100 impressions. "
+    "Whoever guesses from the time which of two reports is null is right in {right} of cases.\n"
+)
 _OLD_SECTION = re.compile(r"^## A device\n.*?(?=^## )", re.DOTALL | re.MULTILINE)
 _OLD_FRONT_LINE = re.compile(r"^- \*\*[0-9.]+ ms to measure a conversion\*\*.*\n(?:  .*\n)*", re.MULTILINE)
 
