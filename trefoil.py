@@ -45,6 +45,8 @@ PLAIN_WORDS = {
     "Input should be greater than or equal to": "it must be at least",
     "Input should be less than or equal to": "it must be at most",
 }
+# What a plain installation lacks, and what brings it.
+EXTRAS = {"matplotlib": "experiments", "pyarrow": "experiments", "dask": "cluster", "distributed": "cluster"}
 GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
 
 WELCOME = """\
@@ -182,12 +184,22 @@ def run(arguments: Sequence[str]) -> int:
         what = f"{error.filename}: " if error.filename else ""
         hint = "Check that the path exists and that you may use it."
         return _complain(f"{what}{error.strerror or error}", hint, Exit.MISTAKE, wants_json)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            return _defect(error, wants_json)
+        hint = f"Install it with: pip install 'trefoil[{extra}]'"
+        return _complain(f"this needs {error.name}, which is not installed", hint, Exit.MISTAKE, wants_json)
     except Exception as error:
-        # A helper's log keeps the traceback; a person sees it with -v.
-        _LOG.log(logging.ERROR if logging.getLogger().handlers else logging.DEBUG, "a defect", exc_info=True)
-        hint = "Nobody's mistake but ours. Run it again as trefoil -v ... and report what that shows."
-        return _complain(f"defect in Trefoil: {type(error).__name__}: {error}", hint, Exit.DEFECT, wants_json)
+        return _defect(error, wants_json)
     return code if isinstance(code, int) else 0
+
+
+def _defect(error: Exception, wants_json: bool) -> Exit:
+    # A helper's log keeps the traceback; a person sees it with -v.
+    _LOG.log(logging.ERROR if logging.getLogger().handlers else logging.DEBUG, "a defect", exc_info=True)
+    hint = "Nobody's mistake but ours. Run it again as trefoil -v ... and report what that shows."
+    return _complain(f"defect in Trefoil: {type(error).__name__}: {error}", hint, Exit.DEFECT, wants_json)
 
 
 def _see(arguments: Sequence[str]) -> str:

@@ -80,6 +80,46 @@ def test_a_noise_mode_is_a_choice() -> None:
     assert all(f"'{mode.value}'" in done.stderr for mode in NoiseMode) and "Traceback" not in done.stderr
 
 
+def test_what_a_plain_installation_lacks_is_named_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As `pip install .` leaves it, without an extra."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "log").touch()
+    assert trefoil.run(["experiment", "criteo", "--data", str(tmp_path / "log")]) == trefoil.Exit.MISTAKE
+    said = capsys.readouterr().err
+    assert "this needs pyarrow" in said and "pip install 'trefoil[experiments]'" in said
+
+
+def test_a_defect_is_said_to_be_one_and_verbose_shows_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("protocol.collector.batches.summary", lambda _: 1 / 0)
+    with caplog.at_level(10):
+        assert trefoil.run(["batch", "ls", "shop.batch", "--json", "-"]) == trefoil.Exit.DEFECT
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["error"]["code"] == "defect"
+    assert "defect in Trefoil: ZeroDivisionError" in shown.err
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_interrupted_command_says_what_was_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("protocol.collector.batches.check", interrupted)
+    assert trefoil.run(["batch", "check", "shop.batch"]) == trefoil.Exit.INTERRUPTED
+    assert "nothing else was kept" in capsys.readouterr().err
+    monkeypatch.setattr("protocol.querier.view.ask_and_show", interrupted)
+    asked = ["query", "--reports", "a", "--helpers", "b", "--site-key", "c"]
+    assert trefoil.run(asked) == trefoil.Exit.INTERRUPTED
+    assert "The query is saved beside the batch" in capsys.readouterr().err
+
+
 def test_a_wrong_option_is_a_mistake_of_usage() -> None:
     done = run("query", "--nonsense")
     assert done.returncode == trefoil.Exit.USAGE and "Traceback" not in done.stderr
