@@ -63,7 +63,7 @@ def helper(
 
 
 @running.command("reload")
-def helper_reload(config: ConfigFile) -> None:
+def helper_reload(config: ConfigFile, json: JsonFile = None) -> None:
     """Have a running helper read its configuration again: sites, helper sets and everything else in it.
 
     New sites are used at once. For other changes the helper builds its parts again, and its queries go on by
@@ -72,10 +72,12 @@ def helper_reload(config: ConfigFile) -> None:
     Example: trefoil helper reload --config /etc/trefoil/config.json
     """
     from mpc_helpers.local.status import reload_and_look
-    from protocol.console import say
+    from protocol.console import say, write_json
 
     loaded, membership = _load(config)
-    say(reload_and_look(loaded, membership.helper_set.helpers[membership.party]))
+    found = reload_and_look(loaded, membership.helper_set.helpers[membership.party])
+    say(found)
+    write_json(json, {"reloaded": found})
 
 
 @running.command("status")
@@ -87,7 +89,7 @@ def helper_status(
         Path | None, typer.Option("--config", help="Or a helper's configuration, which names its set.")
     ] = None,
     which: Annotated[list[int] | None, typer.Option("--helper", help="Only helper 1, 2 or 3; may be repeated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    json: JsonFile = None,
 ) -> None:
     """Show how helpers are, and what their operators should look at. Exit code 75 if one is not ready.
 
@@ -102,10 +104,8 @@ def helper_status(
         raise typer.BadParameter("name the helpers by --set or by --config.")
     path = helper_set if helper_set is not None else load_config(config or Path()).helper_set
     found = look_at(HelperSet.load(path), which or [])
-    if as_json:
-        write_json(Path("-"), [each.to_json() for each in found])
-    else:
-        out.print(table_of(found))
+    out.print(table_of(found))
+    write_json(json, [each.to_json() for each in found])
     if not all(each.ready for each in found):
         raise typer.Exit(75)
 
@@ -181,6 +181,7 @@ def keygen_tls(
     entry: Annotated[
         Path | None, typer.Option(help="A helper's public entry, whose pin becomes this one's for the next set.")
     ] = None,
+    json: JsonFile = None,
 ) -> None:
     """Make a TLS key and a certificate that it signs itself: for a collector, or to renew a helper's.
 
@@ -188,16 +189,21 @@ def keygen_tls(
     """
     from mpc_helpers.identity.keygen import renew_certificate
     from mpc_helpers.identity.tls import make_identity
-    from protocol.console import say
+    from protocol.console import say, write_json
+    from protocol.files import made_together
+    from protocol.places import check_folder
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    made = make_identity(folder, name, _now(), days=days)
+    check_folder("--dir", folder)
+    with made_together(folder / "tls.key", folder / "tls.crt"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        made = make_identity(folder, name, _now(), days=days)
     say(f"certificate:  {made.certificate}")
     say(f"private key:  {made.key}")
     say(f"pin:          {made.pin.hex()}")
     if entry is not None:
         renew_certificate(entry, made)
         say(f"public entry: {entry}")
+    write_json(json, {"certificate": str(made.certificate), "private_key": str(made.key), "pin": made.pin.hex()})
 
 
 @keygen.command("site")
@@ -230,42 +236,49 @@ def site_add(
     replace: Annotated[
         bool, typer.Option("--replace", help="Give a registered site this key and these callers.")
     ] = False,
+    json: JsonFile = None,
 ) -> None:
     """Register a site, whose queries are answered from the next reload on.
 
     Example: trefoil site add shop.example --key 3f0c... --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.sites import add_site
-    from protocol.console import say
+    from protocol.console import say, write_json
 
     add_site(config, name, key, caller or [], replace=replace)
     say(f"registered {name}; a running helper takes it up with: trefoil helper reload --config {config}")
+    write_json(json, {"registered": name})
 
 
 @site.command("remove")
-def site_remove(name: Annotated[str, typer.Argument(metavar="SITE", help="The site.")], config: ConfigFile) -> None:
+def site_remove(
+    name: Annotated[str, typer.Argument(metavar="SITE", help="The site.")], config: ConfigFile, json: JsonFile = None
+) -> None:
     """Answer no new queries of a site, from the next reload on.
 
     Example: trefoil site remove shop.example --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.sites import remove_site
-    from protocol.console import say
+    from protocol.console import say, write_json
 
     remove_site(config, name)
     say(f"removed {name}; a running helper forgets it with: trefoil helper reload --config {config}")
+    write_json(json, {"removed": name})
 
 
 @site.command("list")
-def site_list(config: ConfigFile) -> None:
+def site_list(config: ConfigFile, json: JsonFile = None) -> None:
     """Show who may ask.
 
     Example: trefoil site list --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.sites import list_sites
-    from protocol.console import say
+    from protocol.console import say, write_json
 
-    for name, each in sorted(list_sites(config).items()):
+    found = sorted(list_sites(config).items())
+    for name, each in found:
         say(f"{name}  key {each.key.hex()}  callers {', '.join(sorted(each.callers))}")
+    write_json(json, {name: {"key": each.key.hex(), "callers": sorted(each.callers)} for name, each in found})
 
 
 @ledger.command("create")

@@ -156,7 +156,7 @@ def test_status_shows_all_three_and_says_so_by_its_exit_code(running: Launched, 
     wait_for(lambda: trefoil("helper", "status", "--set", helper_set)[0] == 0)
     code, said = trefoil("helper", "status", "--set", helper_set)
     assert all(helper.name in said for helper in running.trio.helper_set.helpers)
-    code, said = trefoil("helper", "status", "--config", running.trio.config_path(0), "--json", "--helper", 2)
+    code, said = trefoil("helper", "status", "--config", running.trio.config_path(0), "--json", "-", "--helper", 2)
     (only,) = json.loads(said)
     assert (code, only["name"], only["ready"], only["health"]["status"]) == (0, "helper-2", True, "ok")
     assert trefoil("helper", "status")[0] == 2

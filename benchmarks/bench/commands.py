@@ -170,6 +170,7 @@ def bench_results(
         bool, typer.Option("--write", help="Write the documents, instead of naming those that differ.")
     ] = False,
     run: Annotated[bool, typer.Option("--run", help="First run the command of every file again: hours.")] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """Hold the documents that quote benchmarks/results to the files, or renew them from the files.
 
@@ -186,3 +187,4 @@ def bench_results(
     if found and not write:
         raise TrefoilError(f"not as the files have it: {names}", "Renew them: trefoil bench results --write")
     console.say(f"renewed: {names}" if found else "every document is as the files have it")
+    console.write_json(json_file, {"renewed": [str(path.relative_to(results_page.ROOT)) for path in found]})

@@ -161,7 +161,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise TrefoilError(
-            f"cannot use {certificate} with {key}: {error}", "Give --certificate and --key of one identity, both PEM."
+            f"cannot use {certificate} with {key}: {error}", "Make both with: trefoil keygen tls"
         ) from None
     return context
 
