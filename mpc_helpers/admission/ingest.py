@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -194,10 +194,13 @@ def ingest(
 
 
 def _result(job: PickedRows, future: Future[OpenedAgain]) -> OpenedAgain:
-    """What was opened again; here, if the processes that should have done it have died."""
+    """What was opened again; here, if the processes or machines that should have done it have died.
+
+    Pools and clusters say so in different ways. What is wrong with the reports themselves shows here once more.
+    """
     try:
         return future.result()
-    except BrokenExecutor:
+    except Exception:
         return open_again(job)
 
 
