@@ -207,7 +207,8 @@ class OverviewPage:
             if askers:
                 columns = [who, through, "Reports", "Paid for", "Most of one week"]
                 caption = f"Totals by {who.lower()}, over the reports below"
-                tables.append(table(caption, columns, [_asker_row(asker) for asker in askers]))
+                rows = [_asker_row(asker) for asker in askers]
+                tables.append(table(caption, columns, rows, numbers=columns[2:]))
         nothing = tag("p", "Nobody has asked for a report yet.", class_="empty")
         return section("askers", "Who asked", tag("p", _ASKERS), tables or nothing)
 
