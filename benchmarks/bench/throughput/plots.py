@@ -57,7 +57,7 @@ def _by_reports(axes: Any, points: Points, cores: int) -> None:
 
 
 def _by_buckets(axes: Any, points: Points, cores: int) -> None:
-    count = max(point["reports"] for point in points)
+    count = _count_with_most_sizes(points)
     chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
     _rates(axes, chosen, "buckets")
     axes.set(xlabel=f"buckets, at {count:,} reports on {_cores(cores)}")
@@ -78,7 +78,7 @@ def _stages(axes: Any, points: Points) -> None:
     """Bars that are as long as the query took: a stage is what the slowest helper spent in it."""
     from matplotlib import colormaps
 
-    count = max(point["reports"] for point in points)
+    count = _count_with_most_sizes(points)
     chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
     names = [f"{point['buckets']:,} buckets" for point in chosen]
     left = [0.0] * len(chosen)
@@ -128,6 +128,12 @@ def _whole_ticks(axis: Any, values: Sequence[int]) -> None:
 
 def _cores(count: int) -> str:
     return "one core" if count == 1 else f"{count} cores"
+
+
+def _count_with_most_sizes(points: Points) -> int:
+    """The number of reports that was measured at the most numbers of buckets; the largest of several."""
+    counts = [int(point["reports"]) for point in points]
+    return max(counts, key=lambda count: (counts.count(count), count))
 
 
 def _middle(values: Sequence[int]) -> int:

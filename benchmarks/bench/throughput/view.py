@@ -88,7 +88,7 @@ def stage_table(points: Sequence[ThroughputPoint]) -> Table:
 
 def profile_table(point: ThroughputPoint) -> Table:
     """Processor time of all three helpers by what they did, which adds up to all they used."""
-    title = f"Processor time of three helpers: {point.cell.reports:,} reports of {point.cell.buckets:,} buckets"
+    title = f"Processor time of three helpers: {point.cell.reports:,} × {point.cell.buckets:,}, {_kind(point)}"
     shown = _table(title, ["what"], ("µs a report", "of all"))
     spent: Values = point.middle.profile or {}
     total = sum(spent.values()) or 1.0
