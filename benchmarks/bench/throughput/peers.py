@@ -6,8 +6,10 @@ its own (`--spu-python`); where there is none it is left out.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -56,17 +58,28 @@ def measure_spu(python: Path, reports: int, buckets: int) -> PeerCost:
 
 
 def _run(command: Sequence[str], sizes: Mapping[str, str], seconds: float, name: str) -> dict[str, float]:
-    """The last line that a program prints, which is JSON."""
+    """The last line that a program prints, which is JSON. Whatever it started ends with it."""
+    program = subprocess.Popen(
+        command,
+        env=os.environ | sizes,
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command, env=os.environ | sizes, cwd=_ROOT, capture_output=True, text=True, timeout=seconds, check=True
-        )
-        found = json.loads(done.stdout.strip().splitlines()[-1])
+        printed, complaint = program.communicate(timeout=seconds)
+        if program.returncode:
+            last = complaint.strip().splitlines()[-1:]
+            raise TrefoilError(f"{name} failed: {' '.join(last)}", "Leave it out with --without.")
+        found = json.loads(printed.strip().splitlines()[-1])
         return {key: float(found[key]) for key in ("seconds", "cpu_seconds")}
     except subprocess.TimeoutExpired:
         raise TrefoilError(f"{name} did not finish within {seconds:g} s", "Leave it out with --without.") from None
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr or "").strip().splitlines()[-1:]
-        raise TrefoilError(f"{name} failed: {' '.join(last)}", "Leave it out with --without.") from None
     except (ValueError, KeyError, IndexError):
         raise TrefoilError(f"{name} did not print its result", "Leave it out with --without.") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
