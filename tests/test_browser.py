@@ -112,8 +112,12 @@ def test_the_whole_story(browser: Browser, live: Map) -> None:
     with person(browser) as page:
         page.goto(address(live, Place.HOME))
         picture(page, "start")
-        click_ad(page, live, Place.NEWS)
         says = page.frame_locator("#device-says").get_by_role("main")
+        # On a machine that is too busy for its turn a device rightly does nothing: then the person clicks again.
+        for _ in range(10):
+            click_ad(page, live, Place.NEWS)
+            if "remembered no ad" not in says.inner_text():
+                break
         expect(says).to_contain_text(f"I have remembered this ad: “{CAMPAIGNS[0]}”. No page is told.")
         assert page.get_by_role("navigation", name="Steps").locator("[aria-current=step]").inner_text() == "Buy shoes"
         assert page.get_by_role("navigation", name="Places").locator("[aria-current=page]").inner_text() == "Shop"
