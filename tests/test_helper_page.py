@@ -41,6 +41,8 @@ class Everything:
     noise: list[Exception | None] = field(default_factory=list)
     late: Callable[[], bool] = lambda: False
     called: list[str] = field(default_factory=list)
+    # How long it would wait for the other helpers, each time that it agrees.
+    waits: list[float] = field(default_factory=list)
     states: list[QueryState] = field(default_factory=list)
     turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     # What `Ingested` offers to the page.
@@ -65,8 +67,9 @@ class Everything:
         assert query_key == QueryName.of(QUERY).key
         return self.before
 
-    async def agree(self, *_: object) -> object:
+    async def agree(self, _terms: object, _batch: object, deadline: float) -> object:
         self.called.append("agree")
+        self.waits.append(deadline - asyncio.get_running_loop().time())
         if self.late():
             raise AgreementError("too late")
         return object()
@@ -182,6 +185,16 @@ async def test_no_attempt_begins_after_the_deadline() -> None:
     with pytest.raises(AgreementError, match="deadline has passed; nothing was spent"):
         await answer(everything, now=lambda: QUERY.deadline)
     assert everything.called == []
+
+
+async def test_a_clock_that_is_set_back_does_not_make_a_query_wait_longer() -> None:
+    """Nor one that is set forward, which ends it."""
+    for shift in (-1_000_000, 50):
+        everything = Everything([AttemptOutcome.RELEASED])
+        called = everything.called
+        await answer(everything, now=lambda: QUERY.deadline - 100 + (shift if "admit" in called else 0))  # noqa: B023
+        (wait,) = everything.waits
+        assert wait <= 100 - max(0, shift)
 
 
 async def test_a_failure_at_the_deadline_is_the_reason() -> None:
