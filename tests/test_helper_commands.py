@@ -165,7 +165,8 @@ def test_a_mistake_gets_an_error_not_a_traceback(arguments: list[str], complaint
 
 @pytest.mark.parametrize(
     "command",
-    ["helper", "launch", "query", "demo", "keygen helper", "keygen hpke", "keygen site"]
+    ["helper", "launch", "query", "demo", "keygen helper", "keygen hpke", "keygen site", "keygen tls"]
+    + ["helper status", "helper reload", "site add", "site remove", "site list"]
     + [f"ledger {verb}" for verb in ("create", "export", "rebuild", "accept-peer")]
     + [f"helper-set {verb}" for verb in ("new", "sign", "join", "verify")],
 )
