@@ -63,5 +63,5 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     CliRunner().invoke(app, ["experiment", "attack", "--json", str(path)], catch_exceptions=False)
     written = json.loads(path.read_text())
     assert len(written["attacks"]) == 24
-    assert len(written["guarantees"]) == 11
+    assert len(written["guarantees"]) == 12
     assert 0.5 < written["attacks"][0]["best_guess"] < 0.75
