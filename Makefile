@@ -11,7 +11,7 @@ SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
 	@echo "make live    the same in your browser: an advertisement, a shop, the answer, the budget"
-	@echo "make test    lint, types and all tests, in under ten minutes"
+	@echo "make test    lint, types and all tests, in under eight minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
 	@echo "make results every file in benchmarks/results again, and the documents that quote them: two hours on two cores"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"

@@ -129,6 +129,8 @@ def welcome(
 ) -> None:
     """Measure advertising without watching people."""
     out.quiet, err.quiet = False, quiet
+    # A process may go on after its command, as a notebook does.
+    context.call_on_close(lambda: setattr(err, "quiet", False))
     if verbose:
         logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     if version:

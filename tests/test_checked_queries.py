@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mpc_helpers.admission.blocks import shown_beside
-from mpc_helpers.identity import keygen
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.local.launcher import prepare
 from protocol.errors import Rejection
@@ -97,10 +96,10 @@ async def test_reports_that_nobody_can_check_are_taken_only_where_the_operators_
         assert (await three.ask(three.query(debug, QueryOptions(debug=True, seconds=30)), debug)).answer.counted == 3
 
 
-async def test_reports_of_the_second_suite_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = keygen.add_hpke_key
-    monkeypatch.setattr(keygen, "add_hpke_key", lambda folder, now, days, _: made(folder, now, days, POST_QUANTUM))
-    trio = prepare(tmp_path / "trio", now=real_now(), sites={SITE: [SITE]}, options={"processes": 0})
+async def test_reports_of_the_second_suite_are_answered(tmp_path: Path) -> None:
+    trio = prepare(
+        tmp_path / "trio", now=real_now(), sites={SITE: [SITE]}, options={"processes": 0}, suite=POST_QUANTUM
+    )
     three = ThreeHelpers(trio, MemoryMpc(), tmp_path)
     try:
         for party in range(3):

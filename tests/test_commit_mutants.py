@@ -140,8 +140,8 @@ def _point_regardless(self: Reports, connection: sqlite3.Connection, attempt: in
 def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Helper 1 has released, helper 3 has not heard of it, helper 2 forgets: helper 3 must end up releasing too."""
 
-    def ended() -> AttemptState:
-        world = runs.world(ONE, FaultPlan(seed=16), block=_cut_off(2, from_=0.2, until=8.0))
+    def ended(seed: int) -> AttemptState:
+        world = runs.world(ONE, FaultPlan(seed=seed), block=_cut_off(2, from_=0.2, until=8.0))
         run(lambda: empty_at(world, 1, 5.0, trusted=True))
         ledger = ReportLedger(world.nodes[2].path, LedgerOwner(2, KEYS[2]))
         record = ledger.attempts.live(ONE[0].name.key)
@@ -149,9 +149,10 @@ def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.Monk
         assert record is not None
         return record.state
 
-    assert ended() is AttemptState.RELEASED
+    # Whether helper 2 is heard before helper 1 is a matter of the delays, so there are several draws of them.
+    assert {ended(seed) for seed in range(4)} == {AttemptState.RELEASED}
     monkeypatch.setattr(Voting, "state", _no_from_ignorance)
-    assert ended() is AttemptState.RENOUNCED
+    assert AttemptState.RENOUNCED in {ended(seed) for seed in range(4)}
 
 
 def _cut_off(party: int, from_: float, until: float) -> Callable[[int, int, Envelope], bool]:

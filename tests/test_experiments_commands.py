@@ -78,7 +78,6 @@ def test_whole_figures_are_drawn(tmp_path: Path) -> None:
         (("microbenchmark", "--kappa", "-1"), "κ"),
         (("microbenchmark", "--kappa", "0.00001", "--rate", "1", "--scale", "0.01"), "finer"),
         (("microbenchmark", "--mpc", "--accounting", "artifact"), "real devices"),
-        (("bias", "--draws", "0", "--scale", "0.01"), "draw"),
         (("bias", "--epoch-days", "61"), "longer than the data"),
         (("patcg", "--epoch-days", "61"), "longer than the data"),
         (("patcg", "--impressions", "here"), "pairs"),

@@ -12,6 +12,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import trefoil
+from protocol import console
 from protocol.errors import TrefoilError
 from protocol.querier.query_failed import QueryFailed
 from protocol.query import NoiseMode
@@ -123,3 +124,11 @@ def test_an_interrupted_command_says_what_was_kept(
 def test_a_wrong_option_is_a_mistake_of_usage() -> None:
     done = run("query", "--nonsense")
     assert done.returncode == trefoil.Exit.USAGE and "Traceback" not in done.stderr
+
+
+def test_a_quiet_command_quietens_nothing_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A notebook runs several in one process."""
+    arguments = "-q plan --reports 2000 --value-cap 5 --error 0.05 --confidence 0.99"
+    assert trefoil.run(arguments.split()) == 0
+    console.err.print("still here")
+    assert "still here" in capsys.readouterr().err

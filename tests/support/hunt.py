@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.origin import machine
 from protocol.files import write_atomically
 from tests.support.hunt_world import HuntCounts, hunt, quick, schedule_of, shrunk
 from tests.support.processes import ROOT
@@ -67,6 +69,15 @@ def commit() -> str:
     return asked.stdout.strip()
 
 
+def merged(real: Path, virtual: Sequence[Path]) -> dict[str, object]:
+    """All parts of one hunt, with what every result file has: `make chaos` plays such a hunt."""
+    parts = [json.loads(path.read_bytes()) for path in virtual]
+    first = min(parts, key=lambda part: int(part["first_seed"]))
+    origin = {"command": "make chaos", "machine": machine(), "seed": first["first_seed"]}
+    described = {name: first[name] for name in ("commit", "date")}
+    return {**origin, **described, "virtual": parts, "real": json.loads(real.read_bytes())}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
@@ -77,8 +88,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.merge:
         out, real, *virtual = options.merge
-        merged = {"virtual": [json.loads(path.read_bytes()) for path in virtual], "real": json.loads(real.read_bytes())}
-        write_atomically(out, (json.dumps(merged, indent=1) + "\n").encode())
+        write_atomically(out, (json.dumps(merged(real, virtual), indent=1) + "\n").encode())
         return 0
     logging.disable(logging.CRITICAL)
     shared = Path("/dev/shm")
