@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from protocol.answer import AnswerShare, combine
 from protocol.errors import ProtocolError, Rejection
-from protocol.field import P
+from protocol.field import P, encode
 from protocol.left_out import code_of, digest_of, encode_left_out
 from protocol.query import NoiseMode, Query
 from protocol.shares import PARTIES, share, to_shamir
+from protocol.wire import Writer
 from tests.support import protocol_samples as samples
 
 QUERY = samples.query(batch_size=20)
@@ -173,6 +174,38 @@ def test_a_share_of_another_length_is_refused() -> None:
     short = replace(SHARES[0], vector=SHARES[0].vector[:-1])
     with pytest.raises(ProtocolError, match="for another query"):
         opened(0, short.seal(0, QUERY, samples.IDENTITIES[0]))
+
+
+def decodable_elements(count: int) -> list[int]:
+    """Numbers whose bytes, read as a share of today, are a list of 4 bytes and all elements that can follow it."""
+    list_size, elements_size = (4).to_bytes(4, "big"), (8 * (count - 13)).to_bytes(4, "big")
+    numbers = [0] * count
+    numbers[11] = int.from_bytes(bytes(4) + list_size, "little")
+    numbers[12] = int.from_bytes(bytes(4) + elements_size, "little")
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ([5] * 8, "message ends"),
+        ([P - 1] * 45, "over the limit"),
+        (decodable_elements(45), "for another query"),
+    ],
+)
+def test_a_share_from_before_the_lists_is_refused(
+    numbers: list[int], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has neither bitmap digests nor a list, and no version says so: at most, fewer numbers come out of it."""
+    query = samples.query(batch_size=20, buckets=len(numbers))
+    one = replace(SHARES[0], query_digest=query.digest, vector=np.array(numbers, dtype=np.uint64))
+    elements = Writer().blob(encode(one.vector)).done()
+    lists = b"".join(one.proposed) + Writer().blob(one.left_out).done()
+    assert one.encode().endswith(lists + elements)
+    old = one.encode().removesuffix(lists + elements) + elements
+    monkeypatch.setattr(AnswerShare, "encode", lambda _: old)
+    with pytest.raises(ProtocolError, match=reason):
+        opened(0, one.seal(0, query, samples.IDENTITIES[0]), query)
 
 
 def test_only_the_queriers_key_opens_a_share() -> None:

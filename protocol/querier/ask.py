@@ -226,7 +226,8 @@ class Querier:
             share = AnswerShare.open(party, sealed, saved.query, saved.answer_key, self.helper_set)
         except ProtocolError as error:
             message = f"the answer share of {name} cannot be used: {error}"
-            raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
+            hint = f"Do not use this answer. If {name} runs another release of Trefoil, ask with that one."
+            raise QueryFailed("opening", (party,), message, hint) from None
         try:
             self._check_votes(votes, share)
         except ProtocolError as error:
