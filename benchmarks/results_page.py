@@ -1,6 +1,6 @@
 """The parts of documents that quote result files, made from the files: `trefoil bench results`.
 
-A part stands between the comments `results: NAME` and `end`. Whoever measures anew runs the command with `--write`; a
+A part stands between the comments `results: NAME` and `end`. Whoever measures again runs the command with `--write`; a
 test holds the documents to it.
 """
 

@@ -9,8 +9,8 @@ callers come within one tick than there are slots does one of them wait for anot
 at the end of its turn is left without: the caller gets what it would get for nothing, and the worker goes on to pay.
 
 A processor that has worked is some millionths of a second quicker or slower than one that has slept, whatever we do. So
-a call leaves up to a thousandth of a second after its turn, by coins of its own: what is left shows in averages alone,
-of more calls than there is time for.
+a call leaves up to a thousandth of a second after its turn, by coins of its own: what is left shows in averages of very
+many calls alone.
 """
 
 from __future__ import annotations

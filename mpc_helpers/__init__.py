@@ -7,8 +7,8 @@
 - `mpc`: Noise: the one computation that the three helpers run together
 - `agreement`: Agree and Spend: what helpers say to each other before an answer is released
 - `service`: the helper as a process: HTTPS interface, queries, way to the peers
-- `local`: three helpers on this machine
-- `commands`: `trefoil helper`, `launch`, `keygen` and `ledger`
+- `local`: helpers from outside: three on this machine, and how any are
+- `commands`: `trefoil helper`, `launch`, `keygen`, `site`, `ledger` and `alarm`
 
 A room imports only itself and rooms before it: identity, then admission, ledger and mpc, then agreement, helper,
 service, local. `tests/test_imports.py` checks this.

@@ -2,7 +2,7 @@
 
 A mode is three records, one in each layer, and each is complete by its type: its name here; its law, all that follows
 for an answer, in `protocol.noise_law`; its program, all that helpers run, in `mpc_helpers.mpc.sum_program`. No other
-module asks which mode it has before it.
+module of a querier or a helper branches on the mode.
 """
 
 from __future__ import annotations

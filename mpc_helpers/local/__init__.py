@@ -1,4 +1,6 @@
-"""Three helpers on this machine, to try Trefoil out: whoever holds all three keys can read every report.
+"""Helpers from outside: three on this machine, to try Trefoil out, and how helpers anywhere are.
+
+Whoever holds all three keys, as `launcher` does, can read every report.
 
 - `launcher`: made once in a directory, started together, stopped together
 - `status`: how helpers are, here or elsewhere

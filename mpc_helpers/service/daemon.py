@@ -379,10 +379,10 @@ def run(path: Path, options: RunOptions | None = None, *, parts: Parts | None = 
     """Run the helper of a configuration file until SIGTERM, SIGINT or, if wanted, the end of standard input."""
     options = options or RunOptions()
     start_logging(options.log_level, options.log_format)
-    asyncio.run(_until_told(path, options, parts or Parts()))
+    asyncio.run(_until_stopped(path, options, parts or Parts()))
 
 
-async def _until_told(path: Path, options: RunOptions, parts: Parts) -> None:
+async def _until_stopped(path: Path, options: RunOptions, parts: Parts) -> None:
     loop = asyncio.get_running_loop()
     # Threads here mostly wait: for the disk, or for the processes that open reports.
     loop.set_default_executor(ThreadPoolExecutor(THREADS, "blocking"))

@@ -27,21 +27,21 @@ _LOG = logging.getLogger("trefoil.reloading")
 
 @dataclass(slots=True)
 class Reloads:
-    """How often one process has read its configuration again, and why it did not take what it read last."""
+    """How often one process has read its configuration again, and whether it could not use what it read last."""
 
     count: int = 0
-    refused: str = ""
+    refused: bool = False
 
     def take(self, what: str) -> None:
         """It is used."""
         self.count += 1
-        self.refused = ""
+        self.refused = False
         _LOG.info("the configuration was read again: %s", what)
 
     def refuse(self, error: TrefoilError) -> None:
         """It is not, and what was used before still is."""
         self.count += 1
-        self.refused = str(error)
+        self.refused = True
         _LOG.error("the configuration was read again and is not used: %s (%s)", error, error.hint)
 
     def reasons(self) -> list[Reason]:

@@ -77,13 +77,10 @@ def _of_site(batch: AskedBatch, site: str) -> AskedBatch:
 def _show(record: OwnRecord) -> None:
     knowledge = record.knowledge
     epochs = Table(title=f"{record.site}: epochs by the day on which they begin")
-    for heading, side in (
-        ("from", "left"),
-        ("batches", "right"),
-        ("ε asked, at most", "right"),
-        ("bias by this budget", "left"),
-    ):
-        epochs.add_column(heading, justify="right" if side == "right" else "left")
+    epochs.add_column("from")
+    epochs.add_column("batches", justify="right")
+    epochs.add_column("ε asked, at most", justify="right")
+    epochs.add_column("bias by this budget")
     for row in record.epochs():
         epochs.add_row(_day(row.begins), str(len(row.batches)), epsilon.show(row.asked), _words(row))
     out.print(epochs)
@@ -92,8 +89,8 @@ def _show(record: OwnRecord) -> None:
         answers.add_column(heading)
     for batch in record.batches:
         days = sorted({_day(batch.begun), _day(batch.end)})
-        for query, told in _answers(record, batch):
-            answers.add_row(batch.path.name, query, " to ".join(days), told)
+        for query, words in _answers(record, batch):
+            answers.add_row(batch.path.name, query, " to ".join(days), words)
     out.print(answers)
     say(
         f"Certain if: no device has more than {knowledge.per_device} in a batch; a device's epoch has at least "
@@ -108,8 +105,8 @@ def _show(record: OwnRecord) -> None:
 
 def _answers(record: OwnRecord, batch: AskedBatch) -> list[tuple[str, str]]:
     if record.certain(batch):
-        told = BiasStanding.CERTAIN.value
-        return [(query[:SHOWN_DIGITS], told) for query, _ in batch.queries] or [("not asked", told)]
+        words = BiasStanding.CERTAIN.value
+        return [(query[:SHOWN_DIGITS], words) for query, _ in batch.queries] or [("not asked", words)]
     if not batch.queries:
         return [("not asked", BiasStanding.UNKNOWN.value)]
     return [

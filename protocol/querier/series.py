@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IdentityKey
-from protocol.querier.ask import OnStatus, Querier
+from protocol.querier.ask import Querier
 from protocol.querier.every import Every
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.query_folder import ask_batch
@@ -109,7 +109,7 @@ class Series:
         self._key = key
         self._options = options
 
-    async def ask(self, period: Period, now: int, on_status: OnStatus = lambda _: None) -> PeriodAnswer:
+    async def ask(self, period: Period, now: int) -> PeriodAnswer:
         """The answer of one period: the one that is kept, or a new one. `QueryFailed` if it should be tried again."""
         kept = _kept(period)
         if kept is not None:
@@ -119,21 +119,13 @@ class Series:
         batch = BatchReader(period.batch)
         late = sum(shelf.reports for shelf in period.shelves) - len(batch)
         try:
-            result = await ask_batch(self._querier, batch, self._options, self._key, now, on_status=on_status)
+            result = await ask_batch(self._querier, batch, self._options, self._key, now)
         except QueryFailed as error:
             if error.again is not False:
                 raise
             return PeriodAnswer(period.name, len(batch), late, refused=str(error))
         write_atomically(period.answer, (json.dumps(result.to_json(), indent=2) + "\n").encode())
         return _read(period, len(batch), late)
-
-
-def all_kept(periods: Sequence[Period]) -> Iterator[PeriodAnswer]:
-    """The answers that are here already."""
-    for period in periods:
-        kept = _kept(period)
-        if kept is not None:
-            yield kept
 
 
 def _kept(period: Period) -> PeriodAnswer | None:

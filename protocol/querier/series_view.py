@@ -36,7 +36,7 @@ def ask_over_time(
     kind: str,
     plot: Path | None,
 ) -> dict[str, object]:
-    """Ask about every closed period that has no answer yet; print and give what is there, also if it is interrupted."""
+    """Ask about every closed period that has no answer yet. What is there is printed also if this is interrupted."""
     if site_key is None:
         raise TrefoilError("a query needs the key that signs it", "Name it with --site-key.")
     helper_set, key = HelperSet.load(helpers), load_identity(site_key)

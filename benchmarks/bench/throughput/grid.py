@@ -81,7 +81,7 @@ class Cell:
             spread=spread,
         )
 
-    def workload(self, seed: int, now: int, site: str = SITE) -> Workload:
+    def workload(self, seed: int, now: int, site: str) -> Workload:
         """What the reports of one run hold."""
         return Workload(self.terms(site, now), self.reports, seed)
 
