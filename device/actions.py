@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,11 +63,12 @@ class Destination:
         if len(batch):
             first = Header.decode(batch[0].header)
             terms = first.terms
-            if _shape(terms) != _shape(report_terms(request, now, debug=terms.debug)):
+            wanted = report_terms(request, now, debug=terms.debug)
+            if _shape(terms) != _shape(wanted):
                 raise TrefoilError(
                     f"{self.path} holds reports to {terms.site} with {terms.buckets} buckets of {terms.unit}, "
                     f"at most {terms.cap} each, and κ = {terms.kappa}",
-                    "Keep one file per site, caller, unit, number of buckets, largest value and κ.",
+                    _how_to_fit(terms, wanted),
                 )
             suite = helper_set.sealing_keys(coarse_time(now))[0].suite
             if (first.helper_set, first.suite) != (helper_set.digest, suite):
@@ -87,6 +89,17 @@ class Destination:
 def _shape(terms: ReportTerms) -> tuple[object, ...]:
     """What all reports of a batch have in common."""
     return (terms.site, terms.caller, terms.buckets, terms.unit, terms.kappa, terms.cap, terms.spread)
+
+
+def _how_to_fit(batch: ReportTerms, wanted: ReportTerms) -> str:
+    """The options for a report of the batch's shape, where options are all that differs."""
+    keep = "Keep one file per site, caller, unit, number of buckets, largest value and κ."
+    if (batch.site, batch.caller, batch.spread) != (wanted.site, wanted.caller, wanted.spread) or not batch.cap:
+        return keep
+    # A file may come from anyone, and people copy what a hint says into a shell.
+    unit = shlex.quote(batch.unit)
+    options = f"--buckets {batch.buckets} --unit {unit} --max-value {batch.cap} --kappa {batch.kappa}"
+    return f"{keep} To add to this one give {options}"
 
 
 def save_impression(db: Path, site: str, options: ImpressionOptions, intermediary: str | None) -> dict[str, object]:

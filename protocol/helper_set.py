@@ -210,6 +210,9 @@ class HelperSet:
             return cls.from_json(decode_json(path.read_bytes()))
         except FileNotFoundError:
             raise TrefoilError(f"there is no helper set {path}", "Make one with: trefoil launch") from None
+        except IsADirectoryError:
+            hint = f"Name the file: {path / 'helpers.json'}"
+            raise TrefoilError(f"{path} is a folder, not a helper set", hint) from None
         except OSError as error:
             raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
         except ProtocolError as error:

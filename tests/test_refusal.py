@@ -68,6 +68,18 @@ def test_what_all_three_say_is_said_once_and_the_rest_on_demand() -> None:
     assert (error.stage, error.helpers, error.shortfall) == ("agreeing", (0, 1, 2), shortfall)
 
 
+@pytest.mark.parametrize(
+    ("reason", "option"),
+    [(SEEN, "--list"), (Rejection.WRONG_HELPER_SET, "--helpers"), (Rejection.NOISE_TOO_SMALL, "--epsilon")],
+)
+def test_the_hint_fits_the_reason(reason: Rejection, option: str) -> None:
+    """More reports do not help someone who asked the wrong helpers; only where nothing better is known is it said."""
+    shortfall = alike(9, 0, 1, {reason: 9})
+    assert option in refusal({party: failed("too few", shortfall) for party in range(3)}, NAMES).hint
+    other = Shortfall(9, 1, 5, ({reason: 4}, {BAD: 4}, {}))
+    assert refusal({party: failed("too few", other) for party in range(3)}, NAMES).hint == "Wait."
+
+
 def test_helpers_that_differ_are_quoted_by_name() -> None:
     """One of them lies about what the others left out: no sentence is made of it."""
     statuses = {0: failed("too few", alike(4, 0, 1, {SEEN: 4})), 2: failed("too few", alike(4, 0, 1, {BAD: 4}))}

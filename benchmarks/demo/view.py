@@ -148,7 +148,8 @@ def show_end(result: QueryResult, truth: Sequence[int], *, kept: bool) -> None:
         if kept
         else f"\nSOMETHING WAS COUNTED THAT MUST NOT BE, see above; {off}."
     )
-    say("Next: trefoil live is the same in your browser, with your own clicks. README.md has every step as a command.")
+    clicks = "is the same in your browser, with your own clicks"
+    say(f"Next: trefoil live (in a clone: make live) {clicks}. README.md has every step as a command.")
 
 
 def show_seconds(seconds: Mapping[str, float], at_helpers: Mapping[str, float]) -> None:

@@ -107,7 +107,7 @@ class Querier:
             found = await asyncio.gather(*(withdraw(party) for party in range(PARTIES)))
         if found.count(QueryState.WITHDRAWN) < PARTIES - 1:
             failures = {party: each for party, each in enumerate(found) if isinstance(each, QueryFailed)}
-            reasons = "; ".join(dict.fromkeys(str(error) for error in failures.values()))
+            reasons = _reasons(failures)
             hint = next((error.hint for error in failures.values() if error.hint), "")
             raise QueryFailed("withdrawing", tuple(failures), f"the query is not withdrawn: {reasons}", hint)
 
@@ -265,11 +265,19 @@ async def _each(stage: str, call: Callable[[int], Awaitable[T]], *, introduces: 
             raise result
     if failures:
         hint = next((error.hint for error in failures.values() if error.hint), "")
-        reasons = "; ".join(dict.fromkeys(str(error) for error in failures.values()))
+        reasons = _reasons(failures)
         worst = max(error.http_status for error in failures.values())
         taken = not introduces or len(failures) < PARTIES or not all(error.refused for error in failures.values())
         raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst, taken=taken)
     return {party: result for party, result in enumerate(results) if not isinstance(result, BaseException)}
+
+
+def _reasons(failures: Mapping[int, QueryFailed]) -> str:
+    """Why helpers failed, each under its name; what all three answer alike is said once."""
+    said = {error.said for error in failures.values()}
+    if len(failures) == PARTIES and len(said) == 1 and "" not in said:
+        return f"all three helpers answer: {said.pop()}"
+    return "; ".join(dict.fromkeys(str(error) for error in failures.values()))
 
 
 def _read_answer(stored: object) -> tuple[bytes, object]:

@@ -137,7 +137,8 @@ async def _answer(response: aiohttp.ClientResponse, name: str, party: int) -> ob
     if response.status != 200:
         said = _text(stored, "error") or f"HTTP status {response.status}"
         hint = _text(stored, "hint")
-        raise QueryFailed("asking", (party,), f"{name} answers: {said}", hint, http_status=response.status)
+        message = f"{name} answers: {said}"
+        raise QueryFailed("asking", (party,), message, hint, http_status=response.status, said=said)
     return stored
 
 

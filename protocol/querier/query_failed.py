@@ -15,6 +15,7 @@ class QueryFailed(TrefoilError):
     """The query has no answer. Names the stage, and the helpers it failed at (0, 1, 2).
 
     `http_status` is 0 where a helper did not answer at all. `taken` says whether some helper may have the query now.
+    `said` is what a helper answered in words, if it did.
     `details` are further lines for whoever wants to know more, and `shortfall` is what they say where reports lacked.
     What a helper says is shown only as far as it is printable.
     """
@@ -28,6 +29,7 @@ class QueryFailed(TrefoilError):
         *,
         http_status: int = 0,
         taken: bool = True,
+        said: str = "",
         details: tuple[str, ...] = (),
         shortfall: Shortfall | None = None,
     ) -> None:
@@ -36,6 +38,7 @@ class QueryFailed(TrefoilError):
         self.helpers = helpers
         self.http_status = http_status
         self.taken = taken
+        self.said = printable(said)
         self.shortfall = shortfall
         self.details = tuple(printable(line) for line in details)
         # Reports that were counted before stay counted; a helper that was out of reach or busy may be back.

@@ -23,7 +23,8 @@ def refusal(statuses: Mapping[int, QueryStatus], names: Sequence[str]) -> QueryF
     else:
         message, details = _sentence(statuses, failures, names), _details(failures, names)
     helpers = tuple(sorted(party for party in blamed if party is not None)) or tuple(failures)
-    return QueryFailed(first.stage.value, helpers, message, first.hint, details=details, shortfall=shortfall)
+    hint = first.hint if shortfall is None else _hint(shortfall, first.hint)
+    return QueryFailed(first.stage.value, helpers, message, hint, details=details, shortfall=shortfall)
 
 
 def _common_shortfall(failures: Mapping[int, Failure]) -> Shortfall | None:
@@ -50,6 +51,22 @@ def _why_too_few(shortfall: Shortfall, names: Sequence[str]) -> str:
     main, rest = first[reason], sum(first.values()) - first[reason]
     also = f", and {rest} cannot be counted" if rest else ""
     return f"{_subject(reason, main, shortfall.submitted)}{also}" + (f"; {left}" if shortfall.accepted else "")
+
+
+def _hint(shortfall: Shortfall, otherwise: str) -> str:
+    """What helps where all three leave reports out for one reason; more reports of that kind would not."""
+    first, second, third = shortfall.left_out
+    if not first or not (first == second == third):
+        return otherwise
+    match max(first, key=lambda reason: first[reason]):
+        case Rejection.SEEN:
+            return "Show the earlier answers with --list, or ask about reports that no answer has counted."
+        case Rejection.WRONG_HELPER_SET:
+            return "Give the helper set that the reports were sealed to with --helpers, and --new."
+        case Rejection.NOISE_TOO_SMALL:
+            return "Give a smaller --epsilon, or none, and --new."
+        case _:
+            return otherwise
 
 
 def _who_alone(shortfall: Shortfall) -> int | None:

@@ -258,6 +258,7 @@ MISTAKES: dict[str, list[str]] = {
         "collect new --site shop.example --certificate rows.csv --key rows.csv",
         f"{CONVERT.replace('new.batch', 'rows.csv')}",
         f"{CONVERT.replace('new.batch', 'other.batch')}",
+        f"{CONVERT.replace('new.batch', 'shop.batch')} --unit clicks",
     ],
     "The wrong one of two": [
         "device convert shop.example --db ann.db --helpers expired/helpers.json --buckets 4 --batch new.batch",
