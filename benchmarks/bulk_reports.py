@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.bench.lanes import end_when_interrupted
 from benchmarks.liars import lies_of, lying_report
 from benchmarks.seeded import Generator, generator
 from protocol.batch import BatchWriter
@@ -128,7 +129,8 @@ def make_batch(
 def _sealed(workload: Workload, helper_set: HelperSet, processes: int) -> Iterator[list[SealedReport]]:
     pending: set[Future[list[SealedReport]]] = set()
     helpers = json.dumps(helper_set.to_json())
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawning, initializer=end_when_interrupted) as pool:
         try:
             for span in workload.chunks():
                 pending.add(pool.submit(seal_span, workload, helpers, span))

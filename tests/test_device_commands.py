@@ -318,6 +318,9 @@ def test_a_batch_of_another_shape_is_refused_before_anything_is_paid(db: Path, h
     two = ["--buckets", "2"]
     for change in (["--buckets", "3"], [*two, "--unit", "cents"], [*two, "--intermediary", "ads.example"]):
         assert "holds reports" in str(fail(*convert, *change))
+    # The options that would fit, where options are all that differs.
+    assert fail(*convert, "--buckets", "3").hint.endswith("--buckets 2 --unit count --max-value 1 --kappa 0")
+    assert "give" not in fail(*convert, *two, "--intermediary", "ads.example").hint
     assert batch.stat().st_size == size
     with agent.opened(db) as device:
         assert max(state.spent for state in device.budget()) == 100_000

@@ -17,7 +17,7 @@ def in_lanes(work: Callable[[A], B], tasks: Sequence[A], lanes: int) -> Iterator
     if lanes == 1:
         yield from ((task, work(task)) for task in tasks)
         return
-    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn"), initializer=_end_when_interrupted) as pool:
+    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn"), initializer=end_when_interrupted) as pool:
         running = {pool.submit(work, task): task for task in tasks}
         try:
             for done in as_completed(running):
@@ -27,6 +27,6 @@ def in_lanes(work: Callable[[A], B], tasks: Sequence[A], lanes: int) -> Iterator
             raise
 
 
-def _end_when_interrupted() -> None:
+def end_when_interrupted() -> None:
     """Ctrl-C reaches every process of a run; only the first has something to say about it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
+from benchmarks.bench.lanes import end_when_interrupted
 from benchmarks.bench.plaintext import PlaintextCost, bare_open, trusted_server
 from benchmarks.bulk_reports import Workload
 from protocol.hpke import Suite
@@ -39,7 +40,8 @@ class Yardstick:
 
     def __init__(self, workload: Workload, suite: Suite) -> None:
         self._work = (workload, suite, SECONDS)
-        self._pool = ProcessPoolExecutor(CORES, mp_context=multiprocessing.get_context("spawn"))
+        spawning = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(CORES, mp_context=spawning, initializer=end_when_interrupted)
 
     def measure(self) -> Opens:
         """On all cores at the same time."""
