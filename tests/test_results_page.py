@@ -210,8 +210,8 @@ def test_the_tables_of_a_publishers_model_are_those_of_the_files() -> None:
 
 
 def test_what_the_text_says_of_a_publishers_model_is_in_the_files() -> None:
-    found = stored("regression-20k")
-    once = next(row for row in found["charges"] if (row["sampled"], row["epsilon"], row["models"]) == (True, 0.3, 1))
+    charges = stored("regression-charges")["charges"]
+    once = next(row for row in charges if (row["sampled"], row["epsilon"], row["models"]) == (True, 0.3, 1))
     paid = [fmean(seed[name] for seed in once["seeds"]) for name in ("trefoil", "ara_like", "ipa_like")]
     pooled = stored("regression-20k-modes")["together"]
     one = next(row for row in pooled if (row["columns"], row["epsilon"]) == (16, 0.3))
