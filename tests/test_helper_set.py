@@ -302,7 +302,7 @@ def test_a_file_that_is_no_set_is_refused(tmp_path: Path, content: bytes) -> Non
 def test_a_missing_file_is_said_to_be_missing(tmp_path: Path) -> None:
     with pytest.raises(TrefoilError, match="there is no helper set"):
         HelperSet.load(tmp_path / "absent.json")
-    with pytest.raises(TrefoilError, match="cannot read"):
+    with pytest.raises(TrefoilError, match="is a folder, not a helper set"):
         HelperSet.load(tmp_path)
 
 

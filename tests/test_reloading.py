@@ -53,9 +53,9 @@ def ask(running: Launched, folder: Path, site: str, key: IdentityKey) -> int:
 
 
 def reloads(running: Launched, party: int = 0) -> Any:
+    """How often a helper has; None while its doors are closed, which they are for a moment when a set is taken up."""
     page = health(running.trio.helper_set.helpers[party])
-    assert page is not None
-    return page["reloads"]
+    return page["reloads"] if page else None
 
 
 def test_a_site_is_added_without_a_restart(running: Launched, tmp_path: Path) -> None:
@@ -124,13 +124,23 @@ def test_a_new_set_is_taken_up_while_a_query_runs(running: Launched, tmp_path: P
     for party in range(PARTIES):
         renewed = renewed.signed_by(load_identity(running.trio.helper_folder(party) / "identity.key"))
 
+    async def answered() -> int:
+        # Whoever finds the doors closed asks again, as a person would: the query is the same.
+        while True:
+            try:
+                return (await Querier(old).ask(asked, batch)).answer.counted
+            except QueryFailed as error:
+                assert "cannot be reached" in str(error)
+                await asyncio.sleep(0.5)
+
     async def ask_and_renew() -> int:
-        asking = asyncio.create_task(Querier(old).ask(asked, batch))
+        asking = asyncio.create_task(answered())
         await asyncio.sleep(0.3)
         write_set(running.trio.helper_set_path, renewed)
         for party in range(PARTIES):
             ask_to_reload(load_config(running.trio.config_path(party)))
-        return (await asking).answer.counted
+        async with asyncio.timeout(60):
+            return await asking
 
     before = [reloads(running, party) for party in range(PARTIES)]
     assert asyncio.run(ask_and_renew()) == 400
