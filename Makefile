@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+# One more than there are cores: tests of real processes wait much of the time.
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 
 .PHONY: help demo live test lint bench results chaos load alerts fuzz clean
@@ -42,7 +44,7 @@ lint: $(READY)
 
 test: lint
 	@echo "== tests"
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 bench: $(READY)
 	$(BIN)/trefoil bench report
