@@ -31,6 +31,7 @@ from mpc_helpers.service.processes import count_processes, usage
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.hpke import CLASSICAL, Suite
+from protocol.shares import PARTIES
 from protocol.status import QueryState
 from tests.support import protocol_samples as samples
 from trefoil import app
@@ -90,6 +91,8 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
         # Helpers 2 and 3 get the body of 8 bytes per bucket, all three a payload of 112; headers are alike.
         assert point["bytes_per_report"]["uploaded"] > 2 * 8 * 4 + 3 * 112
         assert point["bytes_per_report"]["between helpers"] > 0
+        assert point["disk_bytes"]["batch"] > point["reports"] * point["bytes_per_report"]["uploaded"] / 2
+        assert len(point["disk_bytes"]) == 1 + PARTIES
         assert point["largest_error"] <= 16
     names = ("buckets", "ratios", "reports", "stages")
     wanted = [f"throughput-{name}.{suffix}" for name in names for suffix in ("pdf", "svg")]
@@ -170,7 +173,7 @@ def measured(seconds: float, cpu: Mapping[str, float] | None, size: float = 1000
     spent = dict.fromkeys(stages.STAGES, seconds / len(stages.STAGES))
     shown = dict.fromkeys(stages.PROFILE, 0.1)
     sizes, memory = {"uploaded": size}, {"helper 1": 200.0}
-    return BatchRun({"total": seconds, **spent}, cpu, shown, opens(bare, 2e-5), sizes, memory, {}, 0, 1.0)
+    return BatchRun({"total": seconds, **spent}, cpu, shown, opens(bare, 2e-5), sizes, {}, memory, {}, 0, 1.0)
 
 
 def point(reports: int, buckets: int, *runs: BatchRun) -> ThroughputPoint:
@@ -240,7 +243,9 @@ def test_exponents_are_those_of_the_cost() -> None:
 
 
 def counters(ledger: float = 0.0, **admit: float) -> HelperCounters:
-    return HelperCounters({"daemon": 2.0, "opening reports": 9.0, "fork server": 0.5}, {}, admit, ledger, 0.25, 7.0)
+    return HelperCounters(
+        {"daemon": 2.0, "opening reports": 9.0, "fork server": 0.5}, {}, admit, ledger, 0.25, 7.0, 5.0
+    )
 
 
 def test_stages_are_those_of_the_slowest_helper_and_add_up() -> None:
@@ -283,11 +288,12 @@ def test_counters_are_read_from_a_metrics_page() -> None:
     count_processes(metrics)
     metrics.counter("trefoil_admit_cpu_seconds_total", "by part", part=["open"])(1.5, part="open")
     metrics.counted("trefoil_peer_bytes_total", "bytes", lambda: {(): 12})
+    metrics.value("trefoil_ledger_bytes", "bytes", lambda: 400)
     found = HelperCounters.parse(metrics.render())
     assert found.processes["daemon"] > 0
     assert 5 < found.peaks_mb["daemon"] < 5000
     assert found.admit == {"open": 1.5}
-    assert found.peer_bytes == 12
+    assert (found.peer_bytes, found.ledger_bytes) == (12, 400)
     assert HelperCounters.parse("# an older helper\n").cpu_seconds is None
     assert found.since(found).peer_bytes == 0
 

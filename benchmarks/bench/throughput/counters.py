@@ -17,7 +17,8 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class HelperCounters:
-    """Of one helper: processor seconds by process, by part of admitting and in the ledger; memory; bytes to peers.
+    """Of one helper: processor seconds by process, by part of admitting and in the ledger; memory; bytes
+    to peers and of the ledger.
 
     `processes` is empty at a helper whose system does not say, or that is older than this number.
     """
@@ -28,6 +29,7 @@ class HelperCounters:
     ledger_seconds: float
     ledger_cpu_seconds: float
     peer_bytes: float
+    ledger_bytes: float
 
     @classmethod
     def parse(cls, page: str) -> HelperCounters:
@@ -43,6 +45,7 @@ class HelperCounters:
             found.get("trefoil_ledger_seconds_total", {}).get("", 0.0),
             found.get("trefoil_ledger_cpu_seconds_total", {}).get("", 0.0),
             found.get("trefoil_peer_bytes_total", {}).get("", 0.0),
+            found.get("trefoil_ledger_bytes", {}).get("", 0.0),
         )
 
     @classmethod
@@ -59,6 +62,7 @@ class HelperCounters:
             self.ledger_seconds - before.ledger_seconds,
             self.ledger_cpu_seconds - before.ledger_cpu_seconds,
             self.peer_bytes - before.peer_bytes,
+            self.ledger_bytes - before.ledger_bytes,
         )
 
     @property

@@ -133,8 +133,9 @@ def _measure_run(
     asked = watched.ask(batch)
     opens = earlier.mean(yardstick.measure())
     steps.done("yardstick", 0.5 / grid.repeat, "yardsticks")
+    size = path.stat().st_size
     path.unlink()
-    return _run(cell, workload, asked, opens)
+    return _run(cell, workload, asked, opens, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ def _ask(
     return asyncio.run(Querier(target.helper_set).ask(saved, batch, heard))
 
 
-def _run(cell: Cell, workload: Workload, asked: AnsweredBatch, opens: Opens) -> BatchRun:
+def _run(cell: Cell, workload: Workload, asked: AnsweredBatch, opens: Opens, batch_bytes: int) -> BatchRun:
     reports, result, used = cell.reports, asked.result, asked.used
     if result.answer.counted != reports:
         raise TrefoilError(f"the helpers counted {result.answer.counted} of {reports} reports", "This is a defect.")
@@ -210,6 +211,10 @@ def _run(cell: Cell, workload: Workload, asked: AnsweredBatch, opens: Opens) -> 
         bytes_per_report={
             "uploaded": result.uploaded_bytes / reports,
             "between helpers": used.peer_bytes / reports,
+        },
+        disk_bytes={
+            "batch": batch_bytes,
+            **{f"{name}'s ledger": helper.ledger_bytes for name, helper in zip(names, used.helpers, strict=True)},
         },
         peak_rss_mb={name: sum(helper.peaks_mb.values()) for name, helper in zip(names, used.helpers, strict=True)},
         peak_rss_mb_by_process={name: helper.peaks_mb for name, helper in zip(names, used.helpers, strict=True)},

@@ -54,6 +54,7 @@ class BatchRun:
     profile: Numbers | None
     opens: Opens
     bytes_per_report: Numbers
+    disk_bytes: Numbers
     peak_rss_mb: Numbers
     peak_rss_mb_by_process: Mapping[str, Numbers]
     largest_error: int
@@ -131,6 +132,7 @@ class ThroughputPoint:
             "cpu_seconds": None if run.cpu_seconds is None else dict(run.cpu_seconds),
             "profile": None if run.profile is None else dict(run.profile),
             "bytes_per_report": dict(run.bytes_per_report),
+            "disk_bytes": dict(run.disk_bytes),
             "peak_rss_mb": dict(run.peak_rss_mb),
             "peak_rss_mb_by_process": {name: dict(peaks) for name, peaks in run.peak_rss_mb_by_process.items()},
             "reports_per_second": self.reports_per_second(),
