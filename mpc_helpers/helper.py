@@ -90,8 +90,7 @@ class Helper:
         """
         admitted: Ingested | None = None
         failed: list[Blamed] = []
-        # By the steady clock too: one that is set back in between must not let a query wait for as long again.
-        end = self._steady() + query.deadline - self._clock()
+        end = self._end(query)
         # What was voted for before a restart is waited for, however long: a peer may have released it already.
         outcome = await self._agreement.outcome(QueryName.of(query).key)
         while outcome is not AttemptOutcome.RELEASED:
@@ -208,6 +207,10 @@ class Helper:
 
     def _steady(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def _end(self, query: Query) -> float:
+        """When a query ends by the steady clock, however the other is set back before the start or after it."""
+        return self._steady() + min(query.deadline - self._clock(), self._limits.seconds)
 
     def _check_time(self, query: Query, end: float, failed: list[Blamed]) -> None:
         """No attempt begins after the deadline."""

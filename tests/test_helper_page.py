@@ -197,6 +197,13 @@ async def test_a_clock_that_is_set_back_does_not_make_a_query_wait_longer() -> N
         assert wait <= 100 - max(0, shift)
 
 
+async def test_a_helper_that_starts_with_its_clock_set_back_waits_no_longer_than_for_any_query() -> None:
+    everything = Everything([AttemptOutcome.RELEASED])
+    await answer(everything, now=lambda: QUERY.deadline - 1_000_000)
+    (wait,) = everything.waits
+    assert wait <= Limits().seconds
+
+
 async def test_a_failure_at_the_deadline_is_the_reason() -> None:
     """The clock passes the deadline while the MPC runs."""
     everything = Everything([], noise=[MpcError(Stage.COMPUTE, "planted", party=1)])

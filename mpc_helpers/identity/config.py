@@ -43,8 +43,9 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this helper is willing to do. `seconds` bounds a query from its arrival, whatever deadline it names;
-    `running` is how many batches are admitted, and how many workers kept ready, at the same time.
+    """What this helper is willing to do. `seconds` bounds a query from its arrival, and from the helper's last start,
+    whatever deadline it names; `running` is how many batches are admitted, and how many workers kept ready, at the same
+    time.
     """
 
     minimum_reports: int = 1

@@ -261,6 +261,8 @@ class CommitWorld:
             reply.set_result(answer)
 
     def _tampered(self, source: int, target: int, data: bytes) -> bytes | None:
+        if self.block is None and (self.tamper is None or source in self.honest):
+            return data
         of_day = realm(set_digest(self.nodes[source].renewals))
         if self.block and self.block(source, target, Envelope.open(data, of_day, source, KEYS[source])):
             return None
