@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from benchmarks.live.places import CAMPAIGNS, Map, Place
 from mpc_helpers.local.launcher import Trio
@@ -28,6 +28,8 @@ from tests.support.browser import (
     own_findings,
     person,
     picture,
+    stretched,
+    too_wide,
 )
 from tests.support.processes import IN_BACKGROUND, TREFOIL, started
 
@@ -237,6 +239,7 @@ def test_every_page_fits_a_telephone(browser: Browser, live: Map, dark: bool) ->
     findings: list[str] = []
     with person(browser, dark=dark, width=390) as page:
         for place in (*(each for each in Place if each is not Place.AGENT), None):
+            page.set_viewport_size({"width": 390, "height": 900})
             if place is None:
                 buy(page, live)
             elif place is Place.DASHBOARD:
@@ -247,6 +250,7 @@ def test_every_page_fits_a_telephone(browser: Browser, live: Map, dark: bool) ->
             findings += axe_findings(page, axe) if axe is not None else []
             if page.get_by_role("table").count():
                 assert page.get_by_role("table").first.get_by_role("row").last.evaluate(_DISPLAY) == "block"
+            findings += too_wide(stretched(page))
     assert findings == []
 
 
@@ -259,7 +263,32 @@ def test_the_check_of_sizes_finds_what_it_should(page: Page) -> None:
         f"<style>body {{ margin: 0 }}</style><p style='font-size: 9px'>nine</p>{small}<div style='width: 3000px'>x"
     )
     wide, nine, half = misfits(page)
-    assert "1900 pixels wider" in wide and "9.0 px: nine" in nine and "7.0 px: half" in half
+    assert "1900 pixels wider" in wide and "<div> ends at 3000: x" in wide
+    assert "9.0 px: nine" in nine and "7.0 px: half" in half
+
+
+def test_what_sticks_out_is_named(page: Page) -> None:
+    """Text too, though its box is narrow; but nothing that scrolls in its own box."""
+    page.set_content(
+        "<style>body { margin: 0 }</style><div style='overflow: auto'><p style='width: 4000px'>scrolls</p></div>"
+        f"<p class='long name'>{'W' * 500}</p>"
+    )
+    (wide,) = too_wide(page)
+    assert "<p.long.name> ends at" in wide and "WWWW" in wide and "scrolls" not in wide
+
+
+def test_a_page_is_measured_once_its_style_sheet_is_there(browser: Browser, where: Map) -> None:
+    """The link to the dashboard opens a page that moves on to it; its style sheet may come later than its text."""
+    with person(browser, width=390) as page:
+        buy(page, where)
+
+        def late(route: Route) -> None:
+            page.wait_for_timeout(500)
+            route.continue_()
+
+        page.route(re.compile("/[0-9a-f]{16}/static/style.css"), late)
+        open_dashboard(page, where)
+        assert misfits(page) == []
 
 
 def test_the_sliders_show_what_to_expect(browser: Browser, where: Map) -> None:

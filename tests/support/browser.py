@@ -106,7 +106,7 @@ def picture(page: Page, name: str) -> None:
     """Keep a screenshot as an artefact of the run."""
     folder = ARTEFACTS / "screenshots"
     folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"{name}.png", full_page=True)
+    loaded(page).screenshot(path=folder / f"{name}.png", full_page=True)
 
 
 def axe_source() -> str | None:
@@ -129,7 +129,7 @@ def axe_source() -> str | None:
 
 def axe_findings(page: Page, source: str, rules: tuple[str, ...] = ()) -> list[str]:
     """What axe-core finds serious or critical, by all of its rules or by those named."""
-    page.evaluate(source)
+    loaded(page).evaluate(source)
     # A frame of another origin cannot be looked into; its page is looked at alone.
     options: dict[str, object] = {"iframes": False} | ({"runOnly": list(rules)} if rules else {})
     result = page.evaluate("async (options) => JSON.stringify((await axe.run(options)).violations)", options)
@@ -156,14 +156,73 @@ _SMALL = """(least) => {
 }"""
 
 
+# What sticks out to the right, text by its own lines. What lies in a box that scrolls or clips cannot widen the page.
+_STICKING_OUT = """() => {
+  const edge = document.documentElement.clientWidth + 0.5;
+  const clipped = (element) => {
+    for (let box = element; box && box !== document.body; box = box.parentElement)
+      if (getComputedStyle(box).overflowX !== "visible") return true;
+    return false;
+  };
+  const rights = (node) => [...node.getClientRects()].map((line) => line.right + scrollX);
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const texts = [...element.childNodes].filter((node) => node.nodeType === 3).flatMap((node) => {
+      const range = document.createRange();
+      range.selectNodeContents(node);
+      return rights(range);
+    });
+    const right = Math.max(...rights(element), ...texts);
+    if (right > edge && !clipped(element.parentElement)) found.push([right, element]);
+  }
+  return found.sort((one, other) => other[0] - one[0]).slice(0, 5).map(([right, element]) => {
+    const name = element.localName + [...element.classList].map((each) => `.${each}`).join("");
+    return `<${name}> ends at ${right.toFixed(0)}: ${element.textContent.trim().slice(0, 40)}`;
+  });
+}"""
+_EDGES = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+
+
+def loaded(page: Page) -> Page:
+    """The page once its style sheets are there. A page that moves on by itself, as the one that opens the dashboard
+    does, is shown before: the browser's `goto` has waited for the first of the two only.
+    """
+    page.wait_for_load_state("load")
+    return page
+
+
+def too_wide(page: Page) -> list[str]:
+    """Whether the page is wider than the screen, and by what."""
+    content, screen = loaded(page).evaluate(_EDGES)
+    if content <= screen:
+        return []
+    return [f"{page.url}: {content - screen} pixels wider than the screen; {'; '.join(page.evaluate(_STICKING_OUT))}"]
+
+
 def misfits(page: Page, least: float = 11.0) -> list[str]:
     """What does not fit the screen: a page that is wider than it, and text smaller than `least` pixels."""
-    over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    wide = [f"{page.url}: {over} pixels wider than the screen"] if over > 0 else []
-    return wide + [f"{page.url}: {small}" for small in page.evaluate(_SMALL, least)]
+    return too_wide(page) + [f"{page.url}: {small}" for small in page.evaluate(_SMALL, least)]
+
+
+# As the widest fonts and the longest names make it: every text gains a word of 250 letters, all of it in wide letters.
+_STRETCH = """() => {
+  for (const element of document.querySelectorAll("body *")) {
+    if (element.closest("svg")) continue;
+    element.style.setProperty("font-family", "monospace", "important");
+    for (const node of element.childNodes)
+      if (node.nodeType === 3 && node.textContent.trim()) node.textContent += " " + "W".repeat(250);
+  }
+}"""
+
+
+def stretched(page: Page) -> Page:
+    """The page with long words everywhere, on the narrowest screen that is still sold."""
+    loaded(page).evaluate(_STRETCH)
+    page.set_viewport_size({"width": 320, "height": 900})
+    return page
 
 
 def own_findings(page: Page) -> list[str]:
     """Our own check of what matters most, for machines without npm: see `accessibility.js`."""
     script = (Path(__file__).parent / "accessibility.js").read_text()
-    return [f"{page.url}: {finding}" for finding in page.evaluate(script)]
+    return [f"{page.url}: {finding}" for finding in loaded(page).evaluate(script)]
