@@ -20,6 +20,7 @@ from mpc_helpers.local.launcher import Trio, health, prepare
 from mpc_helpers.service import housekeeping
 from mpc_helpers.service.clocks import LONGEST_STEP, ClockDoubted, LastRound, PeerClocks
 from mpc_helpers.service.housekeeping import Housekeeping
+from protocol.errors import TrefoilError
 from protocol.helper_set import HelperEntry
 from protocol.seconds import DAY, HOUR
 from tests.support.three_helpers import ThreeHelpers, real_now, three_helpers
@@ -37,7 +38,9 @@ class House:
 
     trio: Trio
     now: int = NOW
-    ahead: dict[int, int] = field(default_factory=dict)
+    ahead: dict[int, int] = field(default_factory=lambda: {1: 0, 2: 0})
+    # Peers that do not answer.
+    silent: set[int] = field(default_factory=set)
     tidied: int = 0
     forgotten: list[int] = field(default_factory=list)
     faults: list[Exception] = field(default_factory=list)
@@ -59,6 +62,8 @@ class House:
         self.forgotten.append(now)
 
     async def ask_time(self, party: int) -> None:
+        if party in self.silent:
+            raise TrefoilError("no answer")
         if party in self.ahead:
             self.peers.heard(party, email.utils.formatdate(self.now + self.ahead[party], usegmt=True))
 
@@ -95,6 +100,7 @@ async def test_rounds_forget_and_destroy_as_time_goes_by(house: House) -> None:
 @pytest.mark.parametrize("wrong", [USELESS, NOW + LONGEST_STEP + 1, 2**40])
 async def test_a_clock_that_is_wrong_for_a_moment_does_no_harm(house: House, wrong: int) -> None:
     await house.round(NOW)
+    house.ahead = {}  # peers say nothing new
     with pytest.raises(ClockDoubted, match="past the last round"):
         await house.round(wrong)
     assert (house.keys, house.watermark) == (1, NOW - LIFETIME)
@@ -103,6 +109,38 @@ async def test_a_clock_that_is_wrong_for_a_moment_does_no_harm(house: House, wro
     assert ["past the last round" in reason.text for reason in house.keeper.reasons()] == [True]
     await house.round(NOW + HOUR)
     assert (house.watermark, house.keeper.reasons()) == (NOW + HOUR - LIFETIME, [])
+
+
+@pytest.mark.parametrize("silent", [{1}, {1, 2}])
+async def test_the_first_round_of_all_waits_for_both_peers(
+    house: House, silent: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no last round to compare with, and they were heard earlier, when the clock was right."""
+    for party in (1, 2):
+        await house.ask_time(party)
+    monkeypatch.setattr(housekeeping, "ROUND_SECONDS", 0.01)
+    house.silent = silent
+    with pytest.raises(ClockDoubted, match="not both peers have said what time it is"):
+        await house.round(USELESS)
+    assert (house.keys, house.watermark, house.forgotten) == (1, 0, [])
+    house.silent = set()
+    await house.round(NOW)
+    assert (house.keys, house.watermark, house.forgotten) == (1, NOW - LIFETIME, [NOW])
+    house.silent = silent  # now there is a last round, and nobody is needed
+    monkeypatch.setattr(housekeeping, "HEAR_SECONDS", 0.01)
+    await house.round(NOW + HOUR)
+    assert house.watermark == NOW + HOUR - LIFETIME
+
+
+async def test_the_first_round_of_all_needs_both_clocks(house: House) -> None:
+    """One of them may be that of a bad helper, which says whatever a wrong clock says. An operator can decide, too."""
+    house.ahead = {1: 0, 2: NOW - USELESS}
+    with pytest.raises(ClockDoubted, match="not both peers have the same time"):
+        await house.round(USELESS)
+    assert (house.keys, house.watermark) == (1, 0)
+    LastRound(house.config.data).accept(NOW)
+    await house.round(NOW)
+    assert house.watermark == NOW - LIFETIME
 
 
 async def test_a_clock_that_was_set_back_undoes_nothing_and_gains_nothing(house: House) -> None:
@@ -176,16 +214,19 @@ async def test_no_fault_ends_the_rounds(house: House, monkeypatch: pytest.Monkey
 
 
 async def test_helpers_compare_their_clocks(tmp_path: Path) -> None:
-    """Over real connections: the one that is ahead is shown by both others, and sees both of them behind."""
+    """Over real connections: the one that is ahead is shown by both others, and sees both of them behind.
+
+    It is the first round of all three, so each of them doubts its clock.
+    """
     async with three_helpers(tmp_path, start=False) as three:
         three.clocks[1] = lambda: real_now() + 2 * HOUR
         for party in range(3):
             await three.start(party)
         async with asyncio.timeout(60):
-            while list(map(len, shown := await warnings(three))) != [1, 3, 1]:
+            while list(map(len, shown := await warnings(three))) != [2, 3, 2]:
                 await asyncio.sleep(0.1)
     assert "the clock of helper-2 is 7" in shown[0][0]
-    assert "both peers" in shown[1][2]
+    assert ["both peers" in said[-1] for said in shown] == [True] * 3
 
 
 async def warnings(three: ThreeHelpers) -> list[list[str]]:

@@ -2,7 +2,8 @@
 
 Two things that follow the clock cannot be undone: reports are forgotten and private keys destroyed. A clock that is
 wrong for a moment must do neither. So they follow it only some hours past the last round; after a longer pause, or
-where both peers' clocks say something else, an operator decides.
+where both peers' clocks say something else, an operator decides. Before the first round nothing says what time it was,
+so both peers must say the same.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ LONGEST_STEP = 6 * HOUR
 # An answer may be seconds on its way, and carries whole seconds.
 SHOWN_DIFFERENCE = 60
 DOUBTED_DIFFERENCE = HOUR
+NO_LAST_ROUND = "nothing was ever forgotten or destroyed by this clock"
 _LOG = logging.getLogger("trefoil.clocks")
-_HINT = "Compare the clock with another. If it is right, say so with: trefoil ledger accept-clock"
+CLOCK_HINT = "Compare the clock with another. If it is right, say so with: trefoil ledger accept-clock"
 
 
 class ClockDoubted(TrefoilError):
@@ -43,7 +45,9 @@ class LastRound:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise ClockDoubted(f"the time of the last round cannot be read from {self._path}: {error}", _HINT) from None
+            raise ClockDoubted(
+                f"the time of the last round cannot be read from {self._path}: {error}", CLOCK_HINT
+            ) from None
 
     def write(self, now: int) -> None:
         """Never goes back: a clock that was set back has not undone what was done."""
@@ -89,6 +93,12 @@ class PeerClocks:
             abs(ahead) > DOUBTED_DIFFERENCE for ahead in self._ahead.values()
         )
 
+    def both_agree(self) -> bool:
+        """Whether both say the same as ours, but for an hour."""
+        return len(self._ahead) == len(self._membership.peers) and all(
+            abs(ahead) <= DOUBTED_DIFFERENCE for ahead in self._ahead.values()
+        )
+
     def _words(self, party: int, ahead: int) -> str:
         side = "ahead of" if ahead > 0 else "behind"
         return f"the clock of {self._membership.name(party)} is {abs(ahead)} s {side} this helper's"
@@ -97,7 +107,11 @@ class PeerClocks:
 def check_clock(now: int, last: int | None, peers: PeerClocks) -> None:
     """Whether what cannot be undone may follow the clock to `now`."""
     if peers.both_differ():
-        raise ClockDoubted("the clocks of both peers differ from this one by more than an hour", _HINT)
+        raise ClockDoubted("the clocks of both peers differ from this one by more than an hour", CLOCK_HINT)
+    if last is None and not peers.both_agree():
+        raise ClockDoubted(f"{NO_LAST_ROUND}, and not both peers have the same time", CLOCK_HINT)
     if last is not None and now > last + LONGEST_STEP:
         ahead = (now - last) // HOUR
-        raise ClockDoubted(f"the clock is {ahead} hours past the last round; nothing is forgotten or destroyed", _HINT)
+        raise ClockDoubted(
+            f"the clock is {ahead} hours past the last round; nothing is forgotten or destroyed", CLOCK_HINT
+        )

@@ -12,7 +12,7 @@ from typing import Protocol
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership, destroy_expired_keys
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.service.clocks import ClockDoubted, LastRound, PeerClocks, check_clock
+from mpc_helpers.service.clocks import CLOCK_HINT, NO_LAST_ROUND, ClockDoubted, LastRound, PeerClocks, check_clock
 from mpc_helpers.service.health import Concern, Reason
 from protocol.errors import TrefoilError
 
@@ -67,10 +67,8 @@ class Housekeeping:
         """What can be undone first; then the clock is checked; what cannot be undone last, and keys last of all."""
         await self.queries.tidy()
         self.rows = await asyncio.to_thread(self.ledger.reports.count)
-        await asyncio.gather(*map(self._hear, self.membership.peers))
-        now = self.clock()
         try:
-            await asyncio.to_thread(self._forget, now)
+            now = await self._follow_clock()
         except ClockDoubted as error:
             self.doubt = str(error)
             raise
@@ -78,26 +76,41 @@ class Housekeeping:
         # Behind the check of the clock: an answer that is erased too early was paid for in vain.
         await self.queries.forget(now)
 
-    def _forget(self, now: int) -> None:
-        lifetime, rounds = self.config.report_lifetime, LastRound(self.config.data)
-        last = rounds.read()
+    async def _follow_clock(self) -> int:
+        """What the clock says, once it is believed and what cannot be undone has followed it."""
+        last = await asyncio.to_thread(self._last_round)
+        # Without a last round only the peers know whether the clock is right. So they are waited for.
+        patience = ROUND_SECONDS if last is None else HEAR_SECONDS
+        heard = await asyncio.gather(*(self._hear(party, patience) for party in self.membership.peers))
+        now = self.clock()
+        if last is None and not all(heard):
+            raise ClockDoubted(f"{NO_LAST_ROUND}, and not both peers have said what time it is", CLOCK_HINT)
+        check_clock(now, last, self.peers)
+        await asyncio.to_thread(self._forget, now)
+        return now
+
+    def _last_round(self) -> int | None:
+        last = LastRound(self.config.data).read()
         if last is None and (watermark := self.ledger.reports.watermark):
             # The folder was lost but not the ledger, which knows how far the last round went.
-            last = watermark + lifetime
-        check_clock(now, last, self.peers)
-        self.ledger.reports.advance_watermark(now - lifetime)
-        destroy_expired_keys(self.config, self.membership, now)
-        rounds.write(now)
+            return watermark + self.config.report_lifetime
+        return last
 
-    async def _hear(self, party: int) -> None:
+    def _forget(self, now: int) -> None:
+        self.ledger.reports.advance_watermark(now - self.config.report_lifetime)
+        destroy_expired_keys(self.config, self.membership, now)
+        LastRound(self.config.data).write(now)
+
+    async def _hear(self, party: int, seconds: float) -> bool:
         """Tried for a while: helpers that start together know each other's certificates only after some seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEAR_SECONDS):
+            async with asyncio.timeout(seconds):
                 while True:
                     with contextlib.suppress(TrefoilError):
                         await self.ask_time(party)
-                        return
+                        return True
                     await asyncio.sleep(RETRY_SECONDS)
+        return False
 
     def reasons(self) -> list[Reason]:
         """What an operator should look at."""
