@@ -13,7 +13,9 @@ from device import agent
 from device.asked import Asked
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest
+from device.dashboard.words import epoch_length_words
 from device.device import Device
+from device.epoch import EpochCalendar
 from device.impression import ImpressionOptions
 from device.privacy_filter import FilterKind, FilterState
 from device.privacy_loss import report_sensitivity
@@ -151,19 +153,28 @@ def show_budget(db: Path, site: str | None) -> dict[str, object]:
         calendar = device.overview().calendar
     wanted = None if site is None else parse_site(site)
     shown = [state for state in states if wanted is None or state.site == wanted]
-    out.print(_table(shown) if shown else "no site has cost this device anything yet", highlight=False)
-    filters = [
-        {
-            "kind": state.kind.name.lower(),
-            "site": state.site,
-            "epoch": state.epoch,
-            "spent_micros": state.spent,
-            "capacity_micros": state.capacity,
-        }
-        for state in shown
-    ]
-    start = None if calendar is None else calendar.start
-    return {"epoch_start": start, "epoch_seconds": None if calendar is None else calendar.length, "filters": filters}
+    if calendar is None or not shown:
+        say("no site has cost this device anything yet" if wanted is None else f"{wanted} has cost this device nothing")
+    else:
+        out.print(_table(shown, calendar), highlight=False)
+    return {
+        "epoch_start": None if calendar is None else calendar.start,
+        "epoch_seconds": None if calendar is None else calendar.length,
+        "filters": [] if calendar is None else [_to_json(state, calendar) for state in shown],
+    }
+
+
+def _to_json(state: FilterState, calendar: EpochCalendar) -> dict[str, object]:
+    first, last = calendar.bounds(state.epoch)
+    return {
+        "kind": state.kind.name.lower(),
+        "site": state.site,
+        "epoch": state.epoch,
+        "from": first.isoformat(),
+        "to": last.isoformat(),
+        "spent_micros": state.spent,
+        "capacity_micros": state.capacity,
+    }
 
 
 def clear(db: Path, sites: Sequence[str], *, stored_data: bool, forget_visits: bool) -> dict[str, object]:
@@ -195,9 +206,9 @@ def switch(db: Path, state: bool) -> dict[str, object]:
     return {"measuring": state}
 
 
-def _table(states: Sequence[FilterState]) -> Table:
-    table = Table("site", "what", "epoch", "spent ε", "of ε")
+def _table(states: Sequence[FilterState], calendar: EpochCalendar) -> Table:
+    table = Table("site", "what", f"{epoch_length_words(calendar.length)} (UTC)", "spent ε", "of ε")
     for state in states:
-        row = (state.site or "-", _KINDS[state.kind], str(state.epoch), show(state.spent), show(state.capacity))
-        table.add_row(*row)
+        spent, capacity = show(state.spent), show(state.capacity)
+        table.add_row(state.site or "-", _KINDS[state.kind], calendar.dates(state.epoch), spent, capacity)
     return table

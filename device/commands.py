@@ -214,7 +214,7 @@ def budget(
     site: Annotated[str | None, typer.Option(help="Only what concerns this site.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Show what every site has cost this device, by epoch. For its person's eyes only.
+    """Show what every site has cost this device, week by week. For its person's eyes only.
 
     Example: trefoil device budget --db ann.db
     """

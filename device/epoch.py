@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from protocol.seconds import HOUR
 
@@ -26,6 +27,16 @@ class EpochCalendar:
     def first_second(self, epoch: int) -> int:
         """Where `epoch` begins; it ends one second before the next begins."""
         return self.start + epoch * self.length
+
+    def bounds(self, epoch: int) -> tuple[datetime, datetime]:
+        """The first and the last second of `epoch`, for people."""
+        first, after = self.first_second(epoch), self.first_second(epoch + 1)
+        return datetime.fromtimestamp(first, UTC), datetime.fromtimestamp(after - 1, UTC)
+
+    def dates(self, epoch: int) -> str:
+        """The days on which `epoch` begins and ends, UTC. It begins on an hour, so neighbours can share a day."""
+        first, last = self.bounds(epoch)
+        return f"{first:%Y-%m-%d} to {last:%Y-%m-%d}"
 
     def window(self, earliest: int, latest: int) -> range:
         """Every epoch from the one of `earliest` to the one of `latest`."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,21 @@ def test_an_impression_a_conversion_and_what_they_cost(db: Path, helpers: Path, 
     budget = json.loads(result.read_text())
     spent = {entry["kind"]: entry["spent_micros"] for entry in budget["filters"]}
     assert spent == {"site": 500_000, "global": 500_000, "impression_site": 500_000}
+
+
+def test_the_budget_names_weeks_by_their_dates(db: Path, helpers: Path, tmp_path: Path) -> None:
+    """An epoch's number says nothing to a person: it counts from a start that the device drew for itself."""
+    result = tmp_path / "result.json"
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    before = datetime.now(UTC)
+    common: list[str | Path] = ["--db", db, "--helpers", helpers, "--buckets", "1"]
+    succeed("device", "convert", "shop.example", *common, "--report", tmp_path / "one.report")
+    output = succeed("device", "budget", "--db", db, "--json", result)
+    paid = next(entry for entry in json.loads(result.read_text())["filters"] if entry["spent_micros"])
+    first, last = datetime.fromisoformat(paid["from"]), datetime.fromisoformat(paid["to"])
+    assert first <= before <= last and last - first == timedelta(weeks=1, seconds=-1)
+    assert "week (UTC)" in output and f"{first:%Y-%m-%d} to {last:%Y-%m-%d}" in output
+    assert "epoch" not in output
 
 
 def test_a_single_report_file(db: Path, helpers: Path, tmp_path: Path) -> None:
@@ -261,6 +277,7 @@ def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None
     succeed("device", "clear", "--db", db, "--site", "shop.example")
     assert histogram() == [0]
     assert "spent" in succeed("device", "budget", "--db", db, "--site", "www.shop.example")
+    assert "hats.example has cost" in succeed("device", "budget", "--db", db, "--site", "hats.example")
     succeed("device", "clear", "--db", db, "--forget-visits")
     assert "no site has cost" in succeed("device", "budget", "--db", db)
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from rich.table import Table
 
 from device.device import Device
-from device.epoch import EpochCalendar
 from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from protocol import epsilon
@@ -125,15 +123,8 @@ def show_budget(device: Device[SealedReport], conversions: int) -> None:
         table.add_column(heading, justify="right" if heading in ("spent ε", "of") else "left")
     for state in sorted(device.budget(), key=lambda state: (state.epoch, state.kind)):
         spent, capacity = epsilon.show(state.spent), epsilon.show(state.capacity)
-        table.add_row(week(calendar, state.epoch), _KINDS[state.kind], state.site, spent, capacity)
+        table.add_row(calendar.dates(state.epoch), _KINDS[state.kind], state.site, spent, capacity)
     out.print(table)
-
-
-def week(calendar: EpochCalendar, epoch: int) -> str:
-    """An epoch by its first and last day."""
-    first = datetime.fromtimestamp(calendar.first_second(epoch), UTC)
-    last = datetime.fromtimestamp(calendar.first_second(epoch + 1) - 1, UTC)
-    return f"{first:%Y-%m-%d} to {last:%Y-%m-%d}"
 
 
 def show_end(result: QueryResult, truth: Sequence[int], *, kept: bool) -> None:
