@@ -76,12 +76,13 @@ def reports(
 def _table(truth: Sequence[int], unit: str) -> Table:
     from rich.table import Table
 
-    from protocol.querier.view import BAR_WIDTH, MAX_ROWS, bar
+    from protocol.console import add_bars, bar
+    from protocol.querier.view import MAX_ROWS
 
     table = Table(title="the truth, which only a simulation knows")
     table.add_column("bucket", justify="right")
     table.add_column(unit, justify="right")
-    table.add_column("", min_width=BAR_WIDTH)
+    add_bars(table)
     for bucket, value in enumerate(truth[:MAX_ROWS]):
         table.add_row(str(bucket), str(value), bar(value, max(1, *truth)))
     return table

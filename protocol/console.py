@@ -8,20 +8,27 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from rich.bar import Bar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from protocol.files import write_atomically
 from protocol.places import STANDARD_OUTPUT
 
 # Tables need room; where there is no terminal to ask, a page that a person can still read.
 PAGE_WIDTH = 120
+BAR_WIDTH = 30
 
 
 class Printed(Console):
     """What goes to one of the two outputs. Whoever closes it early (`| head`) ends the printing, not the work."""
+
+    def print(self, *objects: Any, **how: Any) -> None:  # Any: whatever rich prints, and how
+        """As rich prints, but of a table nothing is cut off."""
+        super().print(*(folded(each) if isinstance(each, Table) else each for each in objects), **how)
 
     def on_broken_pipe(self) -> None:
         """Called by rich where nobody reads any more."""
@@ -31,6 +38,28 @@ class Printed(Console):
 
 out = Printed(width=None if sys.stdout.isatty() else PAGE_WIDTH)
 err = Printed(stderr=True, width=None if sys.stderr.isatty() else PAGE_WIDTH)
+
+
+def folded(table: Table) -> Table:
+    """The table as it is shown in little room: a word that is too long goes on in the next line."""
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
+def fits(table: Table) -> bool:
+    """Whether a table needs no folding to be shown here."""
+    return out.measure(table, options=out.options.update(max_width=sys.maxsize)).maximum <= out.width
+
+
+def add_bars(table: Table) -> None:
+    """A column for bars: it is the first to shrink, and all bars in it shrink alike."""
+    table.add_column("", max_width=BAR_WIDTH)
+
+
+def bar(value: int, largest: int) -> Bar:
+    """A bar as long as the room that its column has for the largest; a negative noisy count has none."""
+    return Bar(largest, 0, max(0, value))
 
 
 def say(text: str, style: str | None = None) -> None:

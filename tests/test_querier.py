@@ -24,7 +24,7 @@ from protocol.querier.bias import bias_bound
 from protocol.querier.plot import plot_result
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
-from protocol.querier.view import Follower, bar, permille, show
+from protocol.querier.view import Follower, permille, show
 from protocol.querier.worth import CONFIDENCE, QueryResult, worth
 from protocol.query import NoiseMode, Query
 from protocol.status import QueryState, QueryStatus
@@ -214,12 +214,6 @@ def test_a_plot_is_an_image(tmp_path: Path) -> None:
     assert (tmp_path / "answer.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(TrefoilError, match="cannot draw"):
         plot_result(tmp_path / "answer.nonsense", result_of(three))
-
-
-def test_bars_grow_with_the_value_and_none_is_drawn_below_zero() -> None:
-    lengths = [len(bar(value, 100)) for value in range(101)]
-    assert lengths == sorted(lengths)
-    assert (bar(-5, 100), bar(0, 100), bar(100, 100)) == ("", "", "█" * 30)
 
 
 def test_the_bar_never_goes_back() -> None:

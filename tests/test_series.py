@@ -185,7 +185,7 @@ async def test_a_period_that_is_refused_for_good_does_not_end_the_series(
 
 def test_intervals_are_drawn_to_scale() -> None:
     lines = interval_lines(
-        [PeriodAnswer("2026-11-01", 9, 0, (0,), 10, 9), PeriodAnswer("2026-11-02", 9, 0, (45,), 10, 9)]
+        [PeriodAnswer("2026-11-01", 9, 0, (0,), 10, 9), PeriodAnswer("2026-11-02", 9, 0, (45,), 10, 9)], 120
     )
     assert lines[0].startswith("from -10 to 55;")
     first, second = (line[13:69] for line in lines[2:])

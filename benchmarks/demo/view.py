@@ -12,11 +12,11 @@ from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from protocol import epsilon
 from protocol.answer import RejectionCounts
-from protocol.console import out, say
+from protocol.console import add_bars, bar, out, say
 from protocol.errors import Rejection, TrefoilError
 from protocol.noise_scale import NoiseScale, laplace_variance
 from protocol.querier.verdict import Verdict
-from protocol.querier.view import bar, show_delta
+from protocol.querier.view import show_delta
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.report import SealedReport
@@ -43,7 +43,7 @@ def show_histograms(truth: Sequence[int], central: Sequence[int], result: QueryR
     table.add_column("true", justify="right")
     table.add_column(f"one trusted server\n(sd {central_sd:.1f})", justify="right")
     table.add_column(f"three helpers\n(sd {result.noise_sd:.1f})", justify="right")
-    table.add_column("")
+    add_bars(table)
     largest = max(1, *answer.histogram)
     rows = zip(truth, central, answer.histogram, strict=True)
     for bucket, (true, curated, noisy) in enumerate(rows):

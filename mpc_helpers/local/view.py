@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, Trio, health, launched_helpers
-from protocol.console import out, say, write_json
+from protocol.console import folded, out, say, write_json
 from protocol.errors import TrefoilError
 from protocol.shares import PARTIES
 from protocol.stopping import stop_flag
@@ -76,7 +76,7 @@ def _table(running: Launched) -> Table:
         table.add_column(heading)
     for row in _rows(running):
         table.add_row(*row)
-    return table
+    return folded(table)
 
 
 def _rows(running: Launched) -> list[tuple[str, str, str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from protocol.collector.store import StoreReader
-from protocol.console import err, out, say
+from protocol.console import err, fits, out, say
 from protocol.drawing import new_figure, save_figure
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
@@ -22,6 +22,7 @@ from protocol.querier.series import Period, PeriodAnswer, Series, closed_periods
 from protocol.querier.worth import CONFIDENCE
 
 PLOT_WIDTH = 56
+LEAST_PLOT_WIDTH = 16
 MAX_BUCKETS = 8
 
 
@@ -69,43 +70,53 @@ def _show(answers: Sequence[PeriodAnswer], periods: int, every: Every) -> None:
     if not periods:
         say(f"no {every.value} is over yet: one is closed an hour after its end (UTC)")
         return
-    table = Table(title=f"{len(answers)} of {periods} {every.value}s")
-    table.add_column(every.value)
     buckets = max((len(answer.histogram) for answer in answers), default=0)
-    for heading in ("reports", "counted", "late", *(f"bucket {place}" for place in range(min(buckets, MAX_BUCKETS)))):
-        table.add_column(heading, justify="right")
-    table.add_column(f"± ({CONFIDENCE:.0%})", justify="right")
-    for answer in answers:
-        shown = [f"{number:,}" for number in answer.histogram[:MAX_BUCKETS]] or [""] * min(buckets, MAX_BUCKETS)
-        width = "refused" if answer.refused else f"{answer.half_width:,}"
-        table.add_row(answer.name, f"{answer.reports:,}", f"{answer.counted:,}", f"{answer.late:,}", *shown, width)
-    out.print(table)
+    tables = (_table(answers, periods, every, shown) for shown in range(min(buckets, MAX_BUCKETS), -1, -1))
+    out.print(next((table for table in tables if fits(table)), _table(answers, periods, every, 0)))
     for answer in answers:
         if answer.refused:
             say(f"{answer.name}: {answer.refused}")
-    for line in interval_lines(answers):
+    for line in interval_lines(answers, out.width):
         say(line)
     if buckets > MAX_BUCKETS:
         say(f"{buckets - MAX_BUCKETS} more buckets; --json has them all")
 
 
-def interval_lines(answers: Sequence[PeriodAnswer]) -> list[str]:
+def _table(answers: Sequence[PeriodAnswer], periods: int, every: Every, buckets: int) -> Table:
+    """Every period with as many of its buckets as are asked for."""
+    table = Table(title=f"{len(answers)} of {periods} {every.value}s")
+    table.add_column(every.value)
+    for heading in ("reports", "counted", "late", *(f"bucket {place}" for place in range(buckets))):
+        table.add_column(heading, justify="right")
+    table.add_column(f"± ({CONFIDENCE:.0%})", justify="right")
+    for answer in answers:
+        shown = [f"{number:,}" for number in answer.histogram[:buckets]] or [""] * buckets
+        width = "refused" if answer.refused else f"{answer.half_width:,}"
+        table.add_row(answer.name, f"{answer.reports:,}", f"{answer.counted:,}", f"{answer.late:,}", *shown, width)
+    return table
+
+
+def interval_lines(answers: Sequence[PeriodAnswer], width: int) -> list[str]:
     """Each bucket over time: a point for the answer within the interval that its noise allows."""
     numbered = [answer for answer in answers if answer.histogram]
     if not numbered:
         return []
     low = min(0, *(min(answer.histogram) - answer.half_width for answer in numbered))
     high = max(1, *(max(answer.histogram) + answer.half_width for answer in numbered))
+    # What is beside the plot: the period, and a number with its interval.
+    longest = max(len(f"{low:,}"), len(f"{high:,}"))
+    beside = max(len(answer.name) for answer in numbered) + 2 * longest + len("    ± ") + 1
+    room = max(LEAST_PLOT_WIDTH, min(PLOT_WIDTH, width - beside))
 
     def at(value: int) -> int:
-        return round((value - low) * (PLOT_WIDTH - 1) / (high - low))
+        return round((value - low) * (room - 1) / (high - low))
 
     lines = [f"from {low:,} to {high:,}; the interval holds the exact number with probability {CONFIDENCE:.0%}"]
     for bucket in range(min(MAX_BUCKETS, max(len(answer.histogram) for answer in numbered))):
         lines.append(f"bucket {bucket}")
         for answer in numbered:
             value, half = answer.histogram[bucket], answer.half_width
-            row = [" "] * PLOT_WIDTH
+            row = [" "] * room
             row[at(0)] = "│"
             row[at(value - half) : at(value + half) + 1] = "─" * (at(value + half) - at(value - half) + 1)
             row[at(value - half)], row[at(value + half)], row[at(value)] = "├", "┤", "●"

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from protocol import epsilon
 from protocol.batch import BatchReader
-from protocol.console import Advance, err, out, progress, say
+from protocol.console import Advance, add_bars, bar, err, out, progress, say
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
@@ -25,9 +25,7 @@ from protocol.querier.worth import CONFIDENCE, QueryResult
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 
-BAR_WIDTH = 30
 MAX_ROWS = 64
-_BLOCKS = " ▏▎▍▌▋▊▉█"
 # How far each state is, out of what a bar shows.
 _WEIGHT = {
     QueryState.AWAITING: 0,
@@ -145,7 +143,7 @@ def show(result: QueryResult, names: Sequence[str]) -> None:
     table.add_column("bucket", justify="right")
     table.add_column(unit, justify="right")
     table.add_column(f"± ({CONFIDENCE:.0%})", justify="right")
-    table.add_column("", min_width=BAR_WIDTH)
+    add_bars(table)
     largest = max(1, *answer.histogram)
     for bucket, value in enumerate(answer.histogram[:MAX_ROWS]):
         table.add_row(str(bucket), str(value), str(result.half_width), bar(value, largest))
@@ -177,9 +175,3 @@ def show_delta(delta: Fraction) -> str:
         return ""
     exponent = math.log2(delta.numerator) - math.log2(delta.denominator)
     return f"δ = 2^{math.ceil(exponent * 10) / 10:.1f}, "
-
-
-def bar(value: int, largest: int) -> str:
-    """A bar in eighths of a character; a negative noisy count has none."""
-    eighths = max(0, value) * BAR_WIDTH * 8 // largest
-    return "█" * (eighths // 8) + _BLOCKS[eighths % 8].strip()
