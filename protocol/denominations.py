@@ -8,9 +8,10 @@ a helper that checks the polynomials has checked the histogram (SPEC.md §3.1).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
+
+from gmpy2 import invert
 
 from protocol.errors import ProtocolError
 from protocol.field import P
@@ -99,7 +100,16 @@ def _product(left: Sequence[int], right: Sequence[int]) -> list[int]:
     return [int.from_bytes(digits[at:end], "little") % P for at, end in pairwise(range(0, size * (count + 1), size))]
 
 
-@lru_cache(maxsize=2**17)
+def factor_powers(label: int, most: int) -> list[list[int]]:
+    """(1 − X/a)^n for n = 0, 1, …, `most`: the polynomials of n coins in one bucket and the rest in the purse."""
+    root, power = _inverse_label(label), [1] + [0] * most
+    powers = [power]
+    for _ in range(most):
+        power = [1] + [(own - below * root) % P for own, below in zip(power[1:], power, strict=False)]
+        powers.append(power)
+    return powers
+
+
 def _inverse_label(label: int) -> int:
-    """1/label, and 0 for the purse, whose factor is 1."""
-    return pow(label, -1, P) if label else 0
+    """1/label, and 0 for the purse, whose factor is 1. Not remembered: a label seen before would take less time."""
+    return int(invert(label, P)) if label else 0

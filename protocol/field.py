@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from gmpy2 import invert
 
 from protocol.errors import ProtocolError
 
@@ -290,15 +291,8 @@ def inverse(vector: Vector) -> Vector:
 
 
 def inverse_integers(values: Sequence[int]) -> list[int]:
-    """1/v of every value, none of which may be zero, with one inversion in all."""
-    products = [1]
-    for value in values:
-        products.append(products[-1] * value % P)
-    inverses, inverted = [0] * len(values), pow(products[-1], -1, P)
-    for place in range(len(values) - 1, -1, -1):
-        inverses[place] = inverted * products[place] % P
-        inverted = inverted * values[place] % P
-    return inverses
+    """1/v of every value, none of which may be zero. GMP inverts a word in the time of two of Python's products."""
+    return [int(invert(value, P)) for value in values]
 
 
 def multiply_constant(vector: Vector, constant: int) -> Vector:

@@ -21,6 +21,7 @@ from protocol.field import P, Vector, add, from_integers, inverse, multiply, sub
 from protocol.matrices import multiply_matrices
 
 GROUP = 32
+_NOTHING = [0] * GROUP
 
 
 def groups(buckets: int) -> int:
@@ -36,18 +37,22 @@ def in_groups(numbers: Vector) -> Vector:
 
 
 def encode(amounts: Sequence[Amount], buckets: int) -> Vector:
-    """Run by a device: the numerators of a histogram with these amounts, in the same steps whatever they are."""
+    """Run by a device: the numerators of a histogram with these amounts, in the same steps whatever they are.
+
+    Every amount's group is written, though two amounts may have the same.
+    """
     basis = _basis(buckets)
+    places = [max(label - 1, 0) for label, _ in amounts]
     sums: dict[int, list[int]] = {}
-    for label, value in amounts:
-        place = max(label - 1, 0)
-        row = sums.setdefault(place // GROUP, [0] * GROUP)
-        for power, coefficient in enumerate(basis[place].tolist()):
-            row[power] += value * coefficient
-    numerators = np.zeros(groups(buckets) * GROUP, dtype=np.uint64)
-    for group, row in sums.items():
-        numerators[group * GROUP : (group + 1) * GROUP] = from_integers(row)
-    return numerators[:buckets]
+    for place, (_, value) in zip(places, amounts, strict=True):
+        before = sums.get(place // GROUP, _NOTHING)
+        sums[place // GROUP] = [
+            own + value * coefficient for own, coefficient in zip(before, basis[place].tolist(), strict=True)
+        ]
+    rows = np.zeros((groups(buckets), GROUP), dtype=np.uint64)
+    for place in places:
+        rows[place // GROUP] = from_integers(sums[place // GROUP])
+    return rows.reshape(-1)[:buckets]
 
 
 def decode(numerators: Vector) -> Vector:

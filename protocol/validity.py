@@ -18,7 +18,7 @@ from operator import mul
 import numpy as np
 
 from protocol import numerators
-from protocol.denominations import Amount, Plane, pay, polynomial
+from protocol.denominations import PURSE, Amount, Plane, factor_powers, pay, polynomial
 from protocol.errors import ProtocolError
 from protocol.field import P, Vector, expand_many, inverse_integers, reduce
 from protocol.shape import Shape
@@ -66,9 +66,11 @@ class Deal:
     # What the three seeds expand to.
     expanded: Vector = field(repr=False)
     masks: list[int] = field(repr=False)
+    # Without their masks; and which of them each plane has.
     polynomials: Polynomials = field(repr=False)
-    # The labels among which everything lies, as many as the spread.
-    labels: list[int] = field(repr=False)
+    chosen: Sequence[int] = field(repr=False)
+    # What is shared, as many amounts as the spread.
+    amounts: Sequence[Amount] = field(repr=False)
 
 
 def deal(histogram: Sequence[int], shape: Shape, draw: Draw) -> Deal:
@@ -78,50 +80,74 @@ def deal(histogram: Sequence[int], shape: Shape, draw: Draw) -> Deal:
     """
     amounts = _amounts(histogram, shape)
     numbers = numerators.encode(amounts, shape.buckets)
-    polynomials = [polynomial(labels) for labels in pay(amounts, _coins(shape))]
+    polynomials, chosen = _prove(amounts, shape)
     if shape.kappa:
         flag, rest = divmod(histogram[-1], shape.kappa)
         if flag not in (0, 1) or rest:
             raise ProtocolError(f"a side query's number is 0 or κ = {shape.kappa}")
         numbers = np.append(numbers, np.uint64(histogram[-1]))
+        chosen.append(len(polynomials))
         polynomials.append(polynomial([flag]))
-    return deal_numbers(numbers, polynomials, shape, draw, [label for label, _ in amounts])
+    return deal_numbers(numbers, polynomials, shape, draw, chosen, amounts)
+
+
+def _prove(amounts: Sequence[Amount], shape: Shape) -> tuple[list[list[int]], list[int]]:
+    """Polynomials, as many of them for every content, and which of them each plane of coins has."""
+    given = pay(amounts, _coins(shape))
+    if len(amounts) > 1:
+        return [polynomial(labels) for labels in given], list(range(len(given)))
+    # All that is spent goes to one bucket, so every plane has a power of the same factor.
+    powers = factor_powers(amounts[0][0], max(map(len, given)))
+    return powers, [len(labels) - labels.count(PURSE) for labels in given]
 
 
 def deal_numbers(
-    numbers: Vector, polynomials: Polynomials, shape: Shape, draw: Draw, labels: Sequence[int] = ()
+    numbers: Vector,
+    polynomials: Polynomials,
+    shape: Shape,
+    draw: Draw,
+    chosen: Sequence[int] | None = None,
+    amounts: Sequence[Amount] = (),
 ) -> Deal:
-    """Share these numbers with these polynomials, whether or not they fit together: helpers will find out."""
-    content = numbers.tobytes()
+    """Share these numbers with these polynomials, whether or not they fit together: helpers will find out.
+
+    `chosen` says which polynomial each plane has; without it, each has its own.
+    """
+    content, chosen = numbers.tobytes(), range(len(polynomials)) if chosen is None else chosen
     while True:
         seeds = draw(content)
         expanded = expand_many(seeds, shape.expanded)
-        # Three elements below p add up within a word.
-        masks = reduce(expanded[:, shape.explicit :].sum(axis=0, dtype=np.uint64)).tolist()
+        masks = [sum(parts) % P for parts in zip(*expanded[:, shape.explicit :].tolist(), strict=True)]
         # Once in 2^56 reports a mask is zero, and could not be opened.
         if all(masks):
             break
-    coefficients, mask = [], iter(masks)
-    for _ in range(shape.points):
-        for plane in polynomials:
-            factor = next(mask)
-            coefficients += [factor * coefficient % P for coefficient in plane[1:]]
+    planes = [polynomials[which][1 : plane.degree + 1] for which, plane in zip(chosen, shape.planes, strict=True)]
+    coefficients = [
+        mask * coefficient % P
+        for mask, plane in zip(masks, planes * shape.points, strict=True)
+        for coefficient in plane
+    ]
     first, second, third = expanded[:, : shape.explicit]
     body = np.concatenate([numbers, np.array(coefficients, dtype=np.uint64)])
     body += (_P - first) + (_P - second)
     body += third
-    return Deal(shape, SharedVector(seeds, reduce(body)), expanded, masks, polynomials, list(labels))
+    return Deal(shape, SharedVector(seeds, reduce(body)), expanded, masks, polynomials, chosen, amounts)
 
 
 def open_at(dealt: Deal, points: Sequence[int]) -> list[int]:
     """1/P(r) for every point and plane. Masks are not zero and points no labels, so it exists in an honest report."""
     values, mask = [], iter(dealt.masks)
-    terms = max(len(plane) for plane in dealt.polynomials)
+    terms = max(map(len, dealt.polynomials))
     for point in points:
         powers = powers_of(point, terms)
-        values += [next(mask) * sum(map(mul, plane, powers)) % P for plane in dealt.polynomials]
-    # A proof that is none may have a zero, which has no inverse; then nothing helps it.
-    return inverse_integers(values) if all(values) else [pow(value, P - 2, P) for value in values]
+        # Of all of them, chosen or not: the same work for every content.
+        evaluated = [sum(map(mul, polynomial, powers)) for polynomial in dealt.polynomials]
+        values += [next(mask) * evaluated[which] for which in dealt.chosen]
+    try:
+        return inverse_integers(values)
+    except ZeroDivisionError:
+        # A proof that is none may have a zero, which has no inverse; then nothing helps it.
+        return [pow(value, P - 2, P) for value in values]
 
 
 def histogram_in(shared: Vector, shape: Shape) -> Vector:
@@ -138,11 +164,12 @@ def encode_openings(openings: Sequence[int]) -> bytes:
 
 def _amounts(histogram: Sequence[int], shape: Shape) -> list[Amount]:
     """As many amounts as the spread, whatever is in the histogram."""
-    labels = compress(range(1, shape.buckets + 1), histogram)
-    amounts = [(label, histogram[label - 1]) for label in labels]
+    numbers = histogram[: shape.buckets]
+    amounts = list(zip(compress(range(1, shape.buckets + 1), numbers), compress(numbers, numbers), strict=True))
+    amounts += [(0, 0)] * (shape.spread - len(amounts))
     if len(amounts) > shape.spread or any(value < 0 for _, value in amounts):
         raise ProtocolError(f"a histogram has at most {shape.spread} buckets that are not zero, none of them negative")
-    return amounts + [(0, 0)] * (shape.spread - len(amounts))
+    return amounts
 
 
 def _coins(shape: Shape) -> Sequence[Plane]:

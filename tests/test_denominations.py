@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.denominations import PURSE, Amount, denominations, pay, polynomial
+from protocol.denominations import PURSE, Amount, denominations, factor_powers, pay, polynomial
 from protocol.errors import ProtocolError
 from protocol.field import P
 
@@ -69,6 +69,11 @@ def test_a_polynomial_is_the_product_of_its_factors(labels: list[int]) -> None:
         for label in labels:
             expected = expected * (1 - (point * pow(label, -1, P) if label else 0)) % P
         assert sum(c * pow(point, power, P) for power, c in enumerate(coefficients)) % P == expected
+
+
+@pytest.mark.parametrize("label", [PURSE, 1, 2, 128, 65_536])
+def test_the_powers_of_a_factor_are_polynomials_of_one_bucket(label: int) -> None:
+    assert factor_powers(label, 5) == [polynomial([label] * coins + [PURSE] * (5 - coins)) for coins in range(6)]
 
 
 def _steps(amounts: list[Amount]) -> int:

@@ -390,8 +390,10 @@ def test_what_the_coins_cannot_pay_is_not_sealed() -> None:
 def test_a_proof_that_does_not_hold_is_not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever went wrong on the way: a device looks before it seals."""
     monkeypatch.setattr("protocol.validity.polynomial", lambda labels: [1] + [7] * len(labels))
-    with pytest.raises(ProtocolError, match="proof does not hold"):
-        samples.report("broken", [1, *[0] * 8], CHECKED)
+    monkeypatch.setattr("protocol.validity.factor_powers", lambda label, most: [[1] + [7] * most] * (most + 1))
+    for spread in (1, CHECKED.spread):
+        with pytest.raises(ProtocolError, match="proof does not hold"):
+            samples.report("broken", [1, *[0] * 8], replace(CHECKED, spread=spread))
 
 
 def test_real_and_null_checked_reports_have_the_same_size() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +79,62 @@ def test_a_null_report_and_a_part_of_the_cap_hold_too() -> None:
         dealt = deal(histogram, shape, draw)
         points = points_of(os.urandom(8), 2)
         assert holds(dealt, points, open_at(dealt, points))
+
+
+@pytest.mark.parametrize("shape", [Shape(128, 0, 2**20, 1), Shape(70, 3, 100, 4)], ids=str)
+def test_a_report_of_another_histogram_does_not_hold(shape: Shape) -> None:
+    """Its proof is right, but it is not what was to be shared."""
+    dealt = deal(full(shape), shape, draw)
+    points = points_of(b"any", shape.points)
+    openings = open_at(dealt, points)
+    (label, value), *others = dealt.amounts
+    assert holds(dealt, points, openings)
+    for amount in ((label, value - 1), (label + 1, value), (label + 32, value), (0, 0)):
+        assert not holds(replace(dealt, amounts=[amount, *others]), points, openings)
+
+
+def test_numbers_outside_the_groups_do_not_hold() -> None:
+    """Two buckets of another group whose numerators cancel where the device looks, if it looked there alone."""
+    shape = Shape(128, 0, 2**20, 1)
+    for histogram in (full(shape), [0] * 128):
+        dealt = deal(histogram, shape, draw)
+        points = points_of(b"any", shape.points)
+        for place in (32, 63, 64, 127):
+            body = dealt.shared.body.copy()
+            body[place] = (int(body[place]) + 1) % P
+            changed = replace(dealt, shared=SharedVector(dealt.shared.seeds, body))
+            assert not holds(changed, points, open_at(dealt, points))
+
+
+def _steps(histogram: list[int], shape: Shape) -> int:
+    """Lines of Python that a device runs to deal, open and check, in whatever module of ours."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if "/protocol/" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        dealt = deal(histogram, shape, draw)
+        points = [2**40 + 1, 2**41 + 7]
+        assert holds(dealt, points, open_at(dealt, points))
+    finally:
+        sys.settrace(None)
+    return count
+
+
+@pytest.mark.parametrize("shape", [Shape(70, 0, 2**20, 1), Shape(70, 6, 100, 1), Shape(70, 6, 100, 4)], ids=str)
+def test_every_content_takes_the_same_steps(shape: Shape) -> None:
+    contents = [[0] * shape.length, full(shape), [0] * 40 + [1] + [0] * (shape.length - 41)]
+    if shape.spread > 1:
+        contents.append([1, 2, 30, 4] + [0] * (shape.length - 4))
+        contents.append([0, 1] * 2 + [0] * (shape.length - 4))
+    _steps(contents[0], shape)  # tables are made once
+    assert len({_steps(content, shape) for content in contents}) == 1
 
 
 @pytest.mark.parametrize(

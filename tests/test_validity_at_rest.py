@@ -43,7 +43,7 @@ def secrets_of(three: ThreeHelpers, report: SealedReport) -> dict[str, list[byte
     in_order: Seeds = (seeds[0], seeds[1], seeds[2])
     expanded = expand_many(in_order, shape.expanded)
     body = np.frombuffer(report.body, dtype="<u8").astype(np.uint64)
-    shared = reconstruct(Deal(shape, SharedVector(in_order, body), expanded, [], [], []))
+    shared = reconstruct(Deal(shape, SharedVector(in_order, body), expanded, [], [], [], []))
     third = (body + (np.uint64(2**61 - 1) - expanded[2, : shape.explicit])) % np.uint64(2**61 - 1)
     return {
         "a seed": [seeds[index] for index in range(PARTIES)],

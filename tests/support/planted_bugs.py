@@ -119,8 +119,8 @@ BUGS = (
         (
             Edit(
                 _VALIDITY,
-                "        for plane in polynomials:\n",
-                "        mask = iter(masks)\n        for plane in polynomials:\n",
+                "zip(masks, planes * shape.points, strict=True)",
+                "zip(masks[: len(planes)] * shape.points, planes * shape.points, strict=True)",
             ),
             Edit(
                 _VALIDITY,
@@ -226,6 +226,21 @@ BUGS = (
         "the device does not check itself",
         "test_validity.py::test_an_honest_proof_holds_and_every_number_in_it_matters",
         (Edit(_SELF_CHECK, "    secret = reconstruct(dealt)\n", "    return True\n    secret = reconstruct(dealt)\n"),),
+    ),
+    PlantedBug(
+        "the device does not look at the numbers",
+        "test_validity.py::test_a_report_of_another_histogram_does_not_hold",
+        (Edit(_SELF_CHECK, "    if not _shares(secret[: shape.buckets], dealt.amounts):\n", "    if False:\n"),),
+    ),
+    PlantedBug(
+        "the device does not look outside the groups it wrote",
+        "test_validity.py::test_numbers_outside_the_groups_do_not_hold",
+        (Edit(_SELF_CHECK, "np.count_nonzero(numbers) == within and not difference % P", "not difference % P"),),
+    ),
+    PlantedBug(
+        "a null report takes fewer steps",
+        "test_validity.py::test_every_content_takes_the_same_steps",
+        (Edit(_VALIDITY, "    if len(amounts) > 1:\n", "    if len(amounts) > 1 or not amounts[0][0]:\n"),),
     ),
     PlantedBug(
         "paying stops at the first amount that takes a coin",
