@@ -262,7 +262,7 @@ def test_a_helper_that_starts_late(trio: ChaosTrio) -> None:
     trio.helper(late).stop()
     asked = trio.new_query()
     with pytest.raises(QueryFailed, match="helper-3 cannot be reached"):
-        asyncio.run(Querier(trio.helper_set).ask(asked.query, asked.batch))
+        asyncio.run(Querier(trio.helper_set, patience=0.1).ask(asked.query, asked.batch))
     trio.running.restart(late)
     assert asyncio.run(trio.answer(asked)) == TRUTH
 

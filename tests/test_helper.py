@@ -210,7 +210,7 @@ async def test_a_helper_that_is_down_is_named(tmp_path: Path, away: int) -> None
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
         await three.stop(away)
         with pytest.raises(QueryFailed, match=f"helper-{away + 1} cannot be reached") as refused:
-            await three.ask(three.query(batch), batch)
+            await three.ask(three.query(batch), batch, patience=0.1)
         assert refused.value.helpers == (away,)
 
 

@@ -89,7 +89,7 @@ def test_a_killed_helper_comes_back_and_gives_the_same_bytes(asking: LaunchedAsk
     first = asking.ask(asked, batch)
     asking.running.helpers[1].kill()
     with pytest.raises(QueryFailed, match="helper-2 cannot be reached"):
-        asking.ask(asked, batch)
+        asking.ask(asked, batch, patience=0.1)
     asking.running.restart(1)
     assert asking.ask(asked, batch).answer == first.answer
     with pytest.raises(QueryFailed, match="were counted before"):

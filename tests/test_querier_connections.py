@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from protocol.errors import ProtocolError
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.json_message import decode_json
 from protocol.keys import IdentityKey
+from protocol.querier import ask as querying
 from protocol.querier.ask import Querier
 from protocol.querier.connections import MAX_ANSWER_BYTES, HelperConnections
 from protocol.querier.query_failed import QueryFailed
@@ -32,6 +34,7 @@ SECONDS = 0.5
 # No test waits longer, whatever the querier does.
 GIVE_UP = 20.0
 HANG_UP = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+AWAITING = json.dumps(QueryStatus(QueryState.AWAITING).to_json()).encode()
 QUEUED = json.dumps(QueryStatus(QueryState.QUEUED).to_json()).encode()
 RELEASED = json.dumps(QueryStatus(QueryState.RELEASED).to_json()).encode()
 
@@ -56,9 +59,10 @@ class BadServer:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             first = (await reader.readuntil(b"\r\n")).decode()
             self.requests.append(first.split(" HTTP/")[0])
-            await reader.readuntil(b"\r\n\r\n")
+            headers = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int((re.findall(rb"(?i)content-length: (\d+)", headers) or [0])[0]))
             said = self.answer(self.requests[-1])
-            for at in range(0, len(said), 1 if self.trickle else len(said)):
+            for at in range(0, len(said), 1 if self.trickle else max(1, len(said))):
                 writer.write(said[at : at + 1] if self.trickle else said)
                 await writer.drain()
                 await asyncio.sleep(0.05 if self.trickle else 0)
@@ -169,15 +173,18 @@ NO_STATUS: dict[str, bytes] = {
 }
 
 
-async def ask(folder: Path, answer: Callable[[str], bytes]) -> QueryFailed:
-    """A whole query to three helpers that all answer alike: what the querier says of it."""
+async def ask(
+    folder: Path, answer: Callable[[str], bytes], second: Callable[[str], bytes] | None = None
+) -> QueryFailed:
+    """A whole query to three helpers that all answer alike, but perhaps for the second: what the querier says of it."""
+    answers = (answer, second or answer, answer)
     names = ("one", "two", "three")
     async with contextlib.AsyncExitStack() as stack:
         entries = []
-        for name, helper in zip(names, samples.HELPER_SET.helpers, strict=True):
+        for name, helper, says in zip(names, samples.HELPER_SET.helpers, answers, strict=True):
             (folder / name).mkdir()
             identity = tls.make_identity(folder / name, name, 1_700_000_000)
-            port = await stack.enter_async_context(listening(BadServer(answer), tls.server_context(identity)))
+            port = await stack.enter_async_context(listening(BadServer(says), tls.server_context(identity)))
             address = f"https://127.0.0.1:{port}"
             entries.append(HelperEntry(name, helper.identity_key, helper.hpke_keys, address, identity.pin))
         helper_set = HelperSet(1, (entries[0], entries[1], entries[2]))
@@ -186,7 +193,7 @@ async def ask(folder: Path, answer: Callable[[str], bytes]) -> QueryFailed:
         saved = SavedQuery(SignedQuery.sign(query, IdentityKey.generate()), samples.ANSWER_KEY, samples.NOW)
         async with asyncio.timeout(GIVE_UP):
             with pytest.raises(QueryFailed) as failed:
-                await Querier(helper_set, clock=lambda: samples.NOW, request_seconds=SECONDS).ask(saved, batch)
+                await Querier(helper_set, clock=lambda: samples.NOW, request_seconds=GIVE_UP).ask(saved, batch)
     return failed.value
 
 
@@ -213,3 +220,54 @@ async def test_a_reason_reaches_the_terminal_without_its_escapes(tmp_path: Path)
     failed = await ask(tmp_path, lambda request: ok(said if request.startswith("GET") else QUEUED))
     assert "all is well" in str(failed)
     assert (str(failed) + failed.hint).isprintable()
+
+
+# Each request of a query, and what helpers say to it. The last ends the query: an answer without a share.
+REQUESTS = {
+    r"PUT /v1/queries/\w+$": AWAITING,
+    r"PUT /v1/queries/\w+/column$": QUEUED,
+    r"GET /v1/queries/\w+$": RELEASED,
+    r"GET /v1/queries/\w+/answer$": b"{}",
+}
+
+
+def asked_for(request: str) -> str:
+    (kind,) = (kind for kind in REQUESTS if re.match(kind, request))
+    return kind
+
+
+def open_door(request: str) -> bytes:
+    return ok(REQUESTS[asked_for(request)])
+
+
+@pytest.mark.parametrize("closed", REQUESTS)
+async def test_a_door_that_is_closed_for_a_moment_is_knocked_at_again(tmp_path: Path, closed: str) -> None:
+    """As that of a helper which takes up a new set. Closed twice, as the HTTP library may try again at once."""
+    asked: list[str] = []
+
+    def second(request: str) -> bytes:
+        asked.append(asked_for(request))
+        return b"" if asked[-1] == closed and asked.count(closed) <= 2 else open_door(request)
+
+    failed = await ask(tmp_path, open_door, second)
+    assert "there is no share in it" in str(failed)
+    assert asked.count(closed) >= 3
+
+
+async def test_a_column_that_arrived_before_the_door_closed_is_not_sent_again(tmp_path: Path) -> None:
+    columns: list[str] = []
+
+    def second(request: str) -> bytes:
+        if request.endswith("/column"):
+            columns.append(request)
+            return b""
+        return ok(QUEUED) if request.startswith("PUT") and columns else open_door(request)
+
+    assert "there is no share in it" in str(await ask(tmp_path, open_door, second))
+    assert len(columns) <= 2  # one by the HTTP library itself
+
+
+async def test_nobody_waits_for_helpers_of_which_none_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(querying, "DOOR_SECONDS", 10 * GIVE_UP)
+    failed = await ask(tmp_path, lambda _: b"")
+    assert (failed.stage, failed.helpers) == ("submitting", (0, 1, 2))

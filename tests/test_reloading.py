@@ -124,23 +124,16 @@ def test_a_new_set_is_taken_up_while_a_query_runs(running: Launched, tmp_path: P
     for party in range(PARTIES):
         renewed = renewed.signed_by(load_identity(running.trio.helper_folder(party) / "identity.key"))
 
-    async def answered() -> int:
-        # Whoever finds the doors closed asks again, as a person would: the query is the same.
-        while True:
-            try:
-                return (await Querier(old).ask(asked, batch)).answer.counted
-            except QueryFailed as error:
-                assert "cannot be reached" in str(error)
-                await asyncio.sleep(0.5)
-
     async def ask_and_renew() -> int:
-        asking = asyncio.create_task(answered())
-        await asyncio.sleep(0.3)
+        taken = asyncio.Event()
+        asking = asyncio.create_task(Querier(old).ask(asked, batch, lambda _: taken.set()))
+        await taken.wait()
         write_set(running.trio.helper_set_path, renewed)
         for party in range(PARTIES):
             ask_to_reload(load_config(running.trio.config_path(party)))
+        # Whoever finds a door closed knocks again.
         async with asyncio.timeout(60):
-            return await asking
+            return (await asking).answer.counted
 
     before = [reloads(running, party) for party in range(PARTIES)]
     assert asyncio.run(ask_and_renew()) == 400

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -33,6 +33,8 @@ T = TypeVar("T")
 REQUEST_SECONDS = 30.0
 # How long a helper may be out of reach while the query runs: long enough for a restart.
 PATIENCE_SECONDS = 30.0
+# And before it has the query, if another helper has answered: long enough for taking up a new helper set.
+DOOR_SECONDS = 5.0
 # After the query's own deadline helpers have this long to say how it ended.
 GRACE_SECONDS = 15
 # When one has failed, the others have this long to say what they know.
@@ -149,20 +151,36 @@ class Querier:
         async def submit(party: int) -> QueryStatus:
             return self._read_status(party, await helpers.put(party, path, body))
 
-        statuses = await _each("submitting", submit, introduces=True)
+        statuses = await self._introduce(submit)
         order = await asyncio.to_thread(batch.order)
         missing = {party for party, status in statuses.items() if status.state is QueryState.AWAITING}
 
         async def upload(party: int) -> int:
-            if party not in missing:
-                return 0
             size, pieces = batch.column_size(party), _pieces(batch.column(party, order))
             left = saved.query.deadline - self._clock()
             permit = saved.permits[party] if saved.permits else b""
-            self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, permit, left))
+            try:
+                self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, permit, left))
+            except QueryFailed as error:
+                # It may have arrived all the same.
+                if not error.out_of_reach or (await submit(party)).state is QueryState.AWAITING:
+                    raise
             return size
 
-        return sum((await _each("uploading", upload)).values())
+        async def upload_if_missing(party: int) -> int:
+            return await _patiently(self._patience, upload, party) if party in missing else 0
+
+        return sum((await _each("uploading", upload_if_missing)).values())
+
+    async def _introduce(self, submit: Callable[[int], Awaitable[QueryStatus]]) -> dict[int, QueryStatus]:
+        """The query to all three. If whoever can be reached takes it, the others may be about to be back."""
+        found = await _gathered(submit)
+        failures = {party: each for party, each in found.items() if isinstance(each, QueryFailed)}
+        closed = {party for party, failure in failures.items() if failure.out_of_reach}
+        if closed and len(closed) == len(failures) < PARTIES:
+            seconds = min(DOOR_SECONDS, self._patience)
+            found |= await _gathered(lambda party: _patiently(seconds, submit, party), closed)
+        return _all("submitting", found, introduces=True)
 
     async def _follow(self, helpers: HelperConnections, query: Query, on_status: OnStatus) -> Mapping[int, QueryStatus]:
         """Ask all three where they are until each has ended, or the deadline has passed.
@@ -215,7 +233,8 @@ class Querier:
     async def _collect(self, helpers: HelperConnections, saved: SavedQuery) -> Answer:
         """Fetch, open and check the three shares."""
         path = f"{_path(saved.query)}/answer"
-        answers = await _each("collecting", lambda party: helpers.get(party, path))
+        collect = lambda party: helpers.get(party, path)  # noqa: E731
+        answers = await _each("collecting", lambda party: _patiently(self._patience, collect, party))
         return combine(saved.query, [self._opened(party, answers[party], saved) for party in range(PARTIES)])
 
     def _opened(self, party: int, stored: object, saved: SavedQuery) -> AnswerShare:
@@ -251,25 +270,55 @@ class Querier:
         return " and ".join(self.helper_set.helpers[party].name for party in parties)
 
 
-async def _each(stage: str, call: Callable[[int], Awaitable[T]], *, introduces: bool = False) -> dict[int, T]:
-    """The same request to all three at once; every failure is gathered before any is raised.
+async def _patiently(seconds: float, call: Callable[[int], Awaitable[T]], party: int) -> T:
+    """A request that is made again for some seconds while the helper is out of reach.
 
-    `introduces`: it is the request by which helpers learn of the query, so that three refusals mean that none has it.
+    Its door is closed for a moment when it restarts or takes up a new helper set. By the steady clock, as any wait.
     """
-    results = await asyncio.gather(*(call(party) for party in range(PARTIES)), return_exceptions=True)
-    failures: dict[int, QueryFailed] = {}
-    for party, result in enumerate(results):
-        if isinstance(result, QueryFailed):
-            failures[party] = result
-        elif isinstance(result, BaseException):
+    steady = asyncio.get_running_loop().time
+    end: float | None = None
+    while True:
+        try:
+            return await call(party)
+        except QueryFailed as error:
+            # From its first failure on: what was cut off may have been a long upload.
+            end = steady() + seconds if end is None else end
+            if not error.out_of_reach or steady() + LAST_POLL > end:
+                raise
+        await asyncio.sleep(LAST_POLL)
+
+
+async def _each(stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:
+    """The same request to all three at once; every failure is gathered before any is raised."""
+    return _all(stage, await _gathered(call))
+
+
+async def _gathered(
+    call: Callable[[int], Awaitable[T]], parties: Iterable[int] = range(PARTIES)
+) -> dict[int, T | QueryFailed]:
+    asked = tuple(parties)
+    results = await asyncio.gather(*map(call, asked), return_exceptions=True)
+    found: dict[int, T | QueryFailed] = {}
+    for party, result in zip(asked, results, strict=True):
+        if isinstance(result, BaseException) and not isinstance(result, QueryFailed):
             raise result
+        found[party] = result
+    return found
+
+
+def _all(stage: str, found: Mapping[int, T | QueryFailed], *, introduces: bool = False) -> dict[int, T]:
+    """What all three answered, or one error with all that went wrong.
+
+    `introduces`: it was the request by which helpers learn of the query, so that three refusals mean that none has it.
+    """
+    failures = {party: each for party, each in found.items() if isinstance(each, QueryFailed)}
     if failures:
         hint = next((error.hint for error in failures.values() if error.hint), "")
         reasons = _reasons(failures)
         worst = max(error.http_status for error in failures.values())
         taken = not introduces or len(failures) < PARTIES or not all(error.refused for error in failures.values())
         raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst, taken=taken)
-    return {party: result for party, result in enumerate(results) if not isinstance(result, BaseException)}
+    return {party: each for party, each in found.items() if not isinstance(each, QueryFailed)}
 
 
 def _reasons(failures: Mapping[int, QueryFailed]) -> str:

@@ -81,7 +81,7 @@ class HelperConnections:
             raise QueryFailed("connecting", (party,), message, _START_HINT) from None
         except (aiohttp.ClientError, OSError) as error:
             message = f"{name} cannot be reached: {_reason(error)}"
-            raise QueryFailed("connecting", (party,), message, _START_HINT) from None
+            raise QueryFailed("connecting", (party,), message, _START_HINT, out_of_reach=True) from None
 
     async def _request(
         self,

@@ -15,6 +15,7 @@ class QueryFailed(TrefoilError):
     """The query has no answer. Names the stage, and the helpers it failed at (0, 1, 2).
 
     `http_status` is 0 where a helper did not answer at all. `taken` says whether some helper may have the query now.
+    `out_of_reach` says that there was no connection, or that it was closed: a moment later there may be one.
     `said` is what a helper answered in words, if it did.
     `details` are further lines for whoever wants to know more, and `shortfall` is what they say where reports lacked.
     What a helper says is shown only as far as it is printable.
@@ -29,6 +30,7 @@ class QueryFailed(TrefoilError):
         *,
         http_status: int = 0,
         taken: bool = True,
+        out_of_reach: bool = False,
         said: str = "",
         details: tuple[str, ...] = (),
         shortfall: Shortfall | None = None,
@@ -38,6 +40,7 @@ class QueryFailed(TrefoilError):
         self.helpers = helpers
         self.http_status = http_status
         self.taken = taken
+        self.out_of_reach = out_of_reach
         self.said = printable(said)
         self.shortfall = shortfall
         self.details = tuple(printable(line) for line in details)
