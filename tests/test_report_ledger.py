@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mpc_helpers.ledger.attempt import AttemptState, HeardVote, QueryName, Reservation, Step
+from mpc_helpers.ledger.database import Database
 from mpc_helpers.ledger.file import LedgerError, LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
@@ -576,3 +578,18 @@ def test_a_released_share_can_be_erased_and_nothing_else_of_it_changes(ledger: R
     assert (erased.state, erased.sealed_share, len(erased.votes)) == (AttemptState.RELEASED, None, 2)
     assert kept.sealed_share == b"sealed"
     assert standing(ledger, 5) is Standing.SEEN
+
+
+def test_reports_are_counted_in_slices(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever needs the ledger waits for one slice, not for the table. No digest falls between two of them."""
+    reserve(ledger, 1, 1, *range(1, 600), 2**256 - 1)
+    counted = []
+    ask = Database.value
+
+    def value(self: Database, query: str, *values: bytes | int) -> Any:
+        counted.append(found := ask(self, query, *values))
+        return found
+
+    monkeypatch.setattr(Database, "value", value)
+    assert ledger.reports.count() == 600
+    assert max(counted) <= 4

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from protocol.wire import HASH_SIZE
 Standings = npt.NDArray[np.uint8]
 # Digests in one statement: inserting takes half the time of one statement each, and larger ones are no faster.
 _CHUNK = 500
+# Digests are evenly spread, so slices by their first byte are of one size. The last bound is above every digest.
+_SLICES = [*(bytes([first]) for first in range(256)), b"\xff" * (HASH_SIZE + 1)]
 
 
 class Standing(IntEnum):
@@ -72,9 +75,12 @@ class Reports:
         return standings
 
     def count(self) -> int:
-        """How many reports the ledger holds. Reads the whole table."""
-        count: int = self._database.value("SELECT count(*) FROM reports")
-        return count
+        """How many reports the ledger holds. Reads the whole table, in slices: nobody waits for more than one of them.
+
+        What is written meanwhile may be counted or not, as suits a figure on a page.
+        """
+        between = "SELECT count(*) FROM reports WHERE digest >= ? AND digest < ?"
+        return sum(int(self._database.value(between, *bounds)) for bounds in pairwise(_SLICES))
 
     # The watermark never goes back, and admission refuses reports at or below it.
 
