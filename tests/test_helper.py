@@ -297,7 +297,7 @@ async def test_an_attempt_that_always_fails_ends_at_the_deadline_with_the_reason
     async with three_helpers(tmp_path, steps={0: fail}) as three:
         batch = three.batch(three.seal([one_hot(1, 4)] * 5, terms(4)))
         with pytest.raises(QueryFailed, match="planted") as failed:
-            await three.ask(three.query(batch, QueryOptions(seconds=2)), batch)
+            await three.ask(three.query(batch, QueryOptions(seconds=4)), batch)
         assert 2 in failed.value.helpers
         three.steps.clear()
         await three.stop(0)
