@@ -7,13 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mpc_helpers.local.launcher import Launched, Trio, health, launched, launched_helpers, prepare
+from mpc_helpers.local import view
+from mpc_helpers.local.launcher import (
+    HelperEnded,
+    HelperProcess,
+    Launched,
+    Trio,
+    health,
+    launched,
+    launched_helpers,
+    prepare,
+)
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.keys import load_identity
@@ -148,6 +159,35 @@ def test_a_helper_that_cannot_start_says_why(tmp_path: Path) -> None:
     (trio.helper_folder(1) / "identity.key").chmod(0o644)
     with pytest.raises(TrefoilError, match=r"helper-2 ended at once: error: .* can be read by others"), launched(trio):
         raise AssertionError("it started")
+
+
+TRACKER = "resource_tracker: There appear to be 2 leaked semaphore objects to clean up at shutdown"
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [("exit 7", "ended with exit status 7"), ("kill -9 $$", "was ended by SIGKILL"), ("exit 0", "exit status 0")],
+)
+def test_a_helper_that_ends_by_itself_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, how: str
+) -> None:
+    """No helper is started: a shell ends as one would. What Python adds about a killed process is no reason."""
+    monkeypatch.setattr(view, "LOOK_SECONDS", 0)
+    trio = prepare(tmp_path / "trio", now=real_now())
+    shell = ["sh", "-c", f"echo INFO there is little room on the disk; echo '{TRACKER}'; {end}"]
+    running = Launched(trio, [HelperProcess(trio, 0), HelperProcess(trio, 1, shell), HelperProcess(trio, 2)])
+    running.check_running()
+    running.helpers[1].start()
+    process = running.helpers[1].process
+    assert process is not None
+    process.wait(30)
+    with pytest.raises(
+        HelperEnded, match=f"helper-2 .*{how}; the end of its log: INFO there is little room on the disk$"
+    ) as told:
+        view._watch_plain(running, threading.Event())
+    assert told.value.again is True and "Start all three again with the same command" in told.value.hint
+    assert str(trio.log_path(1)) in told.value.hint
+    running.helpers[1].stop()
 
 
 def test_a_killed_launcher_leaves_no_helper_behind(tmp_path: Path) -> None:

@@ -180,10 +180,7 @@ def test_helpers(tables: list[Table], monkeypatch: pytest.MonkeyPatch, tmp_path:
     page = {"ready": False, "status": "degraded", "queries": {"released": 12, "failed": 3}, "reasons": reasons}
     console.out.print(table_of([HelperHealth(helper, page) for helper in HELPER_SET.helpers]))
     monkeypatch.setattr(launch_view, "health", lambda _: page)
-    running: Any = SimpleNamespace(
-        helpers=[SimpleNamespace(process=None, last_words=lambda: "error: no room")] * 3,
-        trio=SimpleNamespace(helper_set=HELPER_SET),
-    )
+    running: Any = SimpleNamespace(trio=SimpleNamespace(helper_set=HELPER_SET))
     console.out.print(launch_view._table(running))
     path = tmp_path / "helpers.json"
     path.write_text(json.dumps(HELPER_SET.to_json()))

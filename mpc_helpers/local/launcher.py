@@ -11,6 +11,7 @@ import fcntl
 import http.client
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -40,6 +41,14 @@ START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.05
 _ROOT = Path(__file__).resolve().parents[2]
+# Python's own remark about a process that was killed. It says nothing about why.
+_NO_REASON = "resource_tracker"
+
+
+class HelperEnded(TrefoilError):
+    """A helper that ran is gone, and nobody here has stopped it. Started again, it goes on with what it kept."""
+
+    again = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,14 @@ class HelperProcess:
                 raise TrefoilError(f"{helper.name} does not answer: {self.last_words()}", self._see_log())
             time.sleep(POLL_SECONDS)
 
+    def check_running(self) -> None:
+        """`HelperEnded` with how it ended and its last words, if it has ended by itself."""
+        status = None if self.process is None else self.process.poll()
+        if status is not None:
+            name = self.trio.helper_set.helpers[self.party].name
+            message = f"{name} {_how_it_ended(status)}; the end of its log: {self.last_words()}"
+            raise HelperEnded(message, f"Start all three again with the same command. {self._see_log()}")
+
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ask it to end, and end it if it does not."""
         process, self.process = self.process, None
@@ -252,14 +269,25 @@ class HelperProcess:
     def last_words(self) -> str:
         """The end of its log."""
         try:
-            lines = self.trio.log_path(self.party).read_text(errors="replace").strip().splitlines()
+            text = self.trio.log_path(self.party).read_text(errors="replace")
         except OSError:
-            lines = []
+            text = ""
+        lines = [line for line in text.strip().splitlines() if _NO_REASON not in line]
         errors = [line for line in lines[-5:] if line.startswith(("error:", "hint:"))]
         return " ".join(errors or lines[-1:]) or "it said nothing"
 
     def _see_log(self) -> str:
         return f"Its log is {self.trio.log_path(self.party)}"
+
+
+def _how_it_ended(status: int) -> str:
+    """An exit status of a child process in words."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
 
 
 def health(helper: HelperEntry, seconds: float = 2.0) -> dict[str, object] | None:
@@ -310,6 +338,11 @@ class Launched:
         deadline = time.monotonic() + seconds
         for helper in self.helpers:
             helper.wait_ready(deadline)
+
+    def check_running(self) -> None:
+        """`HelperEnded` if one of them has ended by itself: without it the two others answer nothing."""
+        for helper in self.helpers:
+            helper.check_running()
 
     def restart(self, party: int, seconds: float = START_SECONDS) -> None:
         """Stop one helper, if it runs, and start it again."""

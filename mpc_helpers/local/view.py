@@ -21,7 +21,7 @@ LOOK_SECONDS = 1.0
 def launch_and_watch(
     folder: Path, *, sites: Sequence[str], ports: Sequence[int], now: int, json: Path | None = None
 ) -> None:
-    """Run until Ctrl-C or SIGTERM, then stop the three helpers in order."""
+    """Run until Ctrl-C or SIGTERM, or until one helper ends by itself; then stop those that run, in order."""
     if ports and len(ports) != PARTIES:
         raise TrefoilError(
             f"three helpers need three ports, not {len(ports)}", "Give --port three times, or not at all."
@@ -32,11 +32,10 @@ def launch_and_watch(
         with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
             _introduce(running, list(wanted))
             write_json(json, _described(running.trio, list(wanted)))
-            if out.is_terminal:
-                _watch_live(running, stop)
-            else:
-                _watch_plain(running, stop)
-            say("stopping")
+            try:
+                _watch_live(running, stop) if out.is_terminal else _watch_plain(running, stop)
+            finally:
+                say("stopping")
         say(f"stopped; keys, ledgers and logs are kept in {folder}, and the same command goes on with them")
 
 
@@ -58,12 +57,14 @@ def _described(trio: Trio, sites: Sequence[str]) -> dict[str, object]:
 def _watch_live(running: Launched, stop: threading.Event) -> None:
     with Live(_table(running), console=out, auto_refresh=False) as live:
         while not stop.wait(LOOK_SECONDS):
+            running.check_running()
             live.update(_table(running), refresh=True)
 
 
 def _watch_plain(running: Launched, stop: threading.Event) -> None:
     last = ""
     while not stop.wait(LOOK_SECONDS):
+        running.check_running()
         lines = [f"{name}: {state} {queries}".rstrip() for name, _, state, queries in _rows(running)]
         if (text := " | ".join(lines)) != last:
             last = text
@@ -81,10 +82,9 @@ def _table(running: Launched) -> Table:
 
 def _rows(running: Launched) -> list[tuple[str, str, str, str]]:
     rows = []
-    for process, helper in zip(running.helpers, running.trio.helper_set.helpers, strict=True):
+    for helper in running.trio.helper_set.helpers:
         page = health(helper)
-        alive = process.process is not None and process.process.poll() is None
-        state = "up" if page else "does not answer" if alive else f"ended: {process.last_words()}"
+        state = "up" if page else "does not answer"
         queries = page.get("queries", {}) if page else {}
         shown = (
             ", ".join(f"{count} {state}" for state, count in queries.items()) if isinstance(queries, Mapping) else ""
