@@ -134,8 +134,9 @@ async def test_an_interrupted_querier_resumes(tmp_path: Path) -> None:
 
 async def test_a_wrong_key_does_not_stick_to_the_batch(tmp_path: Path) -> None:
     async with shop(tmp_path) as mine:
-        with pytest.raises(QueryFailed, match="all three helpers answer: the query is not signed by the key"):
+        with pytest.raises(QueryFailed, match="all three helpers answer: the query is not signed by the key") as wrong:
             await mine.ask(key=IdentityKey.generate())
+        assert wrong.value.again is None
         assert not mine.folder.path.exists()
         assert (await mine.ask()).answer.counted == 4
         with pytest.raises(TrefoilError, match="was queried before, with another site key"):

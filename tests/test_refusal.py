@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import trefoil
 from protocol.errors import Rejection
+from protocol.querier.query_failed import QueryFailed
 from protocol.querier.refusal import refusal, shortfall_sentence
 from protocol.status import Failure, QueryState, QueryStatus, Shortfall
 
@@ -101,3 +103,25 @@ def test_a_dispute_is_called_one() -> None:
     status = QueryStatus(QueryState.DISPUTED, failure=Failure(QueryState.VOTING, 1, "helper 2 voted both ways"))
     assert str(refusal({0: status}, NAMES)).startswith("The query disputed") is False
     assert "disputed" in str(refusal({0: status}, NAMES))
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (0, trefoil.Exit.TRY_AGAIN),  # out of reach
+        (403, trefoil.Exit.MISTAKE),  # another key, or a site that is not registered
+        (422, trefoil.Exit.MISTAKE),  # another set, or an option that this helper does not take
+        (404, trefoil.Exit.REFUSED),
+        (410, trefoil.Exit.REFUSED),
+        (425, trefoil.Exit.TRY_AGAIN),
+        (429, trefoil.Exit.TRY_AGAIN),
+        (503, trefoil.Exit.TRY_AGAIN),
+    ],
+)
+def test_the_exit_code_says_whether_something_can_be_mended(status: int, code: trefoil.Exit) -> None:
+    assert trefoil._exit_of(QueryFailed("submitting", (0,), "no", http_status=status)) is code
+
+
+def test_reports_that_were_counted_are_refused_for_ever() -> None:
+    error = QueryFailed("agreeing", (0,), "no", http_status=403, shortfall=alike(1, 0, 1, {SEEN: 1}))
+    assert trefoil._exit_of(error) is trefoil.Exit.REFUSED

@@ -192,8 +192,9 @@ async def test_only_the_site_withdraws(tmp_path: Path) -> None:
     async with three_helpers(tmp_path, sites={SITE: [SITE], "other.example": ["other.example"]}) as three:
         saved, batch = made(three)
         other = three.query(batch, LONG)
-        with pytest.raises(QueryFailed, match=r"the withdrawal is not signed by the key registered for shop\.example"):
+        with pytest.raises(QueryFailed, match=r"not signed by the key registered for shop\.example") as wrong:
             await querier(three).withdraw(saved, three.site_key("other.example"))
+        assert wrong.value.again is None
         good = Withdrawal.sign(saved.signed, three.site_key())
         swapped = Withdrawal(other.signed, good.signature)
         async with HelperConnections(three.helper_set, 5.0) as helpers:

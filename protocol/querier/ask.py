@@ -111,7 +111,9 @@ class Querier:
             failures = {party: each for party, each in enumerate(found) if isinstance(each, QueryFailed)}
             reasons = _reasons(failures)
             hint = next((error.hint for error in failures.values() if error.hint), "")
-            raise QueryFailed("withdrawing", tuple(failures), f"the query is not withdrawn: {reasons}", hint)
+            worst = max((error.http_status for error in failures.values()), default=0)
+            message = f"the query is not withdrawn: {reasons}"
+            raise QueryFailed("withdrawing", tuple(failures), message, hint, http_status=worst)
 
     async def statuses(self, saved: SavedQuery) -> dict[int, QueryStatus | QueryFailed]:
         """Where each helper is with a query, or why it does not say."""

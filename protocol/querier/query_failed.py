@@ -8,7 +8,11 @@ from protocol.errors import TrefoilError
 from protocol.status import Shortfall
 from protocol.text import printable
 
-_LATER = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_MANY_REQUESTS})
+_LATER = frozenset(
+    {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
+)
+# Another key, set or option is taken by the same helpers, or their operators let this one in.
+_TO_MEND = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY})
 
 
 class QueryFailed(TrefoilError):
@@ -44,8 +48,15 @@ class QueryFailed(TrefoilError):
         self.said = printable(said)
         self.shortfall = shortfall
         self.details = tuple(printable(line) for line in details)
-        # Reports that were counted before stay counted; a helper that was out of reach or busy may be back.
-        self.again = False if shortfall is not None else not self.refused or http_status in _LATER
+        self.again = self._again()
+
+    def _again(self) -> bool | None:
+        """Reports that were counted before stay counted; a helper that was out of reach or busy may be back."""
+        if self.shortfall is not None:
+            return False
+        if self.http_status in _TO_MEND:
+            return None
+        return not self.refused or self.http_status in _LATER
 
     @property
     def refused(self) -> bool:
