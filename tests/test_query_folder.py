@@ -18,11 +18,12 @@ from protocol.querier.ask import Querier
 from protocol.querier.listing import list_and_show
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.query_folder import QueryFolder, ask_batch
-from protocol.querier.saved_query import QueryOptions
+from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
 from protocol.shares import PARTIES
 from protocol.status import QueryState
+from tests.support.protocol_samples import HELPER_SET, QUERIER, report
 from tests.support.renewal import renew
 from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers, write_batch
 
@@ -163,6 +164,25 @@ async def test_a_query_that_one_helper_may_have_is_kept(tmp_path: Path) -> None:
             await mine.ask(QueryOptions(seconds=10 * DAY))
         assert failed.value.taken
         assert len(mine.folder.all()) == 1
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_query_that_other_helpers_refused_needs_new_and_she_reads_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """Asked of the wrong helpers first, it is saved for them: the right ones take it under --new only."""
+
+    async def answer(self: Querier, *_: object) -> QueryResult:
+        raise QueryFailed("submitting", (0, 1, 2), "another set", "Use the current one.", http_status=422, taken=taken)
+
+    monkeypatch.setattr(Querier, "ask", answer)
+    batch = write_batch(tmp_path / "batch", [report("one")])
+    folder = QueryFolder(batch.path)
+    folder.keep(make_query(batch, OPTIONS, HELPER_SET, QUERIER, real_now()))
+    with pytest.raises(QueryFailed) as refused:
+        await ask_batch(Querier(HELPER_SET), batch, OPTIONS, QUERIER, real_now())
+    assert ("Ask a new one with --new" in refused.value.hint) is not taken
+    assert len(folder.all()) == 1
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ async def ask_batch(
         await withdraw_all(querier, folder, site_key)
     saved = None if new else _resumable(folder, batch, options, site_key)
     if saved is not None:
-        result = await querier.ask(saved, batch, on_status)
+        result = await _resumed(querier, saved, batch, on_status)
     else:
         saved = folder.keep(make_query(batch, options, querier.helper_set, site_key, now))
         try:
@@ -128,6 +128,18 @@ async def ask_batch(
             raise
     folder.keep_bias(result)
     return result
+
+
+async def _resumed(querier: Querier, saved: SavedQuery, batch: BatchReader, on_status: OnStatus) -> QueryResult:
+    try:
+        return await querier.ask(saved, batch, on_status)
+    except QueryFailed as error:
+        if not error.taken:
+            # She may have the right set and key by now, and what she asked under the wrong ones is still the newest.
+            error.hint = (
+                f"This query was saved when it was asked before. Ask a new one with --new. {error.hint}".strip()
+            )
+        raise
 
 
 async def withdraw_all(querier: Querier, folder: QueryFolder, site_key: IdentityKey) -> None:
@@ -150,10 +162,8 @@ def _resumable(
     difference = _difference(saved, batch, options, site_key)
     if difference:
         old = f"trefoil query --id {saved.query.query_id.hex()[:SHOWN_DIGITS]}"
-        raise TrefoilError(
-            f"{batch.path} {difference}",
-            f"Fetch the answer of that query with: {old}. Or ask a new one with --new; it leaves out what was counted.",
-        )
+        new = "Ask a new one with --new; it leaves out what was counted."
+        raise TrefoilError(f"{batch.path} {difference}", f"{new} If that query has an answer, fetch it with: {old}")
     return saved
 
 
