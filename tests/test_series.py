@@ -168,7 +168,11 @@ async def test_a_period_that_is_refused_for_good_does_not_end_the_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three_days(tmp_path)
-    failures = [QueryFailed("admitting", (), "no", http_status=403), QueryFailed("asking", (), "out")]
+    failures = [
+        QueryFailed("submitting", (), "no", http_status=422),
+        QueryFailed("asking", (), "out"),
+        QueryFailed("submitting", (), "not signed by the key", http_status=403),
+    ]
 
     async def fail(*_: object, **__: object) -> None:
         raise failures.pop(0)
@@ -179,6 +183,8 @@ async def test_a_period_that_is_refused_for_good_does_not_end_the_series(
         first, second, _ = closed_periods(tmp_path, shelves_of_kind(store, ""), Every.DAY, samples.NOW + 9 * DAY)
         assert (await series.ask(first, samples.NOW)).refused == "no"
         with pytest.raises(QueryFailed, match="out"):
+            await series.ask(second, samples.NOW)
+        with pytest.raises(QueryFailed, match="not signed by the key"):
             await series.ask(second, samples.NOW)
     assert len(BatchReader(second.batch)) == 1 and not second.answer.exists()
 
@@ -209,6 +215,7 @@ def test_a_damaged_answer_is_said(tmp_path: Path) -> None:
         (["--every", "day", "--left-out", "left.csv"], "goes with neither"),
         (["--every", "day", "--list"], "--every"),
         (["--every", "day"], "needs the key"),
+        (["--kind", "9308b691"], "which only --every asks about"),
         (["--left-out", "."], "--left-out: . is a folder"),
     ],
 )

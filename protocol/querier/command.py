@@ -15,6 +15,7 @@ from protocol.noise_mode import NoiseMode
 from protocol.querier.every import Every
 
 if TYPE_CHECKING:
+    from protocol.querier.saved_query import QueryOptions
     from protocol.querier.worth import QueryResult
 
 SiteKey = Annotated[Path | None, Option(help="The key that signs this site's queries.", show_default=False)]
@@ -50,6 +51,8 @@ KEPT = (
     "answer, or with --withdraw to take it back."
 )
 
+_KIND_HINT = "Give --every day as well, or cut the reports by kind first: trefoil batch split --by kind"
+
 GOES_ON = "Every answer that came is kept. Run the same command again: it goes on where it stopped."
 
 
@@ -83,33 +86,60 @@ def query(
     from protocol.epsilon import entitlement
     from protocol.querier.listing import list_and_show
     from protocol.querier.saved_query import QueryOptions
-    from protocol.querier.series_view import ask_over_time
-    from protocol.querier.view import ask_and_show, detailed, fetch_and_show, one_errand, permille, withdraw_and_show
-    from protocol.stopping import keeping
+    from protocol.querier.view import one_errand, permille, withdraw_and_show
 
     one_errand(
         {"--list": listed, "--withdraw": withdraw, "--id": bool(id_), "--new": new, "--every": every is not None}
     )
+    if kind and every is None:
+        raise TrefoilError("--kind chooses among a collector's reports, which only --every asks about", _KIND_HINT)
     micros = None if epsilon is None else entitlement(epsilon)
     options = QueryOptions(micros, noise, minimum, permille(tolerate), seconds, debug)
     finish = _Finish(cutoff, plot, left_out, reports, helpers)
+    asking = _Asking(reports, helpers, site_key, options, details)
+    document: object
     if every is not None:
-        if left_out is not None or cutoff is not None:
-            raise TrefoilError("--every goes with neither --left-out nor --cutoff", "Give the batch of one period.")
-        with detailed(details), keeping(GOES_ON):
-            series = ask_over_time(reports, helpers, site_key, options, _now, every=every, kind=kind, plot=plot)
-        write_json(json, series)
+        document = asking.over_time(every, kind, finish)
     elif listed:
-        write_json(json, list_and_show(reports, helpers))
+        document = list_and_show(reports, helpers)
     elif withdraw:
-        write_json(json, withdraw_and_show(reports, helpers, site_key))
+        document = withdraw_and_show(reports, helpers, site_key)
     else:
-        with detailed(details), keeping(KEPT):
-            if id_:
-                result = fetch_and_show(reports, helpers, id_)
-            else:
-                result = ask_and_show(reports, helpers, site_key, options, _now(), new=new)
-        write_json(json, finish(result))
+        document = finish(asking.once(id_, new=new))
+    write_json(json, document)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """What is asked, and of whom."""
+
+    reports: Path
+    helpers: Path
+    site_key: Path | None
+    options: QueryOptions
+    details: bool
+
+    def once(self, digits: str, *, new: bool) -> QueryResult:
+        """The answer to an earlier query of whose id there are digits, or to the one on the whole batch."""
+        from protocol.querier.view import ask_and_show, detailed, fetch_and_show
+        from protocol.stopping import keeping
+
+        with detailed(self.details), keeping(KEPT):
+            if digits:
+                return fetch_and_show(self.reports, self.helpers, digits)
+            return ask_and_show(self.reports, self.helpers, self.site_key, self.options, _now(), new=new)
+
+    def over_time(self, every: Every, kind: str, finish: _Finish) -> dict[str, object]:
+        """The answers to every period of a collector's folder."""
+        from protocol.querier.series_view import ask_over_time
+        from protocol.querier.view import detailed
+        from protocol.stopping import keeping
+
+        if finish.left_out is not None or finish.cutoff is not None:
+            raise TrefoilError("--every goes with neither --left-out nor --cutoff", "Give the batch of one period.")
+        with detailed(self.details), keeping(GOES_ON):
+            where = (self.reports, self.helpers, self.site_key)
+            return ask_over_time(*where, self.options, _now, every=every, kind=kind, plot=finish.plot)
 
 
 @dataclass(frozen=True, slots=True)

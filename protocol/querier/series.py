@@ -11,6 +11,7 @@ import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from protocol.batch import BatchReader
@@ -121,7 +122,8 @@ class Series:
         try:
             result = await ask_batch(self._querier, batch, self._options, self._key, now)
         except QueryFailed as error:
-            if error.again is not False:
+            # A wrong key is wrong for every period; what else is refused may be a matter of this one alone.
+            if error.again or error.http_status == HTTPStatus.FORBIDDEN:
                 raise
             return PeriodAnswer(period.name, len(batch), late, refused=str(error))
         write_atomically(period.answer, (json.dumps(result.to_json(), indent=2) + "\n").encode())

@@ -282,6 +282,7 @@ MISTAKES: dict[str, list[str]] = {
         f"device convert shop.example --db ann.db {HELPERS} --buckets 4 --batch new.batch --report new.report",
         f"{QUERY} --list --withdraw",
         f"{QUERY} --id 00 --new",
+        f"{QUERY} --kind 9308b691",
         "batch merge shop.batch --out shop.batch",
     ],
     "Nobody is there": [
