@@ -41,8 +41,8 @@ class RelevantEvents(NamedTuple):
     own: Read = no_events
 
 
-# Which of some epochs could not pay for the worst that a report may say.
-Unable = Callable[[Collection[int]], Collection[int]]
+# Which of some epochs, with events of these sites, could not pay for the worst that a report may say.
+Unable = Callable[[Mapping[int, Collection[str]]], Collection[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ class ConversionOptions:
         buckets = whole("histogram_size", self.histogram_size, 1, limits.max_histogram_size)
         max_value = whole("max_value", self.max_value, 1, U32[-1])
         value = whole("value", self.value, 1, max_value)
-        function = self._last_n_touch(limits)
+        function = last_n_touch(self.credit, limits)
         longest = limits.max_lookback_days
         lookback = longest if self.lookback_days is None else whole("lookback_days", self.lookback_days, 1, ANY_DAYS)
         match_values = wholes("match_values", self.match_values, limits.max_match_values, U32)
@@ -169,10 +169,6 @@ class ConversionOptions:
             side_query=SideQuery(kappa) if kappa else None,
             own_site_is_free=limits.own_site is OwnSite.CHARGED,
         )
-
-    def _last_n_touch(self, limits: DeviceLimits) -> LastNTouch:
-        credit = entries("credit", self.credit, limits.max_credit_size)
-        return LastNTouch(tuple(real("credit", share) for share in credit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +207,8 @@ class AttributionRequest:
                 f"the report's sensitivity {sensitivity} must be at most query_sensitivity ({covered})",
                 "Twice the value cap for several buckets and epochs, the value cap for one of either (Theorem 18).",
             )
-        self._check_functions()
-        side_query = self.side_query.checked() if self.side_query else None
+        side_query = None if self.side_query is None else SideQuery.checked(self.side_query)
+        function = self._function(side_query, limits)
         return Conversion(
             site=site,
             caller=caller,
@@ -220,8 +216,9 @@ class AttributionRequest:
             loss_terms=LossTerms(epsilon, floor_micros(epsilon), covered, side_query.kappa if side_query else 0),
             buckets=buckets,
             value=value,
-            function=self.function,
-            coins=self._coins(limits),
+            function=function,
+            # One that is not ours draws its own.
+            coins=len(function.credit) - 1 if type(function) is LastNTouch else 0,
             unit=word("unit", self.unit),
             epochs=epochs,
             match_values=frozenset(wholes("match_values", self.match_values, limits.max_match_values, U32)),
@@ -230,22 +227,23 @@ class AttributionRequest:
             hides_own_site=True,
         )
 
-    def _check_functions(self) -> None:
-        if not callable(self.function) or not (self.relevant is None or callable(self.relevant)):
+    def _function(self, side_query: SideQuery | None, limits: DeviceLimits) -> AttributionFunction:
+        """The attribution function, if it goes with the other functions. One of ours is made of numbers of ours."""
+        function = self.function
+        if not callable(function) or not (self.relevant is None or callable(self.relevant)):
             raise RangeError("the attribution function and the relevance test must be functions")
-        if self.side_query is not None and self.side_query.form is SideQueryForm.ANY:
+        form = None if side_query is None else side_query.form
+        if form is SideQueryForm.ANY:
             raise RangeError("the side query of the form ANY is for labels of impressions", "Use the form GENERAL.")
-        if self._last_touch_form() and type(self.function) is not LastTouch:
+        if form is SideQueryForm.LAST_TOUCH and type(function) is not LastTouch:
             raise RangeError("the last-touch side query is sound for last-touch attribution only (Theorem 16)")
+        return last_n_touch(function.credit, limits) if type(function) is LastNTouch else function
 
-    def _coins(self, limits: DeviceLimits) -> int:
-        """How many coins the function needs. One that is not ours draws its own."""
-        if type(self.function) is not LastNTouch:
-            return 0
-        return len(entries("credit", self.function.credit, limits.max_credit_size)) - 1
 
-    def _last_touch_form(self) -> bool:
-        return self.side_query is not None and self.side_query.form is SideQueryForm.LAST_TOUCH
+def last_n_touch(credit: object, limits: DeviceLimits) -> LastNTouch:
+    """Of plain numbers: an entry, or a list, of a class of its own would see how many impressions there are."""
+    shares = entries("credit", credit, limits.max_credit_size)
+    return LastNTouch(tuple(real("credit", share) for share in shares))
 
 
 def check_epsilon(epsilon: object) -> float:

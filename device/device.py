@@ -23,6 +23,7 @@ from device.errors import DatabaseBusy
 from device.impression import ImpressionOptions
 from device.labelling import LabelOptions
 from device.limits import DeviceLimits
+from device.option import check_kind
 from device.privacy_filter import Charges, FilterKind, FilterOwner, capacities, charges_of, check_and_consume
 from device.privacy_loss import epoch_loss
 from device.reach import Reach, Weeks
@@ -75,13 +76,17 @@ class Device(Controls, Generic[R]):
 
         `action` names the user's action that led here, for devices that bound how many sites may measure on one action.
         """
-        return self._report(self._call(site, intermediary, action), options)
+        call = self._call(site, intermediary, action)
+        check_kind(options, ConversionOptions, AttributionRequest)
+        return self._report(call, options)
 
     def measure_impression(
         self, site: str, options: LabelOptions, *, intermediary: str | None = None, action: str | None = None
     ) -> R:
         """A report of whether a conversion followed an impression that `site` showed (`labelling`): the other side."""
-        return self._report(self._call(site, intermediary, action), options)
+        call = self._call(site, intermediary, action)
+        check_kind(options, LabelOptions)
+        return self._report(call, options)
 
     def _report(self, call: DeviceCall, options: ConversionOptions | AttributionRequest | LabelOptions) -> R:
         """Match · Charge · Attribute · Share · Seal. Always a report; errors depend on the options alone."""
@@ -116,6 +121,7 @@ class Device(Controls, Generic[R]):
     ) -> None:
         """Remember an impression on `site`. Options are checked also when measurement is off; then nothing is kept."""
         call = self._call(site, intermediary, action)
+        check_kind(options, ImpressionOptions)
         saved = options.saved(call.site, call.caller, call.now, self._limits)
 
         def save() -> None:
@@ -129,6 +135,7 @@ class Device(Controls, Generic[R]):
     ) -> None:
         """Remember a conversion on `site`, for the publishers that it names. Checked, kept and answered as above."""
         call = self._call(site, intermediary, action)
+        check_kind(options, ConversionEventOptions)
         saved = options.saved(call.site, call.caller, call.now, self._limits)
 
         def save() -> None:
@@ -196,10 +203,11 @@ class Device(Controls, Generic[R]):
         if not reach.usable:
             return Found(reach, {}, no_events)
 
-        def unable(asked: Collection[int]) -> Collection[int]:
-            worst = self._worst(request, reach.window)
-            filters = self._store.filters_of(worst)
-            return {epoch for epoch in asked if not check_and_consume(epoch, worst, filters, self._capacities)}
+        def unable(asked: Mapping[int, Collection[str]]) -> Collection[int]:
+            worst = {epoch: self._worst(request, reach.window, sites) for epoch, sites in asked.items()}
+            filters = self._store.filters_of({owner for charges in worst.values() for owner in charges})
+            capacity = self._capacities
+            return {epoch for epoch, owed in worst.items() if not check_and_consume(epoch, owed, filters, capacity)}
 
         return Found(reach, *request.match(self._store, reach.calendar, reach.usable, call.now, unable))
 
@@ -225,12 +233,12 @@ class Device(Controls, Generic[R]):
         self._store.keep(filters)
         return paid
 
-    def _worst(self, request: CheckedRequest, window: Sequence[int]) -> Charges:
-        """What the epochs of a window owe for the worst that a report could say, whatever they hold."""
+    def _worst(self, request: CheckedRequest, window: Sequence[int], sites: Collection[str] = ()) -> Charges:
+        """What an epoch of a window, with events of `sites`, owes for the worst that a report could say."""
         output = request.worst_output if len(window) == 1 else None
         sensitivity = request.sensitivity(window)
         loss = epoch_loss(request.loss_terms, relevant=True, sensitivity=sensitivity, output=output)
-        return charges_of(request.site, (), loss, request.quota)
+        return charges_of(request.site, sites, loss, request.quota)
 
     def _owed(self, request: CheckedRequest, found: Found, output: int | None) -> dict[int, Charges]:
         """What every usable epoch owes to each of its filters (Theorem 4; two cases at most in one window)."""

@@ -107,7 +107,8 @@ class LabelOptions:
         if not 1 <= norm <= cap:
             raise RangeError(f"the features add up to {norm}, and must to 1 or more, and at most the cap ({cap})")
         days = whole("window_days", self.window_days, 1, limits.max_lookback_days)
-        if whole("shown_ago", self.shown_ago, 0, limits.max_lookback) < days * DAY:
+        shown_ago = whole("shown_ago", self.shown_ago, 0, limits.max_lookback)
+        if shown_ago < days * DAY:
             raise RangeError(
                 f"the window of {days} days after the impression has not closed: shown_ago is in seconds",
                 f"Ask at a visit {days} days after the impression, or later.",
@@ -123,7 +124,7 @@ class LabelOptions:
             value=norm,
             function=Features(features),
             unit=word("unit", self.unit),
-            shown_ago=int(self.shown_ago),
+            shown_ago=shown_ago,
             length=days * DAY,
             advertisers=self._advertisers(site, limits),
             labels=frozenset(wholes("labels", self.labels, limits.max_labels, U32)),
@@ -141,9 +142,7 @@ class LabelOptions:
     def _side_query(self) -> SideQuery | None:
         if self.side_query is None:
             return None
-        if not isinstance(self.side_query, SideQuery):
-            raise RangeError("side_query must be a SideQuery")
-        side_query = self.side_query.checked()
+        side_query = SideQuery.checked(self.side_query)
         if side_query.form is SideQueryForm.LAST_TOUCH:
             raise RangeError("the last-touch side query is for last touch alone (Theorem 16)", "Use the form ANY.")
         return side_query

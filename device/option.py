@@ -63,6 +63,14 @@ def word(option: str, value: object) -> str:
     return value
 
 
+def check_kind(value: object, *kinds: type) -> None:
+    """Options are of one of our own classes. One derived from them could be checked by its own rules, or by none."""
+    # By identity: a class may say that it equals ours.
+    if not any(type(value) is kind for kind in kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise RangeError(f"options must be {wanted}, not {_shown(value)}")
+
+
 def _shown(value: object) -> str:
     """Enough of a value to recognise it; its class alone if it is not one of Python's own."""
     if type(value) is int and value.bit_length() > 128:

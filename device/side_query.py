@@ -38,9 +38,15 @@ class SideQuery:
         if type(self.form) is not SideQueryForm:
             raise RangeError("the form of a side query is a SideQueryForm")
 
-    def checked(self) -> SideQuery:
-        """The same side query without anything that a subclass may add: its flag is the engine's to compute."""
-        return SideQuery(self.kappa, self.form)
+    @staticmethod
+    def checked(asked: object) -> SideQuery:
+        """The same side query without anything that its class may add: its flag is the engine's to compute.
+
+        Not a method of what is asked for: it would be the querier's own.
+        """
+        if not isinstance(asked, SideQuery):
+            raise RangeError("side_query must be a SideQuery")
+        return SideQuery(asked.kappa, asked.form)
 
     def flag(self, epochs: Collection[int], paid: Collection[int], relevant: Collection[int]) -> int:
         """κ or 0. `paid` are the epochs that could pay; `relevant` those of them that have relevant events."""

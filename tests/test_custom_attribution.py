@@ -11,21 +11,33 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.attribution import AttributionFunction, Award, LastTouch, attribute, clip
+from device.attribution import AttributionFunction, Award, LastNTouch, LastTouch, attribute, clip
 from device.call import DeviceCall
 from device.checked_request import CheckedRequest
 from device.conversion import AttributionRequest, Conversion
 from device.device import Device
 from device.impression import Impression
 from device.limits import DeviceLimits
+from device.privacy_filter import FilterKind
 from device.settlement import Found, Settled
 from protocol.epsilon import MICROS
-from tests.support.small_worlds import QUERIER, UNBOUNDED, Event, PlainDevice, SmallWorld, paid_by, query, worst_loss
+from tests.support.small_worlds import (
+    PUBLISHER,
+    QUERIER,
+    UNBOUNDED,
+    Event,
+    PlainDevice,
+    SmallWorld,
+    paid_by,
+    query,
+    worst_loss,
+)
 
 BUDGET = MICROS
 LIMITS = DeviceLimits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
@@ -255,3 +267,58 @@ def test_functions_are_not_shown_an_epoch_that_could_not_pay_for_the_worst(epoch
     # Also where the function is one of ours.
     world.ask(query(replace(ask(LastTouch(), epochs), relevant=spying)))
     assert shown == []
+
+
+def test_functions_are_not_shown_an_epoch_whose_publisher_has_no_quota_left() -> None:
+    """It cannot pay either, however much its other filters hold."""
+    shown: list[object] = []
+
+    def spies(relevant: Relevant, award: Award, /) -> Sequence[int]:
+        shown.append(relevant)
+        return [0, 0]
+
+    def spying(impression: Impression) -> bool:
+        shown.append(impression)
+        return False
+
+    world = SmallWorld((Event(0, 0),), replace(LIMITS, impression_site_quota=MICROS))
+    assert world.ask(query(ask(negative, epsilon=2.0), site="another.example")) == (2, 0)
+    assert paid_by(world.store, 0, FilterKind.IMPRESSION_SITE, PUBLISHER) == MICROS
+    for asked in (ask(spies), ask(spies, (0, 1)), replace(ask(LastTouch()), relevant=spying)):
+        assert world.ask(query(asked)) == (0, 0)
+    assert (shown, paid_by(world.store, 0)) == ([], 0)
+
+
+class CountsLooks(tuple[float, ...]):
+    """Credit that remembers how it was looked at: by as many impressions as there were."""
+
+    looks: ClassVar[list[object]] = []
+
+    def __getitem__(self, place: Any) -> Any:
+        self.looks.append(place)
+        return tuple(self)[place]
+
+
+class CountsUses(float):
+    """A share that remembers how often it was taken for a number."""
+
+    uses: ClassVar[list[object]] = []
+
+    def __float__(self) -> float:
+        self.uses.append(self)
+        return 1.0
+
+
+@pytest.mark.parametrize("credit", [CountsLooks((1.0, 1.0, 1.0)), (CountsUses(1), CountsUses(1), CountsUses(1))])
+def test_credit_of_a_class_of_its_own_sees_nothing(credit: tuple[float, ...]) -> None:
+    """It would be code of the querier's, run on epochs that cannot pay: what it has done is the same for any data."""
+    done = []
+    for events in ((), (Event(0, 0),), (Event(0, 0), Event(0, 1))):
+        world = SmallWorld(events, LIMITS)
+        world.ask(query(ask(negative, epsilon=2.0)))
+        asked = ask(LastNTouch(credit))
+        CountsLooks.looks.clear()
+        CountsUses.uses.clear()
+        world.ask(query(asked))
+        done.append((len(CountsLooks.looks), len(CountsUses.uses)))
+    assert done == [done[0]] * 3

@@ -15,19 +15,22 @@ from typing import Any
 import pytest
 
 from device.attribution import LastNTouch
-from device.conversion import AttributionRequest, ConversionOptions
+from device.conversion import AttributionRequest, Conversion, ConversionOptions
 from device.device import Device
 from device.errors import DatabaseError, DOMException, RangeError, StandardError
 from device.impression import ImpressionOptions
 from device.instance import InstanceToken
+from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.privacy_filter import FilterKind
+from device.privacy_loss import LossTerms
 from device.report import PlainSeal
 from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
 from device.storage import EpochOutcome, Store
 from protocol.epsilon import MAX_SENSITIVITY, MICROS
 from protocol.errors import TrefoilError
+from protocol.seconds import DAY
 from tests.support.both_stores import Kind, fresh_store
 from tests.support.small_worlds import NOW, PUBLISHER, QUERIER, Clock, PlainDevice
 
@@ -208,6 +211,90 @@ def test_a_side_querys_flag_is_zero_or_kappa_whatever_its_class_says(people: tup
     """`SideQuery` may be subclassed; the flag is the engine's."""
     having, _ = people
     assert having.device.measure(QUERIER, replace(ASKED, side_query=Shouts(1))) == (1, 0, 0)
+
+
+class ChecksItself(SideQuery):
+    """Says of itself that it is in order, and is something else then."""
+
+    @staticmethod
+    def checked(asked: object) -> SideQuery:
+        return Shouts(1)
+
+
+class TwoFaced:
+    """A number that is another one when it is asked for in another way."""
+
+    def __index__(self) -> int:
+        return 8 * DAY
+
+    def __int__(self) -> int:
+        return -8 * DAY
+
+
+def test_the_number_that_was_checked_is_the_one_that_is_used() -> None:
+    shown: Any = TwoFaced()
+    asked = LabelOptions(TREFOIL_SERVICE, [1], 1, 0.5, shown, [PUBLISHER])
+    assert asked.checked(QUERIER, QUERIER, DeviceLimits()).shown_ago == 8 * DAY
+
+
+class Poses:
+    """No side query at all, but it has all that one has."""
+
+    kappa, form = 1, SideQueryForm.GENERAL
+
+    def checked(self, *_: object) -> Poses:
+        return self
+
+    def flag(self, *_: object) -> int:
+        return MAX_SENSITIVITY
+
+
+def test_a_side_query_does_not_check_itself(people: tuple[Person, Person]) -> None:
+    having, lacking = people
+    assert having.device.measure(QUERIER, replace(ASKED, side_query=ChecksItself(1))) == (1, 0, 0)
+    posing: Any = Poses()
+    assert having.outcome(replace(ASKED, side_query=posing)) == "RangeError: side_query must be a SideQuery"
+    assert lacking.outcome(replace(ASKED, side_query=posing)) == "RangeError: side_query must be a SideQuery"
+
+
+class Cheap(ConversionOptions):
+    """Options that say themselves what they cost: next to nothing."""
+
+    def checked(self, site: str, caller: str, limits: DeviceLimits) -> Conversion:
+        right = ConversionOptions.checked(self, site, caller, limits)
+        return replace(right, loss_terms=LossTerms(1e-6, 1, MAX_SENSITIVITY))
+
+
+class EqualsAnything(type):
+    """Classes of it say that they are whatever they are compared with."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    __hash__ = type.__hash__
+
+
+class Disguised(Cheap, metaclass=EqualsAnything):
+    """The same, and hard to recognise."""
+
+
+WRONG_KINDS: list[object] = [Cheap(TREFOIL_SERVICE, 2), Disguised(TREFOIL_SERVICE, 2), None, {}, "options", SAVED]
+
+
+@pytest.mark.parametrize("options", WRONG_KINDS, ids=lambda options: type(options).__name__)
+def test_options_are_of_our_own_classes(people: tuple[Person, Person], options: Any) -> None:
+    """One of another class could be checked by its own rules. Nothing is charged, saved or logged."""
+    for person in people:
+        assert str(person.outcome(options)).startswith("RangeError: options must be ConversionOptions or Attribution")
+        with pytest.raises(RangeError, match="options must be LabelOptions"):
+            person.device.measure_impression(QUERIER, options)
+        with pytest.raises(RangeError, match="options must be ConversionEventOptions"):
+            person.device.save_conversion(QUERIER, options)
+        if options is not SAVED:
+            with pytest.raises(RangeError, match="options must be ImpressionOptions"):
+                person.device.save_impression(QUERIER, options)
+        assert (person.spent(), list(person.device.reports())) == ({}, [])
+    assert list(people[1].device.overview().impressions) == []
 
 
 @pytest.mark.parametrize("kappa", [0.5, math.nan, math.inf, "1", None, True, 0, -1, 2**41])

@@ -187,6 +187,13 @@ class FlagIsFreeWithoutData(Plain):
         return {epoch: charges for epoch, charges in owed.items() if epoch in found.sites}
 
 
+class TakesItsWord(Plain):
+    """Lets options of any class say what they cost."""
+
+    def measure_impression(self, site: str, options: LabelOptions, **_: Any) -> tuple[int, ...]:
+        return self._report(self._call(site, None, None), options)
+
+
 @dataclass(frozen=True, slots=True)
 class CountsAsOne(LabelOptions):
     """Reports X once for each conversion, up to two, and is charged as if it were for one."""
@@ -253,7 +260,7 @@ FORBIDDEN = (converted(1, A, day=5, by=(OTHER_PUBLISHER,)),)
             {"kept": over(KeepsThree)}, MENU, [(POSSIBLE_BUT_OWN, FULL[:2])], 12, id="a store capped across epochs"
         ),
         pytest.param({"make": SaysNotAllowed}, MENU, [(FORBIDDEN, ())], UNBOUNDED, id="'not allowed' is said"),
-        pytest.param({}, [counts()], [(TWICE, ())], 12, id="counts charged as one"),
+        pytest.param({"make": TakesItsWord}, [counts()], [(TWICE, ())], 12, id="counts charged as one"),
     ],
 )
 def test_a_wrong_rule_leaks_more_than_the_budget(
