@@ -104,6 +104,33 @@ async def failing(folder: Path, server: BadServer) -> QueryFailed:
     return failed.value
 
 
+class ServerThatStays(BadServer):
+    """Answers two requests on each connection, then closes it without a word, as one does that is restarted."""
+
+    connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        for _ in range(2):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(QUEUED) + QUEUED)
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_connection_is_used_again_and_replaced_when_it_has_gone(tmp_path: Path) -> None:
+    server = ServerThatStays(lambda _: b"")
+    async with (
+        helper_two(tmp_path, server) as helper_set,
+        asyncio.timeout(GIVE_UP),
+        HelperConnections(helper_set, SECONDS) as helpers,
+    ):
+        for _ in range(4):
+            await helpers.get(1, "/v1/queries/00")
+    assert server.connections == 2
+
+
 async def test_a_redirect_is_not_followed(tmp_path: Path) -> None:
     """Neither to plain HTTP nor to another helper: nothing there is pinned."""
     elsewhere = BadServer(lambda _: ok(RELEASED))

@@ -29,6 +29,9 @@ class HelperConnections:
     def __init__(self, helper_set: HelperSet, seconds: float) -> None:
         self._helper_set = helper_set
         self._seconds = seconds
+        # One object for each helper: aiohttp keeps a connection for whoever asks with the same one, and a connection
+        # costs the helper more than an answer does.
+        self._pins = [aiohttp.Fingerprint(helper.tls_pin) for helper in helper_set.helpers]
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -99,7 +102,7 @@ class HelperConnections:
             helper.address.rstrip("/") + path,
             data=body,
             headers=headers,
-            ssl=aiohttp.Fingerprint(helper.tls_pin),
+            ssl=self._pins[party],
             # An address that a helper names is not one that the set names, and nothing there is pinned.
             allow_redirects=False,
         ) as response:
