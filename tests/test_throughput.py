@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from benchmarks.bench.throughput.point import Baselines, BatchRun, Range, Throug
 from benchmarks.bench.throughput.yardstick import Opens
 from benchmarks.bulk_reports import Workload, make_batch
 from mpc_helpers.local.launcher import launched_helpers
+from mpc_helpers.service import processes as service_processes
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.processes import count_processes, usage
 from protocol.batch import BatchReader
@@ -314,6 +317,20 @@ def test_processor_time_includes_children_that_have_ended() -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_processes_below_children_are_found_either_way() -> None:
+    """By asking each process for its children, and by going through all of them, where the kernel knows no other."""
+    family = subprocess.Popen(["sh", "-c", "sleep 30 & echo $!; wait"], stdout=subprocess.PIPE)
+    try:
+        assert family.stdout is not None
+        grandchild = int(family.stdout.readline())
+        assert service_processes._tree(family.pid) == [family.pid, grandchild]
+        assert service_processes._children_by_parent()(family.pid) == [grandchild]
+        os.kill(grandchild, signal.SIGKILL)
+    finally:
+        family.kill()
+        family.communicate()
 
 
 def test_costs_are_per_report_and_sustained_ones_the_mean_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
