@@ -154,7 +154,7 @@ class Server:
         size = request.content_length
         if size is None:
             raise Refusal(Trouble.TOO_LARGE, "a column is sent with its length", "Send a Content-Length header.")
-        pieces: AsyncIterator[bytes] = request.content.iter_chunked(2**16)
+        pieces: AsyncIterator[bytes] = request.content.iter_any()
         with self._at_work(request):
             return _status(await self._intake.take_column(_digest(request), _permit(request), size, pieces))
 
