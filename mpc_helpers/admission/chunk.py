@@ -6,8 +6,10 @@ reports are checked 32 bytes for every 64 of them.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -97,6 +99,19 @@ class ChunkResult:
     spent: Spent = field(default_factory=Spent)
 
 
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Do not look for rings of objects meanwhile: a chunk makes many objects and no ring, and looking takes long."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_without_collecting()
 def ingest_chunk(job: ChunkJob) -> ChunkResult:
     """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
     watch = Stopwatch()
