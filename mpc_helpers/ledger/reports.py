@@ -129,9 +129,10 @@ class Reports:
     def point(self, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> int:
         """Point every accepted report at `attempt` that no live attempt holds. Gives how many those were."""
         pointed = 0
+        row_of_kind = [f"(?, {attempt:d}, {debug:d}, 0)" for debug in (False, True)]
         for index, chunk in enumerate(_chunks(reservation.digests)):
             kinds = reservation.debug_reports[index * _CHUNK : index * _CHUNK + len(chunk)].tolist()
-            rows = ",".join(f"(?, {attempt:d}, {debug:d}, 0)" for debug in kinds)
+            rows = ",".join([row_of_kind[debug] for debug in kinds])
             pointed += connection.execute(
                 f"INSERT INTO reports VALUES {rows}"  # noqa: S608  (integers)
                 " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt,"
