@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 # One more than there are cores: tests of real processes wait much of the time.
 WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# Without bytecode on disk, every process that a command or a test starts would compile all of its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 
-.PHONY: help demo live test lint bench results chaos load alerts fuzz clean
+.PHONY: help demo live test lint compiled bench results chaos load alerts fuzz clean
 
 help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
@@ -42,9 +44,15 @@ lint: $(READY)
 	@echo "== types"
 	$(BIN)/mypy
 
-test: lint
+# Pytest compiles tests in its own way, each worker for itself where nobody has done so before.
+compiled: $(READY)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+
+# Lint and types need one core, compiling the other. The order of files is that of tests/conftest.py, long ones first.
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 lint compiled
 	@echo "== tests"
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 bench: $(READY)
 	$(BIN)/trefoil bench report

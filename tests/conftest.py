@@ -24,7 +24,32 @@ settings.load_profile("trefoil")
 # and the next one runs. `pytest --timeout` overrides it, as the long hunts of the Makefile do.
 os.environ.setdefault("PYTEST_TIMEOUT", "180")
 
+# Files that take longest. A file runs in one worker, so one that begins late would end long after the rest.
+_LONGEST = (
+    "test_documentation.py",
+    "test_browser.py",
+    "test_chaos.py",
+    "test_throughput.py",
+    "test_stopping.py",
+    "test_helper.py",
+    "test_bad_helper.py",
+    "test_launcher.py",
+    "test_draws.py",
+    "test_hunt.py",
+    "test_experiments_commands.py",
+    "test_device_commands.py",
+    "test_helper_commands.py",
+    "test_experiments_regression.py",
+    "test_joint_noise.py",
+)
+
 _SHOWN = "shown at the end"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, the others as they come; see `make test`."""
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import typer
 
 from mpc_helpers.local.launcher import health
 from protocol.helper_set import HelperSet
-from trefoil import app
+from trefoil import tree
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("protocol", "device", "mpc_helpers", "benchmarks", "tests")
@@ -169,8 +168,8 @@ def unknown(command: str) -> str | None:
     if program == "make":
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         return None if words[0].rstrip(",") in targets else words[0]
-    place = typer.main.get_command(app)
-    while isinstance(place, typer.core.TyperGroup) and words and not words[0].startswith("-"):
+    place = tree()
+    while hasattr(place, "commands") and words and not words[0].startswith("-"):
         if words[0] not in place.commands:
             return words[0]
         place = place.commands[words.pop(0)]
