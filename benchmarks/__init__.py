@@ -7,6 +7,7 @@
 - `origin`: where a figure comes from, in every result file
 - `workload`: simulated people, and the real devices that it happens on
 - `liars`: reports of devices that lie, sealed as honest ones are
+- `worker_pool`: processes that leave Ctrl-C to the command that started them
 - `bulk_reports`: many sealed reports on all cores
 - `reports_command`: `trefoil reports`
 - `library`: what `import trefoil` offers; `tutorial.ipynb` is a tour of it

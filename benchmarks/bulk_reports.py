@@ -7,10 +7,9 @@ have nothing else in common.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.bench.lanes import end_when_interrupted
 from benchmarks.liars import lies_of, lying_report
 from benchmarks.seeded import Generator, generator
+from benchmarks.worker_pool import WorkerPool
 from protocol.batch import BatchWriter
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
@@ -129,8 +128,7 @@ def make_batch(
 def _sealed(workload: Workload, helper_set: HelperSet, processes: int) -> Iterator[list[SealedReport]]:
     pending: set[Future[list[SealedReport]]] = set()
     helpers = json.dumps(helper_set.to_json())
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawning, initializer=end_when_interrupted) as pool:
+    with WorkerPool(processes) as pool:
         try:
             for span in workload.chunks():
                 pending.add(pool.submit(seal_span, workload, helpers, span))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import as_completed
 from typing import TypeVar
+
+from benchmarks.worker_pool import WorkerPool
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -17,7 +17,7 @@ def in_lanes(work: Callable[[A], B], tasks: Sequence[A], lanes: int) -> Iterator
     if lanes == 1:
         yield from ((task, work(task)) for task in tasks)
         return
-    with ProcessPoolExecutor(lanes, mp_context=get_context("spawn"), initializer=end_when_interrupted) as pool:
+    with WorkerPool(lanes) as pool:
         running = {pool.submit(work, task): task for task in tasks}
         try:
             for done in as_completed(running):
@@ -25,8 +25,3 @@ def in_lanes(work: Callable[[A], B], tasks: Sequence[A], lanes: int) -> Iterator
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-
-
-def end_when_interrupted() -> None:
-    """Ctrl-C reaches every process of a run; only the first has something to say about it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

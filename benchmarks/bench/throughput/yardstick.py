@@ -6,16 +6,14 @@ differ from minute to minute.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
-from benchmarks.bench.lanes import end_when_interrupted
 from benchmarks.bench.plaintext import PlaintextCost, bare_open, trusted_server
 from benchmarks.bulk_reports import Workload
+from benchmarks.worker_pool import WorkerPool
 from protocol.hpke import Suite
 
 CORES = os.cpu_count() or 1
@@ -40,8 +38,7 @@ class Yardstick:
 
     def __init__(self, workload: Workload, suite: Suite) -> None:
         self._work = (workload, suite, SECONDS)
-        spawning = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(CORES, mp_context=spawning, initializer=end_when_interrupted)
+        self._pool = WorkerPool(CORES)
 
     def measure(self) -> Opens:
         """On all cores at the same time."""
