@@ -14,6 +14,8 @@ from protocol.choices import JsonFile
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from protocol.report import ReportTerms
+
 
 def reports(
     out: Annotated[Path, typer.Option("--out", help="The batch file to make.")],
@@ -36,41 +38,37 @@ def reports(
 
     Example: trefoil reports --helpers /tmp/trefoil/helpers.json --count 10000 --skew 1 --show-truth --out shop.batch
     """
-    from benchmarks.bulk_reports import MAX_VALUE, Workload, make_batch
+    from benchmarks.bulk_reports import Workload, make_batch
     from protocol import console
-    from protocol.epsilon import entitlement
     from protocol.helper_set import HelperSet
     from protocol.places import check_file
-    from protocol.report import ReportTerms, coarse_time
 
-    now = int(time.time())  # noqa: TID251 - an edge: the reports are made now
-    terms = ReportTerms(
-        site,
-        site,
-        coarse_time(now),
-        entitlement(epsilon),
-        2 * MAX_VALUE,
-        buckets,
-        kappa,
-        unit="purchases",
-        cap=MAX_VALUE,
-        spread=1,
-    )
+    terms = _terms(site, epsilon, buckets, kappa)
     check_file("--out", out)
     workload = Workload(terms, count, seed, skew, flagged, invalid)
     with console.progress("sealing", count) as advance:
         make_batch(out, workload, HelperSet.load(helpers), progress=advance)
     size = out.stat().st_size
     lying = f" and {invalid:,} of lying devices" if invalid else ""
-    console.out.print(f"{count:,} reports{lying}, {size:,} bytes: {out}", highlight=False)
+    console.say(f"{count:,} reports{lying}, {size:,} bytes: {out}")
     truth = workload.truth()
     if show_truth:
         console.out.print(_table(truth[:buckets], terms.unit))
         if kappa:
             console.say(f"reports of devices that could not pay: {truth[buckets] // kappa:,}")
-    console.write_json(
-        json_file, {"reports": count, "invalid": invalid, "buckets": buckets, "bytes": size, "truth": truth}
-    )
+    made = {"reports": count, "invalid": invalid, "buckets": buckets, "bytes": size, "truth": truth}
+    console.write_json(json_file, made)
+
+
+def _terms(site: str, epsilon: float, buckets: int, kappa: int) -> ReportTerms:
+    """What devices promise of reports that are made now."""
+    from benchmarks.bulk_reports import MAX_VALUE
+    from protocol.epsilon import entitlement
+    from protocol.report import ReportTerms, coarse_time
+
+    hour = coarse_time(int(time.time()))  # noqa: TID251 - an edge: the reports are made now
+    paid, most = entitlement(epsilon), 2 * MAX_VALUE
+    return ReportTerms(site, site, hour, paid, most, buckets, kappa, unit="purchases", cap=MAX_VALUE, spread=1)
 
 
 def _table(truth: Sequence[int], unit: str) -> Table:
