@@ -229,7 +229,7 @@ BUGS = (
     ),
     PlantedBug(
         "the device does not look at the numbers",
-        "test_validity.py::test_a_report_of_another_histogram_does_not_hold",
+        "test_validity.py::test_an_honest_proof_holds_and_every_number_in_it_matters",
         (Edit(_SELF_CHECK, "    if not _shares(secret[: shape.buckets], dealt.amounts):\n", "    if False:\n"),),
     ),
     PlantedBug(
