@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 from hashlib import sha256
 
 import numpy as np
-import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from mpc_helpers.mpc.joint.rehearsal import rehearse
 from mpc_helpers.mpc.joint.streams import PairStreams, Purpose, Stream
 from mpc_helpers.mpc.session import MpcSession
 from protocol.field import P
@@ -74,13 +71,3 @@ def test_a_word_that_gives_p_is_left_out() -> None:
 def test_elements_are_below_p() -> None:
     found = Stream(bytes(32)).elements(1000)
     assert found.dtype == np.uint64 and int(found.max()) < P
-
-
-def test_a_rehearsal_needs_no_randomness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs in the process that workers are forked from, which must hold nothing that two of them could share."""
-
-    def refuse(size: int) -> bytes:
-        raise AssertionError(f"{size} random bytes before the fork")
-
-    monkeypatch.setattr(os, "urandom", refuse)
-    rehearse()

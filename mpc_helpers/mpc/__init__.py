@@ -15,6 +15,7 @@
 - `links`: TCP and TLS between the three workers of a session
 - `worker`: a worker as its daemon sees it
 - `worker_main`: a worker from inside
+- `rehearsal`: sessions without secrets, so that no worker is the first to run one
 - `fork_server`: where workers come from
 - `fork_server_main`: the fork server from inside
 """

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 # With it comes MPyC, which takes longest.
 from mpc_helpers.mpc import worker_main
 from mpc_helpers.mpc.fork_server import MESSAGE_SIZE, Request
-from mpc_helpers.mpc.joint.rehearsal import rehearse
+from mpc_helpers.mpc.rehearsal import rehearse
 
 _STREAMS = 3
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import os
 import socket
@@ -86,6 +87,9 @@ with _contained_import():
     import mpyc.runtime
     from mpyc import asyncoro
 
+    # Read once: making MPyC's parser of arguments takes as long as a handshake.
+    _OPTIONS = mpyc._get_arg_parser().parse_args([])
+
 _MODULES_WITH_RUNTIME = ("asyncoro", "sectypes", "mpctools", "seclists", "secpols", "secgroups", "random", "statistics")
 _current: ContextVar[_Runtime] = ContextVar("mpyc runtime of this party")
 
@@ -104,7 +108,7 @@ class _Runtime(mpyc.runtime.Runtime):  # type: ignore[misc] # MPyC has no type i
     """One party of one session. Keeps its tasks, so that a session that fails leaves none behind."""
 
     def __init__(self, party: int, fail: Callable[[Exception], None]) -> None:
-        options = mpyc._get_arg_parser().parse_args([])
+        options = copy.copy(_OPTIONS)
         options.threshold = THRESHOLD
         loop = asyncio.get_running_loop()
         handler = loop.get_exception_handler()

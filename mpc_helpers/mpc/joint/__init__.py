@@ -6,5 +6,4 @@
 - `conversion`: from shared bits to shared numbers
 - `proof`: one round, two verifiers
 - `noise`: the program of one party
-- `rehearsal`: every step once without secrets, so that no worker is the first to take it
 """
