@@ -8,6 +8,7 @@ no other with this kind of noise. What three draws are worth to it is computed e
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -270,6 +271,14 @@ def laplace(b: float, reach: int) -> np.ndarray[Any, Any]:
     return np.asarray(weights / weights.sum())
 
 
+@functools.cache
+def sums_of_parts(b: float) -> tuple[Any, Any, Any]:
+    """The distributions of one part, of the sum of two, and of all three."""
+    one = laplace(b, int(60 * b))
+    two = np.convolve(one, one)
+    return one, two, np.convolve(two, one)
+
+
 def outside(b: float, draws: int) -> float:
     """The chance that one number of a chosen answer lies outside its printed 95 % interval.
 
@@ -277,10 +286,8 @@ def outside(b: float, draws: int) -> float:
     the third part is symmetric and unimodal, so the chance to be outside rises with |K|. In truth it must take or leave
     each draw before it sees the next, so this is an upper bound.
     """
-    reach = int(60 * b)
-    one = laplace(b, reach)
-    two = np.convolve(one, one)
-    three = np.convolve(two, one)
+    one, two, three = sums_of_parts(b)
+    reach = len(one) // 2
     centre = len(three) // 2
     within = np.cumsum(np.concatenate(([three[centre]], 2 * three[centre + 1 :])))
     half_width = int(np.searchsorted(within, 0.95))
@@ -300,8 +307,7 @@ def outside(b: float, draws: int) -> float:
 
 def shift(b: float, draws: int) -> float:
     """How far the largest of so many sums of two parts lies above 0 on average, in standard deviations of all three."""
-    one = laplace(b, int(60 * b))
-    two = np.convolve(one, one)
+    one, two, _ = sums_of_parts(b)
     largest = np.diff(np.concatenate(([0.0], np.cumsum(two) ** draws)))
     variance = float(np.dot(one, (np.arange(len(one)) - len(one) // 2) ** 2))
     return float(np.dot(largest, np.arange(len(two)) - len(two) // 2)) / math.sqrt(3 * variance)
