@@ -13,6 +13,10 @@ from device.errors import DOMException
 from device.limits import DeviceLimits
 from device.site import parse_site
 from device.storage import Store
+from protocol.errors import TrefoilError
+
+# Far more than any calendar needs, and far less than a file can hold: a clock beyond it is no clock.
+TIMES = range(-(2**40), 2**40)
 
 
 class Register(Enum):
@@ -40,6 +44,8 @@ class DeviceCall:
         cls, came: float, now: int, site: str, intermediary: str | None, action: str | None, limits: DeviceLimits
     ) -> DeviceCall:
         """Where actions are counted every call must name its own; this is asked before anything is on or off."""
+        if type(now) is not int or now not in TIMES:
+            raise TrefoilError("the clock of this device gives no time in whole seconds since 1970", "Set it right.")
         if limits.sites_per_action is not None and (type(action) is not str or not action):
             raise DOMException(
                 "NotAllowedError", "this device counts sites per user action, and the call comes of no action"

@@ -10,6 +10,7 @@ from dataclasses import replace
 from device.attribution import Need, Order
 from device.conversion_store import ConversionList
 from device.epoch import EpochCalendar
+from device.errors import DatabaseBusy
 from device.impression import Impression, SavedImpression, Selection
 from device.privacy_filter import FilterOwner, PrivacyFilter
 from device.service_store import ServiceList
@@ -34,12 +35,17 @@ class MemoryStore:
         self._log: list[ReportRecord] = []
         self._actions: dict[str, tuple[int, frozenset[str]]] = {}
         self._lock = threading.RLock()
+        self._inside = False
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """One at a time, whole or not at all: lists grow at their end or are replaced; all else is replaced."""
         with self._lock:
-            before = dict(vars(self))
+            if self._inside:
+                # A function that asks again from inside: what is undone with its own call would be undone for that too.
+                raise DatabaseBusy("a transaction is under way")
+            before = {**vars(self), "_inside": False}
+            self._inside = True
             impressions, records = len(self._impressions), len(self._log)
             events, services = self.conversions.saved, self.services.held
             try:
@@ -49,6 +55,8 @@ class MemoryStore:
                 del self._impressions[impressions:], self._log[records:]
                 self.conversions.saved, self.services.held = events, services
                 raise
+            finally:
+                self._inside = False
 
     def set_enabled(self, enabled: bool) -> None:
         self.enabled = enabled

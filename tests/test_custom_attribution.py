@@ -27,6 +27,7 @@ from device.limits import DeviceLimits
 from device.privacy_filter import FilterKind
 from device.settlement import Found, Settled
 from protocol.epsilon import MICROS
+from tests.support.both_stores import Ann, Kind, fresh_store
 from tests.support.small_worlds import (
     PUBLISHER,
     QUERIER,
@@ -322,3 +323,21 @@ def test_credit_of_a_class_of_its_own_sees_nothing(credit: tuple[float, ...]) ->
         world.ask(query(asked))
         done.append((len(CountsLooks.looks), len(CountsUses.uses)))
     assert done == [done[0]] * 3
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_function_that_asks_from_inside_gets_nothing(kind: Kind) -> None:
+    """What it got would be undone with its own call, if that ends the program; the report would not."""
+    inner: list[tuple[int, ...]] = []
+
+    def asks(relevant: Relevant, award: Award, /) -> Sequence[int]:
+        inner.append(ann.convert("other.example", lookback_days=6))
+        raise KeyboardInterrupt
+
+    with fresh_store(kind, wait=0.01) as store:
+        ann = Ann(store).see(0.1).at(0.5)
+        with pytest.raises(KeyboardInterrupt):
+            ann.ask(0, function=asks)
+        assert (inner, ann.spent(site="other.example")) == ([(0, 0)], {})
+        assert ann.spent() == {0: 500_000}
+        assert ann.convert("other.example", lookback_days=6) == (1, 0)

@@ -467,3 +467,18 @@ def test_too_much_asked_of_sqlite_is_not_called_damage() -> None:
         with pytest.raises(TrefoilError) as refused, store.transaction():
             raise sqlite3.OperationalError("too many SQL variables")
         assert "damaged" not in str(refused.value)
+
+
+@pytest.mark.parametrize("time", [None, "now", math.nan, math.inf, 1.7e9, True, 2**40, -(2**41), 2**63, 10**30])
+def test_a_clock_that_gives_no_time_is_said_to_be_wrong(people: tuple[Person, Person], time: Any) -> None:
+    """The same with data or without; nothing is charged, closed or kept, and the right time is as good as before."""
+    for person in people:
+        clock = person.device._clock
+        assert isinstance(clock, Clock)
+        right, clock.now = clock.now, time
+        assert str(person.outcome(STANDARD)).startswith("TrefoilError: the clock of this device")
+        with pytest.raises(TrefoilError, match="the clock of this device"):
+            person.device.save_impression(PUBLISHER, SAVED)
+        clock.now = right
+        assert person.spent() == {}
+    assert [person.outcome(STANDARD) for person in people] == [(1, 0), (0, 0)]

@@ -28,7 +28,7 @@ class Kind(Enum):
 
 
 @contextmanager
-def fresh_store(kind: Kind, epoch_length: int = WEEK) -> Iterator[Store]:
+def fresh_store(kind: Kind, epoch_length: int = WEEK, wait: float = 2.0) -> Iterator[Store]:
     """An empty store in which epoch 0 begins at START."""
     with quick_folder() as folder:
         if kind is Kind.MEMORY:
@@ -38,7 +38,7 @@ def fresh_store(kind: Kind, epoch_length: int = WEEK) -> Iterator[Store]:
             return
         path = folder / "device.db"
         SqliteStore.create(path, epoch_length=epoch_length, debug=True)
-        disk = SqliteStore.open(path, epoch_length=epoch_length, clock=lambda: START)
+        disk = SqliteStore.open(path, epoch_length=epoch_length, clock=lambda: START, wait=wait)
         try:
             with disk.transaction():
                 disk.fix_epoch_start(START)
