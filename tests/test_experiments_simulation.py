@@ -16,7 +16,16 @@ from benchmarks.experiments.batches import LEFT_OUT, fill_batches
 from benchmarks.experiments.bias import Bound, Draws, Margin, certainly_unbiased, study
 from benchmarks.experiments.columns import Ints, stable_order
 from benchmarks.experiments.microbenchmark import UNIT, Microbenchmark, generate
-from benchmarks.experiments.policies import Accounting, AraLike, CookieMonster, DevicePolicy, IpaLike, System, charges
+from benchmarks.experiments.policies import (
+    Accounting,
+    AraLike,
+    CookieMonster,
+    Crowd,
+    DevicePolicy,
+    IpaLike,
+    System,
+    charges,
+)
 from benchmarks.experiments.privacy_filters import spend, spend_windows
 from benchmarks.experiments.references import BIAS, MICROBENCHMARK
 from benchmarks.experiments.simulation import Simulation, simulate
@@ -276,3 +285,23 @@ def test_more_left_counts_pairs_that_spent_less_than_under_both_baselines() -> N
         System.COOKIE_MONSTER: spent(1, 3, 3, 2, 4),
     }
     assert experiments.more_left(Mock(of=runs.__getitem__)) == 0.2
+
+
+def test_a_system_is_one_record_that_makes_its_policy_and_is_told_apart() -> None:
+    facts = {system: system.facts for system in System}
+    for system, record in facts.items():
+        assert record.policy(Accounting.ARTIFACT, 0).system is system
+        assert getattr(record.policy(Accounting.ARTIFACT, 0), "accounting", None) is Accounting.ARTIFACT
+        assert record.has_side_query == (getattr(record.policy(Accounting.PAPER, 3), "kappa", 0) == 3)
+    for look in ("title", "colour", "marker"):
+        assert len({getattr(record, look) for record in facts.values()}) == len(System)
+
+
+def test_planned_prices_are_what_each_policy_charges() -> None:
+    """Half of everybody in a query, half of them with an impression: 100 for ε, 20 for a mean report, 4 without one."""
+    crowd = Crowd(100, mean=20, most=40, idle=4, participation=0.5, exposure=0.5)
+    assert {system: tuple(system.facts.planned(crowd)) for system in System} == {
+        System.IPA_LIKE: (100, 100, 100),
+        System.ARA_LIKE: (100, 100, 50),
+        System.COOKIE_MONSTER: (20, 40, 6),
+    }

@@ -79,9 +79,8 @@ class Recorder:
         """All systems over one setting, and where the time went."""
         options, world = setting.options, setting.world
         started = time.perf_counter()
-        central = IpaLike(options.accounting) if System.IPA_LIKE in setting.systems else None
         epochs = Epochs(options.epoch_days * DAY)
-        simulation = simulate(world, epochs, _policies(setting), central, advance=self.advance)
+        simulation = simulate(world, epochs, *_policies(setting), advance=self.advance)
         seconds = time.perf_counter() - started
         self._profile(simulation, setting.workload_seconds, seconds)
         self.result.points += [
@@ -229,12 +228,17 @@ def criteo(
     return recorder.result
 
 
-def _policies(setting: Setting) -> list[DevicePolicy]:
-    """The policies of a setting that run on devices, Cookie Monster once for each κ."""
+def _policies(setting: Setting) -> tuple[list[DevicePolicy], IpaLike | None]:
+    """The policies of a setting that run on devices, once for each κ where they have a side query; and the central."""
     accounting, unit = setting.options.accounting, setting.world.unit
-    ara: list[DevicePolicy] = [AraLike(accounting)] if System.ARA_LIKE in setting.systems else []
     kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
-    return [*ara, *(CookieMonster(accounting, kappa) for kappa in kappas), *setting.options.own]
+    made = [
+        system.facts.policy(accounting, kappa)
+        for system in setting.systems
+        for kappa in (kappas if system.facts.has_side_query else [0])
+    ]
+    central = next((policy for policy in made if isinstance(policy, IpaLike)), None)
+    return [*(policy for policy in made if not isinstance(policy, IpaLike)), *setting.options.own], central
 
 
 def _within_ipa_maximum(simulation: Simulation) -> int:

@@ -19,12 +19,6 @@ from protocol.epsilon import MICROS
 # By name, without an ending. Any: matplotlib has no types.
 Figures = dict[str, Any]
 
-# Told apart by colour and by shape: the same in every figure.
-STYLE = {
-    System.IPA_LIKE: ("#4c72b0", "s", "IPA-like"),
-    System.ARA_LIKE: ("#dd8452", "^", "ARA-like"),
-    System.COOKIE_MONSTER: ("#8b1a8b", "o", "Cookie Monster"),
-}
 # Policies of one's own, in the order in which they were named.
 OWN_STYLES = (("#2a9d8f", "D"), ("#b5651d", "v"), ("#555555", "P"))
 MAIN_EPOCH = 7
@@ -84,10 +78,11 @@ def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     for run in (point.run for point in points):
         if run.label not in found:
-            own = sum(label not in {system.value for system in STYLE} for label in found)
-            found[run.label] = (
-                (*OWN_STYLES[own % len(OWN_STYLES)], run.label) if run.system is None else STYLE[run.system]
-            )
+            own = sum(label not in {system.value for system in System} for label in found)
+            found[run.label] = (*OWN_STYLES[own % len(OWN_STYLES)], run.label)
+            if run.system is not None:
+                facts = run.system.facts
+                found[run.label] = facts.colour, facts.marker, facts.title
     return found
 
 
@@ -168,7 +163,7 @@ def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[references
         colour, _, label = styles[point.run.label]
         _step(axes, point.run.errors, len(point.run.executed), colour, label)
     for number, row in enumerate(recorded):
-        colour = STYLE[row.system][0]
+        colour = row.system.facts.colour
         recorded_label = None if number else f"{RECORDED}: median, max"
         marks = [] if row.median is None else [(row.median, 0.5)]
         executed = 146 / 898 if row.system is System.IPA_LIKE else 1.0

@@ -11,7 +11,7 @@ from functools import cache
 
 from rich.table import Table
 
-from benchmarks.experiments.policies import System
+from benchmarks.experiments.policies import Crowd, System
 from benchmarks.experiments.tables import plain_table
 from protocol.epsilon import MAX_EPSILON, MICROS, charge, show
 from protocol.errors import TrefoilError
@@ -148,21 +148,20 @@ def costs(plan: Plan) -> list[PlanCost]:
     answer is biased up to there. `average` is where the budget of an average person's epoch runs out.
     """
     price, factor = plan.epsilon, plan.sensitivity // plan.value_cap
-    mean = charge(price, max(1, round(factor * plan.expected_mean)) + plan.kappa, plan.sensitivity)
-    most = charge(price, factor * plan.value_cap + plan.kappa, plan.sensitivity)
-    idle = charge(price, plan.kappa, plan.sensitivity)
-    paid = plan.participation * (plan.exposure * mean + (1 - plan.exposure) * idle)
-    return [
-        # One central filter: everyone's budget goes with every query.
-        PlanCost(System.IPA_LIKE, price, price, _per_month(plan, price, price), _per_month(plan, price, price)),
-        PlanCost(
-            System.ARA_LIKE,
-            price,
-            price,
-            *(_per_month(plan, price, share * price) for share in (1, plan.participation)),
-        ),
-        PlanCost(System.COOKIE_MONSTER, mean, most, _per_month(plan, most, most), _per_month(plan, mean, paid)),
-    ]
+    crowd = Crowd(
+        price,
+        mean=charge(price, max(1, round(factor * plan.expected_mean)) + plan.kappa, plan.sensitivity),
+        most=charge(price, factor * plan.value_cap + plan.kappa, plan.sensitivity),
+        idle=charge(price, plan.kappa, plan.sensitivity),
+        participation=plan.participation,
+        exposure=plan.exposure,
+    )
+    found = []
+    for system in System:
+        typical, worst, average = system.facts.planned(crowd)
+        every_batch, average_person = _per_month(plan, worst, worst), _per_month(plan, typical, average)
+        found.append(PlanCost(system, typical, worst, every_batch, average_person))
+    return found
 
 
 def _per_month(plan: Plan, once: int, price: float) -> int:

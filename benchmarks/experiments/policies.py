@@ -1,13 +1,15 @@
 """Three ways to account for privacy, side by side: Cookie Monster, ARA-like and IPA-like.
 
-Cookie Monster is what `device/` does; the other two are the paper's baselines and exist only here.
+Cookie Monster is what `device/` does; the other two are the paper's baselines and exist only here. A system is its name
+in `System` and its record in `System.facts`; experiments, plans and figures take all they need of it from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Protocol, assert_never
+from typing import ClassVar, NamedTuple, Protocol, assert_never
 
 import numpy as np
 
@@ -31,6 +33,53 @@ class System(Enum):
     IPA_LIKE = "ipa-like"
     ARA_LIKE = "ara-like"
     COOKIE_MONSTER = "cookie-monster"
+
+    @property
+    def facts(self) -> SystemFacts:
+        """Of this system. One without them does not pass the type check."""
+        match self:
+            case System.IPA_LIKE:
+                return SystemFacts("IPA-like", "#4c72b0", "s", False, _ipa_like, IpaLike.planned)
+            case System.ARA_LIKE:
+                return SystemFacts("ARA-like", "#dd8452", "^", False, _ara_like, AraLike.planned)
+            case System.COOKIE_MONSTER:
+                return SystemFacts("Cookie Monster", "#8b1a8b", "o", True, CookieMonster, CookieMonster.planned)
+            case _:
+                assert_never(self)
+
+
+class Crowd(NamedTuple):
+    """What a plan expects of people: micros that ε is, and that an on-device epoch pays for the mean report, the
+    largest and none; how much of the population is in a query, and how much of that has impressions in an epoch.
+    """
+
+    price: int
+    mean: int
+    most: int
+    idle: int
+    participation: float
+    exposure: float
+
+
+class PlannedPrices(NamedTuple):
+    """What a query costs an epoch, in micros: with a typical report, with the largest, and averaged over everybody."""
+
+    typical: int
+    worst: int
+    average: float
+
+
+class SystemFacts(NamedTuple):
+    """All there is to know of a system: how figures show it, told apart by colour and by shape; whether it has a side
+    query, and so runs once for each κ; its policy for an accounting and a κ in units; and what a plan says of it.
+    """
+
+    title: str
+    colour: str
+    marker: str
+    has_side_query: bool
+    policy: Callable[[Accounting, int], DevicePolicy | IpaLike]
+    planned: Callable[[Crowd], PlannedPrices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +148,14 @@ class CookieMonster:
     kappa: int = 0
     capacity: int = MICROS
 
+    @staticmethod
+    def planned(crowd: Crowd) -> PlannedPrices:
+        """Only who is in a query pays, and by what is in the epoch."""
+        shared = crowd.exposure * crowd.mean + (1 - crowd.exposure) * crowd.idle
+        return PlannedPrices(crowd.mean, crowd.most, crowd.participation * shared)
+
     def run(self, world: World, matches: Matches) -> PolicyOutcome:
+        """See `DevicePolicy`."""
         conversion, epoch, run = self._charged(matches)
         relevant = run >= 0
         sensitivity = np.where(relevant, self._sensitivity(world, matches)[conversion], 0) + self.kappa
@@ -154,7 +210,13 @@ class AraLike:
     accounting: Accounting = Accounting.PAPER
     capacity: int = MICROS
 
+    @staticmethod
+    def planned(crowd: Crowd) -> PlannedPrices:
+        """Only who is in a query pays, and all of ε."""
+        return PlannedPrices(crowd.price, crowd.price, crowd.participation * crowd.price)
+
     def run(self, world: World, matches: Matches) -> PolicyOutcome:
+        """See `DevicePolicy`."""
         first, span = _span(matches)
         amounts = charges(self.accounting, world.queries.epsilon, world.cap, world.cap)[world.conversions.query]
         paid, consumed = spend_windows(
@@ -195,6 +257,11 @@ class IpaLike:
     accounting: Accounting = Accounting.PAPER
     capacity: int = MICROS
 
+    @staticmethod
+    def planned(crowd: Crowd) -> PlannedPrices:
+        """One central filter: everyone's budget goes with every query."""
+        return PlannedPrices(crowd.price, crowd.price, crowd.price)
+
     def run(self, queries: Queries, cap: int, order: Ints, first: Ints, last: Ints) -> Central:
         """Run the queries in the order their batches fill up; first and last are their epochs, the ends included."""
         price = charges(self.accounting, queries.epsilon, cap, cap)
@@ -209,6 +276,14 @@ class IpaLike:
                 paid[query] = epsilon * len(filters)
                 consumed.update((key, consumed.get(key, 0) + epsilon) for key in filters)
         return Central(executed, paid, consumed)
+
+
+def _ara_like(accounting: Accounting, _: int) -> AraLike:
+    return AraLike(accounting)
+
+
+def _ipa_like(accounting: Accounting, _: int) -> IpaLike:
+    return IpaLike(accounting)
 
 
 def _span(matches: Matches) -> tuple[int, int]:
