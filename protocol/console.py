@@ -42,8 +42,11 @@ err = Printed(stderr=True, width=None if sys.stderr.isatty() else PAGE_WIDTH)
 
 def folded(table: Table) -> Table:
     """The table as it is shown in little room: a word that is too long goes on in the next line."""
+    room = fits(table)
     for column in table.columns:
         column.overflow = "fold"
+        # Of a column that may not be broken rich would cut off the end, without a sign.
+        column.no_wrap = column.no_wrap and room
     return table
 
 

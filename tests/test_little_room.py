@@ -17,6 +17,7 @@ from rich.table import Table
 
 import trefoil
 from benchmarks.demo import view as demo_view
+from benchmarks.experiments.tables import plain_table
 from device import actions, released
 from device.epoch import EpochCalendar
 from device.privacy_filter import FilterKind, FilterState
@@ -98,6 +99,21 @@ def test_the_check_notices_what_is_cut() -> None:
     for column in table.columns:
         column.overflow = "ellipsis"
     assert not whole(table, 30)
+
+
+@pytest.mark.parametrize("width", [30, 60, 120])
+def test_columns_that_may_not_be_broken_are_broken_rather_than_cut(
+    width: int, tables: list[Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of experiments and benchmarks. Rich cuts them off without a sign."""
+    monkeypatch.setattr(console.out, "_width", width)
+    table = plain_table("a title", ("system", "avg ε", "max ε", "run", "RMSRE"), ("system",), no_wrap=True)
+    for _ in range(3):
+        table.add_row("cookie-monster, with a side query", "0.123456", "1.2345", "1000/1000", "0.12345")
+    console.out.print(table)
+    (printed,) = tables
+    assert whole(printed, width)
+    assert all(column.no_wrap for column in printed.columns) == (width == 120)
 
 
 def test_an_answer(tables: list[Table]) -> None:
