@@ -18,8 +18,9 @@ from protocol.shares import PARTIES
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = tuple(ROOT / name for name in ("README.md", "benchmarks/RESULTS.md", "benchmarks/experiments/README.md"))
-# Bytes of a report in the ledger of one helper, its index included.
-LEDGER_BYTES = 44
+# Of a report in the ledger of one helper, where no file says it: with the pages of its tree that are not full.
+USUAL_LEDGER_BYTES = 48
+TEN_MILLION = 10**7
 DAY = 86_400
 _PART = re.compile(r"(<!-- results: (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -49,6 +50,20 @@ def largest(buckets: int) -> Point:
     chosen = [point for point in points() if point["buckets"] == buckets]
     checked = [point for point in chosen if point.get("checked", False)] or chosen
     return max(checked, key=lambda point: int(point["reports"]))
+
+
+def ledger_bytes() -> float:
+    """What a report takes in a ledger, by the largest point that says how much the ledgers grew."""
+    known = [point for point in points() if _ledger_growth(point)]
+    if not known:
+        return USUAL_LEDGER_BYTES
+    point = max(known, key=lambda found: int(found["reports"]))
+    return max(_ledger_growth(point)) / int(point["reports"])
+
+
+def _ledger_growth(point: Point) -> list[float]:
+    """Bytes of each of the three ledgers; older files do not say."""
+    return [size for name, size in point.get("disk_bytes", {}).items() if name.endswith("ledger")]
 
 
 def throughput_part() -> Iterator[str]:
@@ -84,24 +99,27 @@ def costs_part() -> Iterator[str]:
 
 
 def profile_part() -> Iterator[str]:
-    """Where the processor time of the largest cell with a profile went."""
+    """Where the processor time of the largest cells at 128 buckets went, of each kind that has a profile."""
     from benchmarks.bench.throughput.stages import PROFILE
 
-    known = [point for point in points() if point.get("profile")]
+    known = [point for point in points() if point.get("profile") and point["buckets"] == 128]
+    kinds = {_kind(point): point for point in sorted(known, key=lambda point: int(point["reports"]))}
     yield ""
-    if not known:
+    if not kinds:
         yield "Not recorded yet: `trefoil bench throughput --profile`."
         return
-    point = max(known, key=lambda found: (found["reports"], found.get("checked", False)))
-    total = sum(point["profile"].values())
-    size = f"{point['reports']:,} {_kind(point)} reports of {point['buckets']:,} buckets"
-    yield f"{size}, processor time of three helpers:"
+    yield "Processor time of three helpers, µs a report of 128 buckets:"
     yield ""
-    yield "| what | µs a report | of all |"
-    yield "|---|---|---|"
+    heads = [f"{point['reports']:,} {kind} | of all" for kind, point in kinds.items()]
+    yield f"| what | {' | '.join(heads)} |"
+    yield "|---" * (1 + 2 * len(heads)) + "|"
     for name, text in PROFILE.items():
-        spent = point["profile"][name]
-        yield f"| {text} | {1e6 * spent / point['reports']:.1f} | {_percent(spent / total, 1)} |"
+        yield f"| {text} | {' | '.join(_spent_on(name, point) for point in kinds.values())} |"
+
+
+def _spent_on(name: str, point: Point) -> str:
+    spent, total = point["profile"][name], sum(point["profile"].values())
+    return f"{1e6 * spent / point['reports']:.1f} | {_percent(spent / total, 1)}"
 
 
 def networks_part() -> Iterator[str]:
@@ -133,17 +151,53 @@ def day_part() -> Iterator[str]:
     )
     yield (
         f"Uploads are {sent / 1e3:.1f} kB per report in all. The helpers send each other {between:.0f} bytes per "
-        f"report. A ledger entry has {LEDGER_BYTES} bytes."
+        f"report. A report takes {ledger_bytes():.0f} bytes in a ledger."
     )
     yield ""
+    yield from _day_table(cpu, sent, ledger_bytes())
+
+
+def _day_table(cpu: float, sent: float, stored_bytes: float) -> Iterator[str]:
+    """By processor seconds of a report and helper, and bytes sent and stored for it."""
     yield "| reports a day | processor time of a helper, a day | cores | upload to a helper, a day | ledger, 30 days |"
     yield "|---|---|---|---|---|"
     for reports, name in ((10**6, "1 million"), (10**9, "1 billion")):
         busy = reports * cpu
         yield (
             f"| {name} | {_duration(busy)} | {busy / DAY:.2g} | {_bytes(reports * sent / PARTIES)} "
-            f"| {_bytes(30 * reports * LEDGER_BYTES)} |"
+            f"| {_bytes(30 * reports * stored_bytes)} |"
         )
+
+
+def ten_million_part() -> Iterator[str]:
+    """One batch of the most that helpers take, and what a day of such batches would take."""
+    yield ""
+    known = [point for point in points() if point["reports"] >= TEN_MILLION and point.get("cpu_seconds")]
+    if not known:
+        yield "A batch of ten million, the most that helpers take, is not recorded yet:"
+        yield "`trefoil bench throughput --reports 10000000 --buckets 16 --without naive --without ingest`."
+        return
+    point = max(known, key=lambda found: int(found["reports"]))
+    reports, cpu = point["reports"], point["cpu_seconds"]["total"] / point["reports"] / PARTIES
+    grown = _ledger_growth(point)
+    batch = point.get("disk_bytes", {}).get("batch")
+    yield (
+        f"A batch of {reports:,} {_kind(point)} reports at {point['buckets']} buckets, the most that helpers take, was "
+        f"answered in {_duration(point['seconds']['total'])}:"
+    )
+    yield (
+        f"{point['reports_per_second']['trefoil']:,.0f} reports a second, "
+        f"{_range(point, 'cpu_over_trusted_server')} times the processor time of one trusted server."
+    )
+    yield f"A helper's processes together held {max(point['peak_rss_mb'].values()):.0f} MB at most."
+    if batch is not None and grown:
+        yield (
+            f"The batch has {_bytes(batch)} on disk, and each ledger grew by {_bytes(max(grown))}: "
+            f"{max(grown) / reports:.0f} bytes a report."
+        )
+    yield "By these figures:"
+    yield ""
+    yield from _day_table(cpu, point["bytes_per_report"]["uploaded"], max(grown) / reports if grown else ledger_bytes())
 
 
 def memory_part() -> Iterator[str]:
@@ -230,6 +284,7 @@ PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
     "profile": profile_part,
     "networks": networks_part,
     "day": day_part,
+    "ten_million": ten_million_part,
     "memory": memory_part,
     "front": front_part,
     "claims": claims_part,

@@ -173,6 +173,42 @@ def test_a_figure_that_is_changed_in_a_document_is_noticed_and_put_right() -> No
         results_page.renewed("<!-- results: nothing --><!-- end -->")
 
 
+def largest_batch(**more: object) -> dict[str, Any]:
+    """A point of ten million as `trefoil bench throughput` writes it, as far as the part reads it."""
+    return {
+        "reports": 10**7,
+        "buckets": 16,
+        "checked": True,
+        "seconds": {"total": 3_000.0},
+        "cpu_seconds": {"total": 2_400.0},
+        "reports_per_second": {"trefoil": 3_333.3},
+        "bytes_per_report": {"uploaded": 1_500.0, "between helpers": 3.0},
+        "ratios": {"cpu_over_trusted_server": 4.2},
+        "peak_rss_mb": {"helper 1": 300.0, "helper 2": 310.0},
+        **more,
+    }
+
+
+def test_a_batch_of_ten_million_is_shown_and_says_what_a_ledger_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = {"batch": 1.4e10, "helper 1's ledger": 4.6e8, "helper 2's ledger": 4.7e8, "helper 3's ledger": 4.6e8}
+    smaller = {**largest_batch(disk_bytes={"batch": 1.0, "helper 1's ledger": 9e9}), "reports": 10**4}
+    monkeypatch.setattr(results_page, "points", lambda: [smaller, largest_batch(disk_bytes=disk)])
+    assert results_page.ledger_bytes() == 47
+    text = "\n".join(results_page.ten_million_part())
+    assert "answered in 50.0 minutes" in text and "held 310 MB" in text
+    assert "has 14.0 GB on disk, and each ledger grew by 0.5 GB: 47 bytes a report" in text
+    # 80 µs a report and helper, a third of 1.5 kB, and 47 bytes for thirty days.
+    assert "| 1 billion | 22 hours | 0.93 | 500.0 GB | 1.4 TB |" in text
+
+
+def test_files_without_sizes_on_disk_do_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "points", lambda: [largest_batch()])
+    assert results_page.ledger_bytes() == results_page.USUAL_LEDGER_BYTES
+    assert "on disk" not in "\n".join(results_page.ten_million_part())
+    monkeypatch.setattr(results_page, "points", list)
+    assert "not recorded yet" in "\n".join(results_page.ten_million_part())
+
+
 def test_the_tables_of_reports_devices_and_noise_are_those_of_the_files() -> None:
     expect(report_table())
     expect(noise_table())
