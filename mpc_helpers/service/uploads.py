@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -30,11 +31,14 @@ class _Upload:
     end: float
     limit: asyncio.Timeout
     over: bool = False
+    extended: float = -math.inf
 
     def heard(self) -> None:
-        """Something arrived."""
-        if not self.over:
-            self.limit.reschedule(min(self.end, asyncio.get_running_loop().time() + IDLE_SECONDS))
+        """Something arrived. That happens thousands of times a second, and moving the limit each time would cost."""
+        now = asyncio.get_running_loop().time()
+        if not self.over and now >= self.extended + IDLE_SECONDS / 100:
+            self.extended = now
+            self.limit.reschedule(min(self.end, now + IDLE_SECONDS))
 
     def stop(self) -> None:
         """It is not needed any more: another is the column, or a newer one takes its place."""
