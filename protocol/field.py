@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from gmpy2 import invert
+from gmpy2 import invert, mpz
 
 from protocol.errors import ProtocolError
 
@@ -22,6 +22,7 @@ ELEMENT_SIZE = 8
 Vector = npt.NDArray[np.uint64]
 
 _P = np.uint64(P)
+_MODULUS = mpz(P)
 _SHIFT = np.uint64(61)
 _DROPPED_BITS = np.uint64(64 - 61)
 _HALF = np.uint64(32)
@@ -292,7 +293,7 @@ def inverse(vector: Vector) -> Vector:
 
 def inverse_integers(values: Sequence[int]) -> list[int]:
     """1/v of every value, none of which may be zero. GMP inverts a word in the time of two of Python's products."""
-    return [int(invert(value, P)) for value in values]
+    return [int(invert(value, _MODULUS)) for value in values]
 
 
 def multiply_constant(vector: Vector, constant: int) -> Vector:

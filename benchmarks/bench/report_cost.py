@@ -187,7 +187,7 @@ class Helpers:
         return cls(HelperSet(1, (first, second, third)), keys)
 
     def seal(self, terms: ReportTerms) -> SealedReport:
-        """A null report: it costs what every report costs."""
+        """A null report. One with content takes the same steps, with large numbers in place of zeros: a tenth more."""
         return seal_report([0] * terms.length, terms, self.helper_set)
 
 
