@@ -22,7 +22,7 @@ settings.load_profile("trefoil")
 
 # Seconds for pytest-timeout, far more than any test takes on a busy machine: at the limit a test fails with a traceback
 # and the next one runs. `pytest --timeout` overrides it, as the long hunts of the Makefile do.
-os.environ.setdefault("PYTEST_TIMEOUT", "180")
+os.environ.setdefault("PYTEST_TIMEOUT", "300")
 
 # Files that take longest. A file runs in one worker, so one that begins late would end long after the rest.
 _LONGEST = (
@@ -31,16 +31,23 @@ _LONGEST = (
     "test_chaos.py",
     "test_throughput.py",
     "test_stopping.py",
+    "test_commit_crashes.py",
     "test_helper.py",
-    "test_bad_helper.py",
+    "test_commit_rotation.py",
     "test_launcher.py",
-    "test_draws.py",
-    "test_hunt.py",
-    "test_experiments_commands.py",
     "test_device_commands.py",
+    "test_experiments_commands.py",
     "test_helper_commands.py",
-    "test_experiments_regression.py",
+    "test_guide.py",
+    "test_draws.py",
     "test_joint_noise.py",
+    "test_reloading.py",
+    "test_bad_helper.py",
+    "test_uniqueness.py",
+    "test_bad_devices.py",
+    "test_experiments_regression.py",
+    "test_every_command.py",
+    "test_hunt.py",
 )
 
 _SHOWN = "shown at the end"
