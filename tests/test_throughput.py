@@ -321,15 +321,14 @@ def test_processor_time_includes_children_that_have_ended() -> None:
 
 def test_processes_below_children_are_found_either_way() -> None:
     """By asking each process for its children, and by going through all of them, where the kernel knows no other."""
-    family = subprocess.Popen(["sh", "-c", "sleep 30 & echo $!; wait"], stdout=subprocess.PIPE)
+    family = subprocess.Popen(["sh", "-c", "sleep 30 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert family.stdout is not None
         grandchild = int(family.stdout.readline())
         assert service_processes._tree(family.pid) == [family.pid, grandchild]
         assert service_processes._children_by_parent()(family.pid) == [grandchild]
-        os.kill(grandchild, signal.SIGKILL)
     finally:
-        family.kill()
+        os.killpg(family.pid, signal.SIGKILL)
         family.communicate()
 
 

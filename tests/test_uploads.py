@@ -7,6 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
@@ -289,3 +291,14 @@ def test_permits_are_saved_with_the_query_and_shown_to_nobody(tmp_path: Path) ->
     made.save(tmp_path / "query")
     assert SavedQuery.load(tmp_path / "query") == made
     assert made.permits[0].hex() not in repr(made) and repr(made.permits[0]) not in repr(made)
+
+
+def test_an_upload_that_goes_on_keeps_its_limit_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute from whatever arrives, not moved for each piece, and never past the query's deadline."""
+    moved: list[float] = []
+    limited = uploads._Upload(1000.0, cast(asyncio.Timeout, SimpleNamespace(reschedule=moved.append)))
+    for now in (0.0, 0.1, 50.0, 990.0):
+        loop = SimpleNamespace(time=lambda now=now: now)
+        monkeypatch.setattr(uploads, "asyncio", SimpleNamespace(get_running_loop=lambda loop=loop: loop))
+        limited.heard()
+    assert moved == [60.0, 110.0, 1000.0]
