@@ -49,6 +49,7 @@ def test_bytes_are_those_of_a_report(results: dict[str, list[dict[str, float]]])
         assert entry["bytes_body"] == 8 * checked.shape.explicit
         assert over["bytes"] == entry["bytes_total"] / over["unchecked_bytes"]
         assert len(over["ingest"]) == 3
+        assert over["seal_full"] > 0
         # 16 bytes for each of 10 planes and 31 coins, and 10 for cap and spread: the design's figure.
         assert entry["bytes_total"] - over["unchecked_bytes"] == 10 + 16 * (10 + 31)
 

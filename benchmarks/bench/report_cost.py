@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,13 +54,17 @@ BENCH_TIME = 500_000 * TIME_STEP
 
 @dataclass(frozen=True, slots=True)
 class OverUnchecked:
-    """A checked report over one of schema 1 with the same buckets, in the same run by turns. Ingest by helper."""
+    """A checked report over one of schema 1 with the same buckets, in the same run by turns. Ingest by helper.
+
+    `seal` compares null reports; `seal_full` reports of the largest value in one bucket, both sides.
+    """
 
     unchecked_bytes: int
     unchecked_seal_us: float
     unchecked_open_us: list[float]
     bytes: float
     seal: float
+    seal_full: float
     ingest: list[float]
 
 
@@ -130,8 +135,12 @@ def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> Repor
     unchecked = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 2 * CAP, buckets)
     checked = replace(unchecked, cap=CAP, spread=1)
     sample, plain = helpers.seal(checked), helpers.seal(unchecked)
-    work = [lambda: _bare_seals(helpers, sample), lambda: _seals(helpers, checked), lambda: _seals(helpers, unchecked)]
-    bare_seals, seal, plain_seal = (1e6 * best / _SEALS_PER_ROUND for best in best_of(work, 3 * rounds))
+    work: list[Callable[[], None]] = [
+        lambda: _bare_seals(helpers, sample),
+        *(partial(_seals, helpers, terms, value) for value in (0, CAP - 1) for terms in (checked, unchecked)),
+    ]
+    spent = [1e6 * best / _SEALS_PER_ROUND for best in best_of(work, 3 * rounds)]
+    bare_seals, seal, plain_seal, full_seal, plain_full_seal = spent
     openings, plain_openings = measure_both_openings(helpers, checked, unchecked, rounds)
     worst = max(openings, key=lambda opening: opening[1] / opening[0])
     payloads, total, plain_total = sum(map(len, sample.payloads)), len(sample.encode()), len(plain.encode())
@@ -158,6 +167,7 @@ def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> Repor
             unchecked_open_us=[1e6 * whole for _, whole in plain_openings],
             bytes=total / plain_total,
             seal=seal / plain_seal,
+            seal_full=full_seal / plain_full_seal,
             ingest=[one / other for (_, one), (_, other) in zip(openings, plain_openings, strict=True)],
         ),
     )
@@ -186,14 +196,14 @@ class Helpers:
         )
         return cls(HelperSet(1, (first, second, third)), keys)
 
-    def seal(self, terms: ReportTerms) -> SealedReport:
-        """A null report. One with content takes the same steps, with large numbers in place of zeros: a tenth more."""
-        return seal_report([0] * terms.length, terms, self.helper_set)
+    def seal(self, terms: ReportTerms, value: int = 0) -> SealedReport:
+        """A report with this value in its first bucket, by default a null report: the same steps, smaller numbers."""
+        return seal_report([value] + [0] * (terms.length - 1), terms, self.helper_set)
 
 
-def _seals(helpers: Helpers, terms: ReportTerms) -> None:
+def _seals(helpers: Helpers, terms: ReportTerms, value: int) -> None:
     for _ in range(_SEALS_PER_ROUND):
-        helpers.seal(terms)
+        helpers.seal(terms, value)
 
 
 def _bare_seals(helpers: Helpers, sample: SealedReport) -> None:
@@ -235,7 +245,7 @@ def measure_both_openings(
 def _opening_work(helpers: Helpers, paths: Sequence[Path], query: Query) -> tuple[list[Callable[[], None]], int]:
     """For each helper the bare opens of its column and the ingest of it; and how many reports that is."""
     columns = [ColumnReader(path) for path in paths]
-    work = [
+    work: list[Callable[[], None]] = [
         run
         for party, column in enumerate(columns)
         for run in (
@@ -406,12 +416,12 @@ def _time_table(costs: Sequence[ReportCost]) -> Table:
 
 def _ratio_table(costs: Sequence[ReportCost]) -> Table:
     table = Table(title=f"A checked report (cap {CAP:,}) over an unchecked one, in the same run by turns")
-    for title in ("buckets", "bytes", "over unchecked", "sealing", "ingest at 1", "at 2", "at 3"):
+    for title in ("buckets", "bytes", "over unchecked", "sealing, null", "full", "ingest at 1", "at 2", "at 3"):
         table.add_column(title, justify="right")
     for cost in costs:
         over = cost.over_unchecked
         sizes = (str(cost.buckets), f"{over.unchecked_bytes:,} → {cost.bytes_total:,}", f"{over.bytes:.2f}")
-        table.add_row(*sizes, f"{over.seal:.2f}", *(f"{ratio:.2f}" for ratio in over.ingest))
+        table.add_row(*sizes, *(f"{ratio:.2f}" for ratio in (over.seal, over.seal_full, *over.ingest)))
     return table
 
 
