@@ -94,8 +94,8 @@ def hostile_table() -> Iterator[str]:
 
 
 def model_files() -> list[Any]:
-    names = ("regression-20k-modes", "regression-100k-modes")
-    return [stored(name) for name in names if (RESULTS / f"{name}.json").exists()]
+    names = ("regression-2k-modes", "regression-20k-modes", "regression-100k-modes")
+    return [stored(name) for name in names]
 
 
 MODEL_COLUMNS = [
