@@ -49,13 +49,14 @@ def test_the_version() -> None:
         (QueryFailed("submit", (0,), "out of reach"), trefoil.Exit.TRY_AGAIN),
         (QueryFailed("submit", (0,), "busy", http_status=429), trefoil.Exit.TRY_AGAIN),
         (QueryFailed("submit", (0,), "broken", http_status=503), trefoil.Exit.TRY_AGAIN),
-        (QueryFailed("submit", (0,), "not this site", http_status=403), trefoil.Exit.REFUSED),
+        (QueryFailed("submit", (0,), "not this site", http_status=403), trefoil.Exit.MISTAKE),
+        (QueryFailed("submit", (0,), "withdrawn", http_status=410), trefoil.Exit.REFUSED),
         (
             QueryFailed("agreeing", (), "counted before", shortfall=Shortfall(1, 0, 1, ({}, {}, {}))),
             trefoil.Exit.REFUSED,
         ),
     ],
-    ids=["mistake", "silent", "busy", "broken", "refused", "replayed"],
+    ids=["mistake", "silent", "busy", "broken", "wrong key", "refused", "replayed"],
 )
 def test_exit_codes_tell_again_from_never(error: TrefoilError, code: trefoil.Exit) -> None:
     assert trefoil._exit_of(error) is code

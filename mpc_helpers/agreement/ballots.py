@@ -26,10 +26,14 @@ def _own_vote(parties: Parties, record: AttemptRecord) -> SignedVote:
 
 
 def _supporting(record: AttemptRecord) -> list[SignedVote]:
-    """A released helper hands its three YES out with its share; a renounced one shows the NO it heard."""
+    """A released helper hands its three YES out with its share; one that says NO shows the first-hand NO it heard.
+
+    A renounced one must, to be believed. An aborted one does so because the third helper may have been told YES
+    instead: it could not know otherwise that there is nothing left to wait for.
+    """
     if record.state is AttemptState.RELEASED:
         return [SignedVote.decode(vote.message) for vote in record.votes if vote.vote is Vote.YES]
-    if record.voted_once and word_about(record.state) is Word.NO:
+    if word_about(record.state) is Word.NO:
         return [SignedVote.decode(vote.message) for vote in record.votes if vote.vote is Vote.ABORTED][:1]
     return []
 
