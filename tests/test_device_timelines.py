@@ -17,16 +17,30 @@ from typing import Any
 import pytest
 
 from device.attribution import Need
+from device.checked_request import CheckedRequest
+from device.conversion import AttributionRequest
 from device.device import Device
 from device.epoch import EpochCalendar
-from device.impression import Impression, SavedImpression, Selection
+from device.impression import Impression, ImpressionOptions, SavedImpression, Selection
 from device.limits import DeviceLimits
 from device.memory_store import MemoryStore
-from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
+from device.privacy_filter import Charges, FilterKind, FilterOwner, PrivacyFilter
 from device.privacy_loss import EpochLoss, LossTerms, epoch_loss
+from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
 from device.storage import EVERYTHING, MAX_LOG_RECORDS, ReportRecord, Store
-from tests.support.device_timelines import Case, Player, cases, disagreement, shortest
+from tests.support.device_auditor import MICROS
+from tests.support.device_timelines import (
+    LIMITS,
+    Case,
+    Convert,
+    Player,
+    Save,
+    cases,
+    disagreement,
+    even_bucket,
+    shortest,
+)
 from tests.support.small_worlds import START, PlainDevice, quick_folder
 from tests.test_device_privacy import AllOrNothing, KeepsDroppedEpochs
 
@@ -69,6 +83,19 @@ def test_no_timeline_surprises_the_auditor(run: Callable[[Case], None], show: Ca
         if time.monotonic() > deadline and played >= 20:
             break
     show(f"{played} timelines {run.__name__.removeprefix('play_').replace('_', ' ')}, from seed {SEED}")
+
+
+def asking(limits: DeviceLimits, *requests: AttributionRequest) -> Case:
+    """One ad, in an odd bucket, and a site that asks about its week."""
+    ad = Save("news.example", None, ImpressionOptions(histogram_index=1), "act")
+    return Case(0, limits, (ad, *(Convert("shop.example", None, request, "act") for request in requests)))
+
+
+def test_a_micro_epsilon_of_rounding_does_not_surprise_the_auditor() -> None:
+    """What is left pays for ε = 0.7 as the exact value of its double, and not as the standard computes it."""
+    full = AttributionRequest(epochs=[-1, 0], epsilon=0.3, buckets=2, value=2, query_sensitivity=4)
+    tested = replace(full, epsilon=0.7, relevant=even_bucket)
+    play_in_memory(asking(LIMITS, full, replace(full, epsilon=1e-6), tested))
 
 
 # Planted bugs: in what a store keeps, in the limits, in the engine
@@ -319,6 +346,25 @@ def test_an_engine_that_charges_otherwise_is_caught(
 @pytest.mark.parametrize("broken", [KeepsDroppedEpochs, AllOrNothing])
 def test_an_engine_that_drops_otherwise_is_caught(broken: type[PlainDevice]) -> None:
     assert caught(lambda case: Player(Forgetful(), case, broken).play())
+
+
+class ShowsWhatNoPublisherCanPay(Device[tuple[int, ...]]):
+    """Broken: the querier's functions see a week though the quota of a site in it could not pay for the worst."""
+
+    def _worst(self, request: CheckedRequest, window: Sequence[int], sites: Collection[str] = ()) -> Charges:
+        return super()._worst(request, window)
+
+
+@pytest.mark.parametrize("epochs", [[0], [-1, 0]], ids=["one week", "two weeks"])
+@pytest.mark.parametrize("flag", [None, SideQuery(1, SideQueryForm.GENERAL)], ids=["no flag", "a flag"])
+def test_an_engine_that_shows_what_no_publisher_can_pay_is_caught(epochs: list[int], flag: SideQuery | None) -> None:
+    """On a timeline of its own: only one in some hundreds that are drawn has a test leave out all that is hidden."""
+    asked = AttributionRequest(
+        epochs=epochs, epsilon=0.7, buckets=2, value=2, query_sensitivity=4, relevant=even_bucket, side_query=flag
+    )
+    case = asking(replace(LIMITS, impression_site_quota=MICROS // 10), asked)
+    assert disagreement(play_in_memory, case) is None
+    assert disagreement(lambda case: Player(Forgetful(), case, ShowsWhatNoPublisherCanPay).play(), case)
 
 
 def test_the_shortest_timeline_is_short() -> None:

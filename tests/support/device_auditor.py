@@ -80,6 +80,10 @@ class Asked:
         exact = math.ceil(Fraction(promised * moved, self.noise))
         return exact, math.ceil(Fraction(self.epsilon) * MICROS * moved / self.noise) + 1 if moved else exact
 
+    def by_doubles(self, moved: int) -> int:
+        """What the standard's own arithmetic charges, to the micro-epsilon, where no account shows what was charged."""
+        return max(math.ceil(moved / (self.noise / self.epsilon) * MICROS), self.least_and_most(moved)[0])
+
 
 @dataclass
 class Auditor:
@@ -171,14 +175,11 @@ class Auditor:
         owed = self._owed(asked, found)
         paying = {week for week in usable if self._pays(week, owed[week], seen)}
         # The querier's own functions are shown only what could pay for the worst.
-        hidden = {
-            week
-            for week in usable
-            if asked.custom and self._candidates(now, asked, week) and not self._able(asked, week)
-        }
+        candidates = {week: self._candidates(now, asked, week) for week in usable if asked.custom}
+        hidden = {week for week, ads in candidates.items() if ads and not self._able(asked, week, ads)}
         paying -= hidden
         for week in hidden:
-            found[week] = found[week] or self._candidates(now, asked, week)
+            found[week] = found[week] or candidates[week]
         kept = [ad for week in sorted(paying) for ad in found[week]]
         expected = asked.share(kept) if kept else [0] * asked.buckets
         self._require(list(report[: asked.buckets]) == expected, f"the report must be {expected}")
@@ -191,11 +192,13 @@ class Auditor:
         """What the querier's own test would be shown."""
         return self._relevant(now, replace(asked, test=None), week)
 
-    def _able(self, asked: Asked, week: int) -> bool:
+    def _able(self, asked: Asked, week: int, candidates: Sequence[Ad]) -> bool:
+        """Whether the week could pay for the worst, which is that the report is full and every candidate relevant."""
         most = (asked.value if len(asked.weeks) == 1 else asked.most) + asked.kappa
         charges = {(FilterKind.SITE, asked.site, week): most, (FilterKind.GLOBAL, "", week): asked.most + asked.kappa}
+        charges |= {(FilterKind.IMPRESSION_SITE, ad.site, week): asked.most for ad in candidates}
         return not any(
-            account in self.emptied or self.paid[account] + asked.least_and_most(moved)[0] > self._capacity(account)
+            account in self.emptied or self.paid[account] + asked.by_doubles(moved) > self._capacity(account)
             for account, moved in charges.items()
         )
 
