@@ -34,7 +34,7 @@ def stored(name: str) -> Any:
 
 def report_table() -> Iterator[str]:
     yield (
-        "| buckets | bytes | over unchecked | sealing over unchecked | ingest over unchecked, by helper "
+        "| buckets | bytes | over unchecked | sealing over unchecked, null and full | ingest over unchecked, by helper "
         "| ingest over the bare HPKE open | Prio3Histogram, two parties |"
     )
     yield "|---|---|---|---|---|---|---|"
@@ -42,7 +42,8 @@ def report_table() -> Iterator[str]:
         over = found["over_unchecked"]
         ingest = ", ".join(f"{ratio:.2f}" for ratio in over["ingest"])
         yield (
-            f"| {found['buckets']:,} | {found['bytes_total']:,} | {over['bytes']:.2f} | {over['seal']:.2f} | {ingest} "
+            f"| {found['buckets']:,} | {found['bytes_total']:,} | {over['bytes']:.2f} "
+            f"| {over['seal']:.2f}, {over['seal_full']:.2f} | {ingest} "
             f"| {found['open_over_bare']:.2f} | {found['prio3_histogram_bytes']:,} bytes |"
         )
 
