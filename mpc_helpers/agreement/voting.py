@@ -122,9 +122,10 @@ class Voting:
         with self.asking.taking_over():
             # Votes on attempts that this ledger does not hold are dropped: a peer could else fill our memory with them.
             if votes and await self._offload(lambda: self._ledger.attempts.find(state.attempt_id)) is not None:
-                heard = self._heard.setdefault(state.attempt_id, {})
-                heard.update({(vote.party, vote.vote): vote for vote in votes})
-                await self.decide(state.attempt_id)
+                # What is passed on comes first: a NO of another caused the sender's own, and its author is to blame.
+                for vote in sorted(votes, key=lambda vote: vote.party == sender):
+                    self._heard.setdefault(state.attempt_id, {})[vote.party, vote.vote] = vote
+                    await self.decide(state.attempt_id)
 
     async def decide(self, attempt_id: bytes) -> AttemptRecord | None:
         """Make every move the votes heard so far allow. Gives the attempt as it then stands."""
