@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,7 +44,12 @@ def process_of(fork_server: ForkServer) -> int:
 
 
 def sockets_of(child: Child) -> set[str]:
-    links = [str(entry.readlink()) for entry in Path(f"/proc/{child.process_id}/fd").iterdir()]
+    links = []
+    for entry in Path(f"/proc/{child.process_id}/fd").iterdir():
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # closed since it was listed: a new worker closes what is not its own
+            links.append(str(entry.readlink()))
     return {link for link in links if link.startswith("socket:")}
 
 
