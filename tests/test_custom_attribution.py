@@ -248,19 +248,25 @@ def test_a_function_that_ends_the_program_has_paid_first() -> None:
         assert paid_by(world.store, 0) == charge
 
 
-@pytest.mark.parametrize("epochs", [(0,), (0, 1)])
-def test_functions_are_not_shown_an_epoch_that_could_not_pay_for_the_worst(epochs: Sequence[int]) -> None:
-    """Nor the test of relevance: what they have seen cannot be taken back."""
+def spy() -> tuple[list[object], AttributionFunction, Callable[[Impression], bool]]:
+    """An attribution function and a relevance test, and all that they are shown."""
     shown: list[object] = []
 
-    def spies(relevant: Relevant, award: Award, /) -> Sequence[int]:
+    def function(relevant: Relevant, award: Award, /) -> Sequence[int]:
         shown.append(relevant)
         return [0, 0]
 
-    def spying(impression: Impression) -> bool:
+    def test(impression: Impression) -> bool:
         shown.append(impression)
         return False
 
+    return shown, function, test
+
+
+@pytest.mark.parametrize("epochs", [(0,), (0, 1)])
+def test_functions_are_not_shown_an_epoch_that_could_not_pay_for_the_worst(epochs: Sequence[int]) -> None:
+    """Nor the test of relevance: what they have seen cannot be taken back."""
+    shown, spies, spying = spy()
     world = SmallWorld((Event(0, 0),), LIMITS)
     assert world.ask(query(ask(negative, epsilon=2.0))) == (2, 0)
     world.ask(query(ask(spies, epochs)))
@@ -272,16 +278,7 @@ def test_functions_are_not_shown_an_epoch_that_could_not_pay_for_the_worst(epoch
 
 def test_functions_are_not_shown_an_epoch_whose_publisher_has_no_quota_left() -> None:
     """It cannot pay either, however much its other filters hold."""
-    shown: list[object] = []
-
-    def spies(relevant: Relevant, award: Award, /) -> Sequence[int]:
-        shown.append(relevant)
-        return [0, 0]
-
-    def spying(impression: Impression) -> bool:
-        shown.append(impression)
-        return False
-
+    shown, spies, spying = spy()
     world = SmallWorld((Event(0, 0),), replace(LIMITS, impression_site_quota=MICROS))
     assert world.ask(query(ask(negative, epsilon=2.0), site="another.example")) == (2, 0)
     assert paid_by(world.store, 0, FilterKind.IMPRESSION_SITE, PUBLISHER) == MICROS

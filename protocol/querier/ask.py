@@ -235,7 +235,10 @@ class Querier:
     async def _collect(self, helpers: HelperConnections, saved: SavedQuery) -> Answer:
         """Fetch, open and check the three shares."""
         path = f"{_path(saved.query)}/answer"
-        collect = lambda party: helpers.get(party, path)  # noqa: E731
+
+        async def collect(party: int) -> object:
+            return await helpers.get(party, path)
+
         answers = await _each("collecting", lambda party: _patiently(self._patience, collect, party))
         return combine(saved.query, [self._opened(party, answers[party], saved) for party in range(PARTIES)])
 
