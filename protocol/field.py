@@ -40,6 +40,8 @@ _OTHER_MASK = np.uint64(2 ** (61 - 31) - 1)
 _ONE = np.uint64(1)
 # Products go through seven arrays of this many words, which a processor's second cache holds.
 _PRODUCT_WORDS = 2**13
+# Up to here halves are taken before anything is broadcast, and nothing is cut.
+_FEW_PRODUCTS = 2**14
 _FEW = 256
 
 
@@ -208,8 +210,11 @@ def decode(data: bytes, count: int) -> Vector:
 
 def multiply(left: Vector, right: Vector) -> Vector:
     """Products of reduced elements, of any shapes that broadcast."""
+    product = np.empty(np.broadcast(left, right).shape, dtype=np.uint64)
+    if product.size <= _FEW_PRODUCTS:
+        _multiply_block(left, right, product)
+        return product
     left, right = np.broadcast_arrays(left, right)
-    product = np.empty(left.shape, dtype=np.uint64)
     first, second, out = left.reshape(-1), right.reshape(-1), product.reshape(-1)
     for start in range(0, out.size, _PRODUCT_WORDS):
         block = slice(start, start + _PRODUCT_WORDS)

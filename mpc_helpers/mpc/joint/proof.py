@@ -14,8 +14,8 @@ The coefficient of X^0 in ⟨U, V⟩ is ⟨u, v⟩. The prover sends all others;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from mpc_helpers.mpc.joint.layout import FIELD_ROWS, LIFTED, Layout
 from protocol.field import P, Vector, add, dot, multiply, reduce, subtract, sum_rows, total
 
 Codes = npt.NDArray[np.uint8]
+_Number = TypeVar("_Number", np.int64, np.uint64)
 
 _CODES = 2 * LIFTED
 _P = np.uint64(P)
@@ -77,32 +78,19 @@ def _bits(words: Words) -> Codes:
     return np.unpackbits(raw, axis=1, bitorder="little")
 
 
-def exponents(rows: int) -> list[int]:
-    """Of the coefficients, in the order in which they are sent."""
-    return [exponent for exponent in range(1 - rows, rows + 2) if exponent]
-
-
 def coefficients(left: Half, right: Half, left_mask: Vector, right_mask: Vector) -> Vector:
-    """Run by the prover, who knows both halves: ⟨U, V⟩ without its coefficient of X^0."""
+    """Run by the prover, who knows both halves: ⟨U, V⟩ from X^(1 − M) to X^(M + 1), without its coefficient of X^0."""
     rows = left.first.shape[0]
-    found = dict.fromkeys(range(1 - rows, rows + 2), 0)
-    _collect(found, 1 - rows, _diagonals(_agreements(left, right)).tolist())
-    _collect(found, 1 - FIELD_ROWS, _field_diagonals(_field_products(left.numbers, right.numbers)))
+    zero = rows - 1  # where the coefficient of X^0 stands
+    found = np.zeros(2 * rows + 1, dtype=np.uint64)
+    found[: 2 * zero + 1] = np.mod(_diagonals(_agreements(left, right)), P)
+    near = slice(zero + 1 - FIELD_ROWS, zero + FIELD_ROWS)
+    found[near] += reduce(_diagonals(_field_products(left.numbers, right.numbers)))
     # Row r of u meets ν at exponent r + 1; row r of v meets μ at M − r.
-    _collect(found, 1, _masked(left, right_mask))
-    _collect(found, 1, reversed_onto(rows, _masked(right, left_mask, hadamard=True)))
-    found[rows + 1] += int(dot(left_mask, right_mask))
-    return np.array([found[exponent] % P for exponent in exponents(rows)], dtype=np.uint64)
-
-
-def _collect(found: dict[int, int], first: int, values: Sequence[int]) -> None:
-    for exponent, value in enumerate(values, start=first):
-        found[exponent] += value
-
-
-def reversed_onto(rows: int, values: Sequence[int]) -> list[int]:
-    """Values for exponents M, M − 1, … as a list for exponents 1 to M."""
-    return [0] * (rows - len(values)) + list(reversed(values))
+    found[zero + 1 : -1] += _masked(left, right_mask)
+    found[zero + 1 : -1] += _masked(right, left_mask, hadamard=True)[::-1]
+    found[-1] = dot(left_mask, right_mask)
+    return np.delete(reduce(found), zero)
 
 
 def _agreements(left: Half, right: Half) -> npt.NDArray[np.int64]:
@@ -122,32 +110,24 @@ def _agreements(left: Half, right: Half) -> npt.NDArray[np.int64]:
     return wrong
 
 
-def _diagonals(matrix: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _diagonals(matrix: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
     """Sums over r − s = 1 − M, …, M − 1: each row is put one place further, then columns are added up."""
     rows = matrix.shape[0]
-    skewed = np.zeros((rows, 2 * rows), dtype=np.int64)
+    skewed = np.zeros((rows, 2 * rows), dtype=matrix.dtype)
     skewed[:, :rows] = matrix[:, ::-1]
     cut = skewed.reshape(-1)[: rows * (2 * rows - 1)].reshape(rows, 2 * rows - 1)
-    sums: npt.NDArray[np.int64] = np.add.reduce(cut, axis=0)
+    sums: npt.NDArray[_Number] = np.add.reduce(cut, axis=0)
     return sums
 
 
-def _field_products(left: Vector, right: Vector) -> list[list[int]]:
+def _field_products(left: Vector, right: Vector) -> Vector:
+    """⟨row r, row s⟩ for the eight rows of both: their diagonals add up within a word."""
     if left.size * FIELD_ROWS <= _BLOCK:
-        products: list[list[int]] = dot(left[:, None], right[None]).tolist()
-        return products
-    return [[int(value) for value in dot(row[None], right)] for row in left]
+        return dot(left[:, None], right[None])
+    return np.stack([dot(row[None], right) for row in left])
 
 
-def _field_diagonals(products: list[list[int]]) -> list[int]:
-    found = [0] * (2 * FIELD_ROWS - 1)
-    for r, row in enumerate(products):
-        for s, value in enumerate(row):
-            found[r - s + FIELD_ROWS - 1] += value
-    return found
-
-
-def _masked(half: Half, mask: Vector, *, hadamard: bool = False) -> list[int]:
+def _masked(half: Half, mask: Vector, *, hadamard: bool = False) -> Vector:
     """⟨row, mask⟩ for every row: of gates and, in the first eight, of numbers."""
     rows, columns = half.first.shape
     lanes = 64 * columns
@@ -156,13 +136,12 @@ def _masked(half: Half, mask: Vector, *, hadamard: bool = False) -> list[int]:
         of_gates = transformed(of_gates)
     table = np.concatenate([of_gates, _negated(of_gates)], axis=1).reshape(-1)
     places = np.arange(0, _CODES * lanes, _CODES, dtype=np.intp)
-    found: list[int] = []
+    found = np.empty(rows, dtype=np.uint64)
     step = max(1, _BLOCK // lanes)
     for start in range(0, rows, step):
-        codes = half.codes(slice(start, start + step))
-        found += map(int, total(np.take(table, places + codes)).tolist())
-    for row, value in enumerate(dot(half.numbers, of_numbers).tolist()):
-        found[row] += int(value)
+        some = slice(start, start + step)
+        found[some] = total(np.take(table, places + half.codes(some)))
+    found[:FIELD_ROWS] = add(found[:FIELD_ROWS], dot(half.numbers, of_numbers))
     return found
 
 
@@ -214,7 +193,8 @@ def _with_mask(gates: Vector, numbers: Vector, mask: Vector, factor: int) -> Vec
 
 
 def _folded_numbers(half: Half, powers: Vector) -> Vector:
-    return total(multiply(half.numbers, powers[:FIELD_ROWS, None]).T)
+    # Eight reduced numbers add up within a word.
+    return reduce(np.add.reduce(multiply(half.numbers, powers[:FIELD_ROWS, None]), axis=0))
 
 
 def _folded_gates(half: Half, powers: Vector) -> Vector:
