@@ -12,7 +12,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
 
 from protocol.errors import TrefoilError
 
@@ -39,7 +38,12 @@ def keeping(what: str) -> Iterator[None]:
 def interrupt_when_terminated() -> None:
     """Let SIGTERM interrupt this process as Ctrl-C does: without it, Python ends at once and removes nothing."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    def interrupt(_number: int, frame: FrameType | None) -> None:
+        at_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(at_ctrl_c) and at_ctrl_c is not signal.default_int_handler:
+            # Inside `asyncio.run` it cancels the work. An exception from here could hit the loop between two tasks.
+            at_ctrl_c(signal.SIGINT, frame)
+            return
         raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)

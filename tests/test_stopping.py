@@ -103,6 +103,27 @@ def test_termination_is_an_interrupt() -> None:
     assert issubclass(Terminated, KeyboardInterrupt)
 
 
+def test_termination_cancels_the_work_of_an_event_loop() -> None:
+    """As Ctrl-C does there: a step that has begun is done, and the next wait ends."""
+    done = []
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        done.append("this step")
+        await asyncio.sleep(SECONDS)
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupt_when_terminated()
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(work())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert done == ["this step"]
+
+
 def test_no_test_waits_without_end(request: pytest.FixtureRequest) -> None:
     plugin = pytest.importorskip("pytest_timeout", reason="pytest-timeout, of the dev extra, is not installed")
     assert plugin.get_env_settings(request.config).timeout > 0
