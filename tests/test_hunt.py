@@ -23,9 +23,11 @@ from mpc_helpers.ledger.moves import Moves
 from mpc_helpers.ledger.reports import Reports
 from mpc_helpers.service import clocks
 from protocol.vote import Vote
-from tests.support import hunt_world
+from tests.support import memory_ledgers
 from tests.support.hunt_rounds import hunt_rounds
-from tests.support.hunt_world import HuntFault, HuntNode, hunt, play, quick, schedule_of, shrunk
+from tests.support.hunt_runs import hunt, play, quick, shrunk
+from tests.support.hunt_schedule import HuntFault, schedule_of
+from tests.support.hunt_world import LEDGERS, HuntNode, HuntWorld
 
 SCHEDULES = int(os.environ.get("TREFOIL_HUNT_SCHEDULES", "40"))
 ROUNDS = int(os.environ.get("TREFOIL_HUNT_ROUNDS", "0"))
@@ -62,7 +64,7 @@ def test_real_processes_count_every_report_once(tmp_path: Path) -> None:
 def unguarded() -> Iterator[None]:
     """SQLite stops most of these by itself; without its triggers and indexes the hunt has to."""
     for party in range(3):
-        template = hunt_world._template(party)
+        template = memory_ledgers.template(party)
         kept = template.execute(
             "SELECT type, name, sql FROM sqlite_master WHERE type IN ('trigger', 'index')"
         ).fetchall()
@@ -70,7 +72,7 @@ def unguarded() -> Iterator[None]:
             if sql is not None:
                 template.execute(f"DROP {kind} {name}")
     yield
-    hunt_world._template.cache_clear()
+    memory_ledgers.template.cache_clear()
 
 
 def caught(tmp_path: Path, seeds: range) -> list[str]:
@@ -84,11 +86,11 @@ def caught(tmp_path: Path, seeds: range) -> list[str]:
 
 
 def database_of(node: HuntNode) -> sqlite3.Connection:
-    return hunt_world.LEDGERS._databases[node.path]
+    return LEDGERS._databases[node.path]
 
 
 _correct_kill = HuntNode.kill
-_correct_renew = hunt_world.HuntWorld._renew
+_correct_renew = HuntWorld._renew
 _correct_move = Voting._next_move
 _correct_outcome = Voting.outcome
 
@@ -115,12 +117,12 @@ def a_release_on_two_of_three(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_renewal_that_forgets_votes(patch: pytest.MonkeyPatch) -> None:
-    async def renew(self: hunt_world.HuntWorld, first: HuntNode) -> None:
+    async def renew(self: HuntWorld, first: HuntNode) -> None:
         first.kill()
         database_of(first).execute("UPDATE attempts SET state = 'aborted', voted = 0 WHERE state = 'voted'")
         await _correct_renew(self, first)
 
-    patch.setattr(hunt_world.HuntWorld, "_renew", renew)
+    patch.setattr(HuntWorld, "_renew", renew)
 
 
 def a_report_freed_some_time_after_its_yes(patch: pytest.MonkeyPatch) -> None:

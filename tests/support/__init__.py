@@ -22,7 +22,10 @@
 - `bad_helper`: one bad helper among three
 - `chaos_helper`: a helper process with failpoints
 - `chaos_trio`: three of them, and an audit of all that left
-- `hunt_world`: everything that may go wrong together, in virtual time, from a seed
+- `hunt_schedule`: what goes wrong together, drawn from a seed
+- `memory_ledgers`: ledgers without a disk
+- `hunt_world`: three helpers to whom it happens, in virtual time
+- `hunt_runs`: many schedules, and what must never be
 - `hunt`: as a program, for a hundred thousand seeds
 - `hunt_rounds`: the same with real processes
 - `browser`: real Chromium, and demonstrations for it to visit

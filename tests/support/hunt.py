@@ -20,7 +20,8 @@ from pathlib import Path
 
 from benchmarks.origin import machine
 from protocol.files import write_atomically
-from tests.support.hunt_world import HuntCounts, hunt, quick, schedule_of, shrunk
+from tests.support.hunt_runs import HuntCounts, hunt, quick, shrunk
+from tests.support.hunt_schedule import schedule_of
 from tests.support.processes import ROOT
 
 WRITE_SECONDS = 10.0

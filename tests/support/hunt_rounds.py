@@ -31,7 +31,7 @@ from protocol.shares import PARTIES
 from tests.support.chaos_helper import Failpoint, Fault, Weather
 from tests.support.chaos_trio import REPORTS, ChaosTrio, chaos_trio, start_all, stop_all
 from tests.support.hunt import commit
-from tests.support.hunt_world import HuntFault, Mishap
+from tests.support.hunt_schedule import HuntFault, Mishap
 from tests.support.renewal import renew
 
 AUDIT_EVERY = 20

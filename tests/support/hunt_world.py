@@ -1,10 +1,5 @@
 """The world of `commit_world` when everything goes wrong together: kill -9, pauses, partitions, full disks, clock
-steps, renewals of the helper set and failing sessions, at moments drawn from a seed.
-
-A schedule is a function of its seed, and so is the run. Time is virtual. Three things are not an installed helper's,
-and make a run several times faster. Votes are signed by a hash, as nobody forges any. Messages are not encoded. Ledgers
-are SQLite databases in memory, from which a crash takes what was not committed; ledger files are killed in
-`test_commit_crashes` and `test_chaos`.
+steps, renewals of the helper set and failing sessions, at moments that a schedule says. Time is virtual.
 """
 
 from __future__ import annotations
@@ -12,51 +7,24 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import email.utils
-import gc
-import hashlib
-import sqlite3
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
-from unittest import mock
 
 import numpy as np
 
 from mpc_helpers.agreement.errors import AgreementError, AlreadyReleased, DrawnTooOften, TooFewReports
 from mpc_helpers.agreement.hooks import Pace
-from mpc_helpers.agreement.messages import Body, Envelope
 from mpc_helpers.agreement.negotiation import Attempt, AttemptTerms
-from mpc_helpers.agreement.parties import Parties
 from mpc_helpers.ledger.attempt import AttemptOutcome, Step
-from mpc_helpers.ledger.file import LedgerClosed, LedgerError, LedgerHead, LedgerOwner
-from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.reports import Standing
-from mpc_helpers.mpc.sum_program import PAIRWISE_DRAWS
+from mpc_helpers.ledger.file import LedgerClosed, LedgerError
 from mpc_helpers.service import clocks
-from protocol.errors import ProtocolError
-from protocol.keys import IdentityKey
 from protocol.seconds import DAY, HOUR
-from tests.support import commit_world
-from tests.support.commit_world import (
-    IDENTITIES,
-    KEYS,
-    AskedQuery,
-    CommitWorld,
-    FaultPlan,
-    Node,
-    Point,
-    VirtualLoop,
-    report_digest,
-    run,
-    violations,
-)
+from tests.support.commit_world import AskedQuery, CommitWorld, FaultPlan, Node, Point, VirtualLoop
+from tests.support.hunt_schedule import DEADLINE, HuntFault, Mishap, Schedule
+from tests.support.memory_ledgers import MemoryLedgers
 
 T = TypeVar("T")
 # The wall clock at the beginning: whole hours, as reports are dated.
@@ -66,163 +34,7 @@ KEY_ENDS = BEGINNING + 5 * DAY
 # An hour of housekeeping in a few virtual seconds.
 ROUND_SECONDS = 1.5
 CALM_AT = 9.0
-DEADLINE = 18.0
 PACE = Pace(first=0.3, longest_agree=3.0, longest_ask=4.0, patience=2.0)
-STEPS = (*Step,)
-# Where the interesting mistakes are: between the first reservation and the last vote.
-MIDWAY = (
-    Step.RESERVE_AFTER_COMMIT,
-    Step.COMPUTE,
-    Step.VOTE_BEFORE_COMMIT,
-    Step.VOTE_AFTER_COMMIT,
-    Step.YES_SENT_TO_ONE,
-    Step.RELEASE_BEFORE_COMMIT,
-    Step.RELEASE_AFTER_COMMIT,
-    Step.GIVE_UP_AFTER_COMMIT,
-    Step.RENOUNCE_AFTER_COMMIT,
-    Step.START_AFTER_SWEEP,
-)
-
-
-class HuntFault(Enum):
-    """What happens to the helpers."""
-
-    KILL = "kill -9"
-    KILL_AT_STEP = "kill -9 at a step"
-    PAUSE = "pause"
-    PARTITION = "partition"
-    FULL_DISK = "full disk"
-    CLOCK_STEP = "clock step"
-    ROTATION = "rotation"
-    MPC_FAILS = "the MPC fails"
-
-
-@dataclass(frozen=True, slots=True)
-class Mishap:
-    """One fault: at whom, when, and for how long.
-
-    If `watched` is a party, it happens `at` seconds after that one reaches `step` for the time `number`. `number` is
-    also how many attempts fail; `hours` is how far a clock goes wrong.
-    """
-
-    fault: HuntFault
-    party: int
-    at: float = 0.0
-    seconds: float = 0.0
-    other: int = 0
-    step: Step = Step.COMPUTE
-    number: int = 1
-    watched: int | None = None
-    hours: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Everything that happens in one run; `draws` is the limit of a query with pairwise noise."""
-
-    seed: int
-    queries: tuple[AskedQuery, ...]
-    mishaps: tuple[Mishap, ...]
-    loss: float
-    draws: int | None
-
-    def __str__(self) -> str:
-        lines = [f"schedule of seed {self.seed}: loss {self.loss}, draws {self.draws}"]
-        lines += [f"  query {query.name.key[0]} over {query.reports}" for query in self.queries]
-        return "\n".join([*lines, *(f"  {mishap}" for mishap in self.mishaps)])
-
-
-def _mishap(rng: np.random.Generator) -> Mishap:
-    party = int(rng.integers(3))
-    fault = (*HuntFault,)[int(rng.integers(len(HuntFault)))]
-    watched = int(rng.integers(3)) if rng.random() < 0.6 else None
-    steps = MIDWAY if watched is not None or rng.random() < 0.5 else STEPS
-    return Mishap(
-        fault,
-        party,
-        # Most of what a query does undisturbed it does in the first second; most of a vote in a few hundredths.
-        at=float(min(6.0, rng.exponential(0.8 if watched is None else 0.02))),
-        seconds=float(rng.choice([0.3, 1.0, 2.5, 6.0])),
-        other=(party + int(rng.integers(1, 3))) % 3,
-        step=steps[int(rng.integers(len(steps)))],
-        number=int(rng.choice([1, 1, 1, 2, 2, 3, 4])),
-        watched=watched,
-        hours=int(rng.choice([-480, -2, 2, 5, 7, 480])),
-    )
-
-
-BATCHES: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1),), ((0, 1, 2),), ((0, 1), (1, 2)), ((0, 1), (0, 1)))
-
-
-def schedule_of(seed: int) -> Schedule:
-    """One to five mishaps among the eight kinds, on one or two queries."""
-    rng = np.random.default_rng(seed)
-    batches = BATCHES[int(rng.choice([0, 0, 0, 1, 2, 3]))]
-    queries = tuple(AskedQuery.of(rank + 1, reports, DEADLINE) for rank, reports in enumerate(batches))
-    mishaps = tuple(_mishap(rng) for _ in range(int(rng.integers(1, 6))))
-    loss = float(rng.choice([0.0, 0.0, 0.0, 0.1, 0.25]))
-    return Schedule(seed, queries, mishaps, loss, PAIRWISE_DRAWS if rng.random() < 0.5 else None)
-
-
-@cache
-def _template(party: int) -> sqlite3.Connection:
-    """An empty ledger, made once: making it takes longer than a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        ReportLedger.create(Path(folder) / "ledger", LedgerOwner(party, KEYS[party]))
-        with closing(sqlite3.connect(Path(folder) / "ledger")) as made:
-            made.execute("PRAGMA journal_mode = DELETE")
-            copy = sqlite3.connect(":memory:", isolation_level=None)
-            made.backup(copy)
-    return copy
-
-
-class MemoryLedgers:
-    """Stands for the disk: databases by path, which outlive the processes that have them open."""
-
-    def __init__(self) -> None:
-        self._databases: dict[Path, sqlite3.Connection] = {}
-
-    def create(self, path: Path, party: int) -> None:
-        database = sqlite3.connect(":memory:", isolation_level=None)
-        _template(party).backup(database)
-        self._databases[path] = database
-
-    def open(self, path: Path, _: LedgerOwner) -> Handle:
-        return Handle(self._databases[path])
-
-    def clear(self) -> None:
-        for database in self._databases.values():
-            database.close()
-        self._databases.clear()
-
-
-class Handle:
-    """A process's connection to such a database. Closing it is a crash: what was not committed is gone."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database: sqlite3.Connection | None = database
-
-    def _open(self) -> sqlite3.Connection:
-        if self._database is None:
-            raise sqlite3.ProgrammingError("the process that had it open is dead")
-        return self._database
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._open().in_transaction
-
-    def execute(self, *statement: Any) -> sqlite3.Cursor:
-        return self._open().execute(*statement)
-
-    def executemany(self, *statement: Any) -> sqlite3.Cursor:
-        return self._open().executemany(*statement)
-
-    def close(self) -> None:
-        if self._database is not None and self._database.in_transaction:
-            self._database.execute("ROLLBACK")
-        self._database = None
-
-
 LEDGERS = MemoryLedgers()
 
 
@@ -497,146 +309,3 @@ class HuntNode(Node):
         if fails or any(self.world.is_cut(self.party, peer) for peer in peers):
             self.world.happened[HuntFault.MPC_FAILS] += fails
             raise AgreementError("the MPC failed")
-
-
-# The checker.
-
-
-def wrongs(world: HuntWorld) -> list[str]:
-    """What must never be: S1, S3, L1, L2 of COMMIT.md; a report lost or counted twice; too many draws; a key gone."""
-    found = violations(world)
-    ledgers = [ReportLedger(node.path, LedgerOwner(node.party, KEYS[node.party])) for node in world.nodes]
-    try:
-        for report in sorted({report for query in world.queries for report in query.reports}):
-            found += _wrongs_of(world, ledgers, report)
-    finally:
-        for ledger in ledgers:
-            ledger.close()
-    found += [f"helper {node.party} destroyed its keys" for node in world.nodes if not cast(HuntNode, node).keys]
-    return found
-
-
-def _wrongs_of(world: HuntWorld, ledgers: list[ReportLedger], report: int) -> Iterator[str]:
-    """One report is counted in one released answer, or it is free at all three; and few draws were of it."""
-    digest = report_digest(report)
-    row = np.frombuffer(digest, dtype=np.uint8).reshape(1, -1)
-    standings = [Standing(int(ledger.reports.lookup(row, bytes(32))[0])) for ledger in ledgers]
-    released = {attempt for _, _, attempt, _ in world.out}
-    for ledger in ledgers:
-        released |= {found.attempt_id for found in ledger.attempts._select("state = 'released' AND attempt > 0")}
-    holding = {attempt for attempt, (reports, *_) in world.accepted.items() if digest in reports}
-    counted = released & holding
-    if len(counted) > 1:
-        yield f"report {report} is in {len(counted)} answers"
-    if any(standing is not (Standing.SEEN if counted else Standing.FREE) for standing in standings):
-        yield f"report {report} is in {len(counted)} answers and stands as {[each.name for each in standings]}"
-    if not all(ledger.reports.watermark < BEGINNING for ledger in ledgers):
-        yield "the watermark has passed reports that were not old"
-    # Each helper counts for itself: two must have begun before the third knows anything of the noise.
-    drawn = max(len(holding.intersection(cast(HuntNode, node).drawn)) for node in world.nodes)
-    if world.schedule.draws is not None and drawn > world.schedule.draws:
-        yield f"report {report} was in {drawn} draws"
-
-
-# Running.
-
-
-def _hash(public: bytes, label: str, message: bytes) -> bytes:
-    return hashlib.blake2b(label.encode() + b"\0" + message, key=public).digest()
-
-
-# What is under way, by the bytes that stand for it.
-_UNDER_WAY: dict[bytes, tuple[bytes, Envelope]] = {}
-
-
-def _seal(self: Parties, boot: bytes, head: LedgerHead, body: Body) -> bytes:
-    token = len(_UNDER_WAY).to_bytes(8, "big")
-    _UNDER_WAY[token] = (self.realm, Envelope(self.party, boot, head, body))
-    return token
-
-
-def _open(self: Parties, sender: int, data: bytes) -> Envelope:
-    realm, envelope = _UNDER_WAY[data]
-    if realm != self.realm or envelope.sender != sender:
-        raise ProtocolError("not signed for this set of helpers")
-    return envelope
-
-
-@contextmanager
-def quick() -> Iterator[None]:
-    """Votes signed by hashes, messages not encoded, ledgers in memory; and messages repeated less often."""
-    public = {id(identity): identity.public for identity in IDENTITIES}
-
-    def sign(self: IdentityKey, label: str, message: bytes) -> bytes:
-        return _hash(public[id(self)], label, message)
-
-    def verify(key: bytes, label: str, message: bytes, signature: bytes) -> bool:
-        return signature == _hash(key, label, message)
-
-    with ExitStack() as patches:
-        patches.enter_context(mock.patch.object(IdentityKey, "sign", sign))
-        patches.enter_context(mock.patch("protocol.vote.verify_signature", verify))
-        patches.enter_context(mock.patch.object(Parties, "seal", _seal))
-        patches.enter_context(mock.patch.object(Parties, "open", _open))
-        patches.enter_context(mock.patch.object(commit_world, "PACE", PACE))
-        patches.enter_context(mock.patch("mpc_helpers.ledger.database.open_connection", LEDGERS.open))
-        # What a ledger costs is not measured here, and on some machines a look at the processor's clock is dear.
-        watch = SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0)
-        patches.enter_context(mock.patch("mpc_helpers.ledger.database.time", watch))
-        yield
-
-
-@dataclass(slots=True)
-class HuntCounts:
-    """What a hunt has seen."""
-
-    schedules: int = 0
-    mishaps: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
-    wrong: dict[int, list[str]] = field(default_factory=dict)
-
-    def add(self, world: HuntWorld, found: list[str]) -> None:
-        self.schedules += 1
-        self.mishaps.update({fault.value: count for fault, count in world.happened.items()})
-        self.mishaps["refused by a full disk"] += sum(cast(HuntNode, node).full_hits for node in world.nodes)
-        for query in world.queries:
-            ends = {world.ended.get((party, query.name.key), "never ended") for party in range(3)}
-            self.ends[" and ".join(sorted(ends))] += 1
-        if found:
-            self.wrong[world.schedule.seed] = found
-
-
-def play(folder: Path, schedule: Schedule) -> tuple[HuntWorld, list[str]]:
-    """One schedule. Nothing is written to the folder, which only names ledgers. Within `quick`."""
-    try:
-        world = HuntWorld(folder, schedule)
-        run(world.play, QuietLoop)
-        return world, wrongs(world)
-    finally:
-        LEDGERS.clear()
-        _UNDER_WAY.clear()
-
-
-def shrunk(folder: Path, schedule: Schedule) -> Schedule:
-    """The same schedule with every mishap left out that is not needed to break something."""
-    smallest = schedule
-    for mishap in schedule.mishaps:
-        fewer = dataclasses.replace(smallest, mishaps=tuple(m for m in smallest.mishaps if m is not mishap))
-        if play(folder, fewer)[1]:
-            smallest = fewer
-    calm = dataclasses.replace(smallest, loss=0.0)
-    return calm if calm.loss != smallest.loss and play(folder, calm)[1] else smallest
-
-
-def hunt(folder: Path, seeds: range, after_each: Callable[[HuntCounts], None] = lambda _: None) -> HuntCounts:
-    """Play a schedule for each seed."""
-    counts = HuntCounts()
-    # The garbage of each run is small and goes with it; looking for cycles all the time costs a tenth.
-    gc.freeze()
-    gc.set_threshold(50_000)
-    with quick():
-        for seed in seeds:
-            world, found = play(folder / str(seed), schedule_of(seed))
-            counts.add(world, found)
-            after_each(counts)
-    return counts

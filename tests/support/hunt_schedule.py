@@ -1,0 +1,109 @@
+"""What goes wrong in one run of the hunt, and when: a function of its seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.mpc.sum_program import PAIRWISE_DRAWS
+from tests.support.commit_world import AskedQuery
+
+# Of every query, in virtual seconds.
+DEADLINE = 18.0
+STEPS = (*Step,)
+# Where the interesting mistakes are: between the first reservation and the last vote.
+MIDWAY = (
+    Step.RESERVE_AFTER_COMMIT,
+    Step.COMPUTE,
+    Step.VOTE_BEFORE_COMMIT,
+    Step.VOTE_AFTER_COMMIT,
+    Step.YES_SENT_TO_ONE,
+    Step.RELEASE_BEFORE_COMMIT,
+    Step.RELEASE_AFTER_COMMIT,
+    Step.GIVE_UP_AFTER_COMMIT,
+    Step.RENOUNCE_AFTER_COMMIT,
+    Step.START_AFTER_SWEEP,
+)
+
+
+class HuntFault(Enum):
+    """What happens to the helpers."""
+
+    KILL = "kill -9"
+    KILL_AT_STEP = "kill -9 at a step"
+    PAUSE = "pause"
+    PARTITION = "partition"
+    FULL_DISK = "full disk"
+    CLOCK_STEP = "clock step"
+    ROTATION = "rotation"
+    MPC_FAILS = "the MPC fails"
+
+
+@dataclass(frozen=True, slots=True)
+class Mishap:
+    """One fault: at whom, when, and for how long.
+
+    If `watched` is a party, it happens `at` seconds after that one reaches `step` for the time `number`. `number` is
+    also how many attempts fail; `hours` is how far a clock goes wrong.
+    """
+
+    fault: HuntFault
+    party: int
+    at: float = 0.0
+    seconds: float = 0.0
+    other: int = 0
+    step: Step = Step.COMPUTE
+    number: int = 1
+    watched: int | None = None
+    hours: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Everything that happens in one run; `draws` is the limit of a query with pairwise noise."""
+
+    seed: int
+    queries: tuple[AskedQuery, ...]
+    mishaps: tuple[Mishap, ...]
+    loss: float
+    draws: int | None
+
+    def __str__(self) -> str:
+        lines = [f"schedule of seed {self.seed}: loss {self.loss}, draws {self.draws}"]
+        lines += [f"  query {query.name.key[0]} over {query.reports}" for query in self.queries]
+        return "\n".join([*lines, *(f"  {mishap}" for mishap in self.mishaps)])
+
+
+def _mishap(rng: np.random.Generator) -> Mishap:
+    party = int(rng.integers(3))
+    fault = (*HuntFault,)[int(rng.integers(len(HuntFault)))]
+    watched = int(rng.integers(3)) if rng.random() < 0.6 else None
+    steps = MIDWAY if watched is not None or rng.random() < 0.5 else STEPS
+    return Mishap(
+        fault,
+        party,
+        # Most of what a query does undisturbed it does in the first second; most of a vote in a few hundredths.
+        at=float(min(6.0, rng.exponential(0.8 if watched is None else 0.02))),
+        seconds=float(rng.choice([0.3, 1.0, 2.5, 6.0])),
+        other=(party + int(rng.integers(1, 3))) % 3,
+        step=steps[int(rng.integers(len(steps)))],
+        number=int(rng.choice([1, 1, 1, 2, 2, 3, 4])),
+        watched=watched,
+        hours=int(rng.choice([-480, -2, 2, 5, 7, 480])),
+    )
+
+
+BATCHES: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1),), ((0, 1, 2),), ((0, 1), (1, 2)), ((0, 1), (0, 1)))
+
+
+def schedule_of(seed: int) -> Schedule:
+    """One to five mishaps among the eight kinds, on one or two queries."""
+    rng = np.random.default_rng(seed)
+    batches = BATCHES[int(rng.choice([0, 0, 0, 1, 2, 3]))]
+    queries = tuple(AskedQuery.of(rank + 1, reports, DEADLINE) for rank, reports in enumerate(batches))
+    mishaps = tuple(_mishap(rng) for _ in range(int(rng.integers(1, 6))))
+    loss = float(rng.choice([0.0, 0.0, 0.0, 0.1, 0.25]))
+    return Schedule(seed, queries, mishaps, loss, PAIRWISE_DRAWS if rng.random() < 0.5 else None)
