@@ -22,8 +22,9 @@ from benchmarks.seeded import Generator, generator
 from benchmarks.worker_pool import WorkerPool
 from protocol.batch import BatchWriter
 from protocol.errors import TrefoilError
+from protocol.header import ReportTerms
 from protocol.helper_set import HelperSet
-from protocol.report import ReportTerms, SealedReport, seal_report
+from protocol.report import SealedReport, seal_report
 
 Histograms = npt.NDArray[np.int64]
 

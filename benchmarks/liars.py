@@ -13,8 +13,9 @@ import numpy as np
 from protocol import numerators
 from protocol.errors import TrefoilError
 from protocol.field import P, from_integers
+from protocol.header import ReportTerms
 from protocol.helper_set import HelperSet
-from protocol.report import ReportTerms, SealedReport, seal_deal
+from protocol.report import SealedReport, seal_deal
 from protocol.shape import Shape
 from protocol.validity import Seeds, deal_numbers
 

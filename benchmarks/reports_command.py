@@ -14,7 +14,7 @@ from protocol.choices import JsonFile
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from protocol.report import ReportTerms
+    from protocol.header import ReportTerms
 
 
 def reports(
@@ -64,7 +64,7 @@ def _terms(site: str, epsilon: float, buckets: int, kappa: int) -> ReportTerms:
     """What devices promise of reports that are made now."""
     from benchmarks.bulk_reports import MAX_VALUE
     from protocol.epsilon import entitlement
-    from protocol.report import ReportTerms, coarse_time
+    from protocol.header import ReportTerms, coarse_time
 
     hour = coarse_time(int(time.time()))  # noqa: TID251 - an edge: the reports are made now
     paid, most = entitlement(epsilon), 2 * MAX_VALUE

@@ -28,9 +28,10 @@ from protocol.console import out, say
 from protocol.epsilon import show
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
+from protocol.header import Header, ReportTerms, coarse_time
 from protocol.helper_set import HelperSet
 from protocol.places import check_file
-from protocol.report import Header, ReportTerms, SealedReport, coarse_time
+from protocol.report import SealedReport
 
 _KINDS = {
     FilterKind.SITE: "reports to this site",

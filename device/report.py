@@ -14,8 +14,9 @@ from typing import Generic, Protocol, TypeVar
 from device import errors
 from device.checked_request import CheckedRequest
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.header import ReportTerms, coarse_time
 from protocol.helper_set import HelperSet
-from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
+from protocol.report import SealedReport, seal_report
 
 R_co = TypeVar("R_co", covariant=True)
 _LOG = logging.getLogger("trefoil.device")

@@ -19,6 +19,7 @@
 - `keys`: identities that sign, and keys as files
 - `helper_set`: which three helpers a report is for
 - `set_files`: helper sets as files that three operators sign
+- `header`: what a report promises in public
 - `report`: a header, one masked body, three sealed payloads
 - `batch`: many reports as a file, and the three columns cut from it
 - `query`: what the querier asks, under her signature

@@ -7,18 +7,10 @@ from fractions import Fraction
 
 from protocol.epsilon import MICROS, validate_terms
 from protocol.errors import ProtocolError
+from protocol.header import MAX_SITE_LENGTH, MAX_UNIT_LENGTH, Schema, check_cap, check_site, check_unit, schema_of
 from protocol.hpke import CLASSICAL, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.noise_mode import NoiseMode as NoiseMode
-from protocol.report import (
-    MAX_SITE_LENGTH,
-    MAX_UNIT_LENGTH,
-    Schema,
-    check_cap,
-    check_site,
-    check_unit,
-    schema_of,
-)
 from protocol.shape import Shape, shape_of
 from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash

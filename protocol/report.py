@@ -2,87 +2,25 @@
 
 A report *is* the digest of its header. The header is the HPKE `info` of every payload, so that a changed ε, nonce or
 site makes all three fail to open; it holds commitments to the seeds and the hash of the body, so that no two helpers
-can ever hold different shares of the same report. No field of it depends on the person's data.
+can ever hold different shares of the same report.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntFlag
-from typing import assert_never
 
 from protocol import field as prime_field
 from protocol import self_check, validity
-from protocol.epsilon import validate_terms
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
+from protocol.header import BODY_HASH_SPAN, NONCE_SIZE, NONCE_SPAN, Header, ReportTerms, committed
 from protocol.helper_set import HelperSet
-from protocol.hpke import CLASSICAL, KEY_ID_SIZE, PrivateKey, Suite
-from protocol.seconds import HOUR
-from protocol.shape import Shape, shape_of
+from protocol.hpke import PrivateKey, Suite
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF, Entropy, SharedVector, component, share
-from protocol.wire import HASH_SIZE, Reader, Writer
-
-VERSION = 1
-NONCE_SIZE = 16
-# Coarse, so that the time in a header says nothing that the site does not know already.
-TIME_STEP = HOUR
-MAX_SITE_LENGTH = 253
-MAX_UNIT_LENGTH = 32
-
-# The fixed part of a header, field by field as `struct` writes them. Where a field stands follows from this alone.
-_FIELDS = {
-    "version": "H",
-    "suite": "H",
-    "schema": "H",
-    "flags": "B",
-    "helper set": "32s",
-    "key ids": "8s8s8s",
-    "nonce": "16s",
-    "time": "Q",
-    "ε": "I",
-    "Δ": "Q",
-    "κ": "Q",
-    "buckets": "I",
-    "commitments": "32s32s32s",
-    "body hash": "32s",
-}
-FIXED = struct.Struct(">" + "".join(_FIELDS.values()))
-_CAP_SIZE = 8
-_SPREAD_SIZE = 2
-
-
-def _span(name: str) -> slice:
-    """Which bytes of a header a field takes."""
-    before = "".join(list(_FIELDS.values())[: list(_FIELDS).index(name)])
-    return slice(struct.calcsize(">" + before), struct.calcsize(">" + before + _FIELDS[name]))
-
-
-def _spans_of_three(name: str) -> tuple[slice, slice, slice]:
-    """Which bytes each of the three values of a field takes."""
-    whole = _span(name)
-    size = (whole.stop - whole.start) // PARTIES
-    first, second, third = (
-        slice(whole.start + size * each, whole.start + size * (each + 1)) for each in range(PARTIES)
-    )
-    return first, second, third
-
-
-# What helpers read without decoding the rest.
-FLAGS_SPAN = _span("flags")
-HELPER_SET_SPAN = _span("helper set")
-KEY_ID_SPANS = _spans_of_three("key ids")
-NONCE_SPAN = _span("nonce")
-TIME_SPAN = _span("time")
-EPSILON_SPAN = _span("ε")
-SENSITIVITY_SPAN = _span("Δ")
-KAPPA_SPAN = _span("κ")
-COMMITMENT_SPANS = _spans_of_three("commitments")
-BODY_HASH_SPAN = _span("body hash")
+from protocol.wire import Reader, Writer
 
 _COMMITMENTS = tuple(hashlib.sha256(b"trefoil/1 seed commitment\0" + bytes([index])) for index in range(PARTIES))
 _BODY = hashlib.sha256(b"trefoil/1 body\0")
@@ -90,213 +28,9 @@ _REPORT = hashlib.sha256(b"trefoil/1 report\0")
 _PAYLOAD_INFO = tuple(b"trefoil/1 payload for helper " + bytes([party + 1]) for party in range(PARTIES))
 
 
-class Schema(Enum):
-    """What the shared vector means: any numbers at all, or numbers that helpers can check."""
-
-    HISTOGRAM = 1
-    CHECKED_HISTOGRAM = 2
-
-
-class Flags(IntFlag):
-    """Marks of a report. A bit that is not here is refused."""
-
-    DEBUG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReportTerms:
-    """What a device promises about a report: for whom it is and what was assumed when it was paid for.
-
-    `epsilon_micros` is the ε requested, rounded down, never what was charged; Δ is `sensitivity`. A histogram has
-    `buckets` numbers, and one more at the end for the side query when κ is not zero. With a `cap` the report is
-    checked: helpers count it only if its numbers are not negative and their sum is within the cap. Cap and `spread`
-    are the query's constants, the same for every conversion in it.
-    """
-
-    site: str
-    caller: str
-    time: int
-    epsilon_micros: int
-    sensitivity: int
-    buckets: int
-    kappa: int = 0
-    unit: str = "count"
-    debug: bool = False
-    cap: int = 0
-    spread: int = 0
-
-    def __post_init__(self) -> None:
-        validate_terms(self.epsilon_micros, self.sensitivity)
-        check_site(self.site)
-        check_site(self.caller)
-        check_unit(self.unit)
-        if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
-            raise ProtocolError(f"a report's time is a whole number of hours since 1970, not {self.time}")
-        check_cap(self.shape, self.sensitivity)
-
-    @property
-    def shape(self) -> Shape:
-        """Which numbers are shared, and what of them is checked."""
-        return shape_of(self.buckets, self.kappa, self.cap, self.spread)
-
-    @property
-    def length(self) -> int:
-        """How many numbers the histogram has."""
-        return self.shape.length
-
-
-def schema_of(shape: Shape) -> Schema:
-    """A shape with a cap is a checked one."""
-    return Schema.CHECKED_HISTOGRAM if shape.checked else Schema.HISTOGRAM
-
-
-def check_cap(shape: Shape, sensitivity: int) -> None:
-    """No report may move the answer by more than the noise is scaled to."""
-    if shape.cap > sensitivity:
-        raise ProtocolError(f"a cap of {shape.cap} is above the sensitivity {sensitivity} that the noise is scaled to")
-
-
-def check_site(site: str) -> None:
-    """A site as it travels: a domain name in lower-case ASCII. What is registrable is the device's business."""
-    if not (0 < len(site) <= MAX_SITE_LENGTH) or not site.isascii() or not site.isprintable() or " " in site:
-        raise ProtocolError(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
-    if site != site.lower():
-        raise ProtocolError(f"a site is written in lower case, not {site!r}")
-
-
-def check_unit(unit: str) -> None:
-    """What a histogram counts in, as it travels."""
-    if not (0 < len(unit) <= MAX_UNIT_LENGTH) or not unit.isascii() or not unit.isprintable():
-        raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {unit!r}")
-
-
-def coarse_time(now: int) -> int:
-    """The hour that `now` is in, as a header carries it."""
-    return now - now % TIME_STEP
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """Everything public about a report, authenticated by every payload."""
-
-    terms: ReportTerms
-    helper_set: bytes
-    key_ids: tuple[bytes, bytes, bytes]
-    nonce: bytes
-    commitments: tuple[bytes, bytes, bytes]
-    body_hash: bytes
-    suite: Suite = CLASSICAL
-    # 1/P(r) for each point and plane of a checked report. The points follow from all the rest.
-    openings: bytes = b""
-
-    def __post_init__(self) -> None:
-        sized = [(self.helper_set, HASH_SIZE), (self.nonce, NONCE_SIZE), (self.body_hash, HASH_SIZE)]
-        sized += [(key_id, KEY_ID_SIZE) for key_id in self.key_ids]
-        sized += [(commitment, HASH_SIZE) for commitment in self.commitments]
-        if any(len(value) != size for value, size in sized):
-            raise ProtocolError("a header field has the wrong length")
-        if self.openings:
-            prime_field.decode(self.openings, len(self.openings) // ELEMENT_SIZE)
-
-    def encode(self) -> bytes:
-        """The bytes a device seals and a helper authenticates."""
-        if len(self.openings) != ELEMENT_SIZE * self.terms.shape.openings:
-            raise ProtocolError(f"a header of this shape has {self.terms.shape.openings} openings")
-        return self.prefix() + self.openings
-
-    def prefix(self) -> bytes:
-        """All but the openings: 239 bytes of fixed layout, then unit, site and caller; in a checked report the cap."""
-        terms = self.terms
-        fixed = FIXED.pack(
-            VERSION,
-            self.suite.value,
-            schema_of(terms.shape).value,
-            Flags.DEBUG if terms.debug else 0,
-            self.helper_set,
-            *self.key_ids,
-            self.nonce,
-            terms.time,
-            terms.epsilon_micros,
-            terms.sensitivity,
-            terms.kappa,
-            terms.buckets,
-            *self.commitments,
-            self.body_hash,
-        )
-        cap = Writer()
-        if terms.shape.checked:
-            cap.uint(terms.cap, _CAP_SIZE).uint(terms.spread, _SPREAD_SIZE)
-        return fixed + self.texts() + cap.done()
-
-    def texts(self) -> bytes:
-        """Unit, site and caller: what follows the fixed part."""
-        return Writer().text(self.terms.unit).text(self.terms.site).text(self.terms.caller).done()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Header:
-        """The header in `data`, or `Rejected` with the reason that helpers count it under."""
-        check_known(data)
-        try:
-            return cls._decode_known(data)
-        except Rejected:
-            raise
-        except ProtocolError as error:
-            raise Rejected(Rejection.MALFORMED, str(error)) from None
-
-    @classmethod
-    def _decode_known(cls, data: bytes) -> Header:
-        _, suite, schema, flags, helper_set, *rest = FIXED.unpack_from(data)
-        key1, key2, key3, nonce, time, epsilon, sensitivity, kappa, buckets, c1, c2, c3, body = rest
-        # As integers: the complement of a Flag is taken among its known bits, and would let the unknown ones pass.
-        if flags & ~Flags.DEBUG.value:
-            raise Rejected(Rejection.MALFORMED, f"unknown flags {flags:#04x}")
-        reader = Reader(data[FIXED.size :])
-        unit, site, caller = (reader.text(limit=limit) for limit in (MAX_UNIT_LENGTH, MAX_SITE_LENGTH, MAX_SITE_LENGTH))
-        cap, spread = _read_cap(reader, Schema(schema))
-        debug = bool(flags & Flags.DEBUG)
-        terms = ReportTerms(site, caller, time, epsilon, sensitivity, buckets, kappa, unit, debug, cap, spread)
-        openings = reader.fixed(ELEMENT_SIZE * terms.shape.openings)
-        reader.finish()
-        return cls(terms, helper_set, (key1, key2, key3), nonce, (c1, c2, c3), body, Suite(suite), openings)
-
-
-def _read_cap(reader: Reader, schema: Schema) -> tuple[int, int]:
-    match schema:
-        case Schema.HISTOGRAM:
-            return 0, 0
-        case Schema.CHECKED_HISTOGRAM:
-            cap, spread = reader.uint(_CAP_SIZE), reader.uint(_SPREAD_SIZE)
-            if not cap:
-                raise ProtocolError("a checked report has a cap")
-            return cap, spread
-        case _:
-            assert_never(schema)
-
-
-def header_size(unit: str, site: str, caller: str, shape: Shape) -> int:
-    """How many bytes a header with these texts has."""
-    checked = _CAP_SIZE + _SPREAD_SIZE + ELEMENT_SIZE * shape.openings if shape.checked else 0
-    return FIXED.size + len(Writer().text(unit).text(site).text(caller).done()) + checked
-
-
 def payload_size(suite: Suite) -> int:
     """Bytes of a sealed payload: two seeds, and what sealing adds."""
     return 2 * SEED_SIZE + suite.overhead
-
-
-def check_known(header: bytes) -> None:
-    """Refuse, by name, what this version does not speak, before looking at anything it might have moved."""
-    if len(header) < 6:
-        raise Rejected(Rejection.MALFORMED, f"a header of {len(header)} bytes")
-    version, suite, schema = struct.unpack_from(">HHH", header)
-    if version != VERSION:
-        raise Rejected(Rejection.UNKNOWN_VERSION, f"version {version}; this is version {VERSION}")
-    if suite not in {known.value for known in Suite}:
-        raise Rejected(Rejection.UNKNOWN_SUITE, f"suite {suite}")
-    if schema not in {known.value for known in Schema}:
-        raise Rejected(Rejection.UNKNOWN_SCHEMA, f"schema {schema}")
-    if len(header) < FIXED.size:
-        raise Rejected(Rejection.MALFORMED, f"a header of {len(header)} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,11 +224,6 @@ def body_digest(body: bytes | memoryview) -> bytes:
 def seed_commitment(index: int, nonce: bytes, seed: bytes) -> bytes:
     """What the header says of seed `index`. Every part has a fixed size, so no lengths are needed."""
     return _hash(_COMMITMENTS[index], nonce + seed)
-
-
-def committed(header: bytes, index: int) -> bytes:
-    """The commitment to seed `index` that `header` carries."""
-    return header[COMMITMENT_SPANS[index]]
 
 
 def payload_info(party: int, header: bytes) -> bytes:

@@ -20,20 +20,10 @@ from mpc_helpers.admission.blocks import block_hash, check_root, preimages
 from mpc_helpers.admission.residues import ResidueCheck, check_words
 from protocol import field
 from protocol.errors import Rejection
+from protocol.header import EPSILON_SPAN, FIXED, NONCE_SPAN, SENSITIVITY_SPAN, TIME_SPAN, Header
 from protocol.left_out import code_of, digest_of, encode_left_out
 from protocol.query import NoiseMode, SignedQuery
-from protocol.report import (
-    EPSILON_SPAN,
-    FIXED,
-    NONCE_SPAN,
-    SENSITIVITY_SPAN,
-    TIME_SPAN,
-    Header,
-    SealedReport,
-    open_payload,
-    open_report,
-    seal_deal,
-)
+from protocol.report import SealedReport, open_payload, open_report, seal_deal
 from protocol.shares import PARTIES, to_shamir
 from protocol.validity import Seeds, deal_numbers, points_of
 from tests.support import protocol_samples as samples

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from mpc_helpers.admission.headers import examine_headers
 from mpc_helpers.admission.rules import ADMITTED, CODE_OF, REASON_OF, AdmissionRules
 from protocol.errors import Rejected, Rejection
+from protocol.header import TIME_SPAN, Header
 from protocol.query import NoiseMode, Query
-from protocol.report import TIME_SPAN, Header
 from protocol.shares import PARTIES
 from tests.support import protocol_samples as samples
 

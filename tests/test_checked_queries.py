@@ -10,12 +10,13 @@ from mpc_helpers.admission.blocks import shown_beside
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.local.launcher import prepare
 from protocol.errors import Rejection
+from protocol.header import Header, ReportTerms
 from protocol.helper_set import HelperSet
 from protocol.hpke import POST_QUANTUM
 from protocol.querier.left_out_list import left_out_reports
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
-from protocol.report import Header, ReportTerms, SealedReport, seal_deal
+from protocol.report import SealedReport, seal_deal
 from protocol.validity import deal_numbers
 from tests.support.checked_reports import draw, numbers_of, planes_of
 from tests.support.three_helpers import SITE, MemoryMpc, ThreeHelpers, real_now, terms, three_helpers

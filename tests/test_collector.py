@@ -37,7 +37,8 @@ from protocol.collector.limits import CollectorLimits, NotTaken, PostingRate, Re
 from protocol.collector.server import collecting
 from protocol.collector.store import Filed, ReportStore, StoreReader, room_for
 from protocol.errors import TrefoilError
-from protocol.report import TIME_SPAN, Header, SealedReport
+from protocol.header import TIME_SPAN, Header
+from protocol.report import SealedReport
 from protocol.seconds import DAY, HOUR
 from tests.support import protocol_samples as samples
 from tests.support.figures import keep

@@ -23,7 +23,8 @@ from device.side_query import SideQuery, SideQueryForm
 from device.storage import EpochOutcome
 from protocol.errors import TrefoilError
 from protocol.field import add, lift
-from protocol.report import Header, open_report
+from protocol.header import Header
+from protocol.report import open_report
 from protocol.seconds import DAY
 from protocol.validity import histogram_in
 from tests.support.protocol_samples import HELPER_SET, NOW, private_keys

@@ -32,7 +32,8 @@ from device.side_query import SideQuery, SideQueryForm
 from device.sqlite_store import SqliteStore
 from device.storage import ReportRecord, Store
 from protocol.epsilon import MICROS
-from protocol.report import Header, SealedReport
+from protocol.header import Header
+from protocol.report import SealedReport
 from tests.support.protocol_samples import HELPER_SET
 from tests.support.protocol_samples import NOW as SAMPLES_NOW
 from tests.support.small_worlds import (

@@ -25,10 +25,11 @@ from mpc_helpers.ledger.attempt import QueryName
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.errors import ProtocolError
+from protocol.header import Header
 from protocol.helper_set import HelperSet
 from protocol.left_out import encode_left_out
 from protocol.query import NoiseMode, Query, SignedQuery
-from protocol.report import Header, SealedReport, open_report
+from protocol.report import SealedReport, open_report
 from protocol.shares import PARTIES
 from protocol.vote import SignedVote, Vote
 from protocol.wire import Reader

@@ -17,10 +17,11 @@ from mpc_helpers.ledger.attempt import Step
 from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.errors import Rejection
+from protocol.header import EPSILON_SPAN
 from protocol.querier.query_failed import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.query import NoiseMode, SignedQuery
-from protocol.report import EPSILON_SPAN, SealedReport
+from protocol.report import SealedReport
 from protocol.status import QueryState
 from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 

@@ -22,7 +22,7 @@ from mpc_helpers.identity.tls import make_identity
 from protocol.collector.bodies import MAX_HELD
 from protocol.collector.limits import CollectorLimits, NotTaken
 from protocol.collector.store import ReportStore
-from protocol.report import Header
+from protocol.header import Header
 from protocol.seconds import DAY, HOUR
 from tests.support import protocol_samples as samples
 from tests.support.figures import keep

@@ -26,11 +26,11 @@ from device.storage import EpochOutcome
 from protocol.batch import BatchReader
 from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
+from protocol.header import coarse_time
 from protocol.querier.own_record import AskedBatch, BiasStanding, Knowledge, MeasuredBias, OwnRecord
 from protocol.querier.query_folder import QueryFolder
 from protocol.querier.report_span import ReportSpan, spans_of
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
-from protocol.report import coarse_time
 from protocol.seconds import DAY, HOUR
 from tests.support import protocol_samples as samples
 from tests.test_verdict import result

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from protocol import field, numerators
 from protocol.epsilon import MAX_MICROS, MAX_SENSITIVITY
 from protocol.errors import ProtocolError, Rejected, Rejection, TrefoilError
-from protocol.helper_set import HelperSet, HpkeKeyConfig
-from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey
-from protocol.report import (
+from protocol.header import (
     BODY_HASH_SPAN,
     COMMITMENT_SPANS,
     EPSILON_SPAN,
@@ -26,10 +24,14 @@ from protocol.report import (
     TIME_SPAN,
     Header,
     ReportTerms,
-    SealedReport,
-    check_seeds,
     coarse_time,
     header_size,
+)
+from protocol.helper_set import HelperSet, HpkeKeyConfig
+from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey
+from protocol.report import (
+    SealedReport,
+    check_seeds,
     open_payload,
     open_report,
     payload_size,

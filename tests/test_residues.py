@@ -18,7 +18,7 @@ from protocol import validity
 from protocol.denominations import polynomial
 from protocol.errors import ProtocolError, Rejection
 from protocol.field import P, expand_many
-from protocol.report import Header
+from protocol.header import Header
 from protocol.self_check import reconstruct
 from protocol.shape import Shape
 from protocol.validity import deal_numbers, points_of

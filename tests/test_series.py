@@ -17,6 +17,7 @@ from protocol.batch import BatchReader
 from protocol.collector.limits import CollectorLimits
 from protocol.collector.store import Filed, ReportStore, StoreReader
 from protocol.errors import TrefoilError
+from protocol.header import Header
 from protocol.helper_set import HelperSet
 from protocol.querier import series_view
 from protocol.querier.ask import Querier
@@ -26,7 +27,7 @@ from protocol.querier.query_folder import QueryFolder
 from protocol.querier.saved_query import QueryOptions
 from protocol.querier.series import Period, PeriodAnswer, Series, closed_periods, shelves_of_kind
 from protocol.querier.series_view import ask_over_time, interval_lines
-from protocol.report import Header, SealedReport
+from protocol.report import SealedReport
 from protocol.seconds import DAY, HOUR
 from tests.support import protocol_samples as samples
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, three_helpers

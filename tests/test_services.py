@@ -32,10 +32,10 @@ from device.tick import AtOnce
 from mpc_helpers.local.launcher import prepare
 from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
+from protocol.header import Header
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import POST_QUANTUM, PrivateKey
 from protocol.querier.query_failed import QueryFailed
-from protocol.report import Header
 from tests.support.both_stores import Ann, Kind, fresh_store
 from tests.support.protocol_samples import (
     HELPER_SET,

@@ -13,9 +13,10 @@ from device import services
 from device.service_store import ServiceList
 from mpc_helpers.local.launcher import Trio
 from protocol.errors import TrefoilError
+from protocol.header import Header, ReportTerms, coarse_time
 from protocol.helper_set import HelperSet, entry_to_json
 from protocol.hpke import CLASSICAL, POST_QUANTUM, Suite
-from protocol.report import Header, ReportTerms, SealedReport, coarse_time, seal_report
+from protocol.report import SealedReport, seal_report
 from tests.support.three_helpers import SITE, ThreeHelpers, real_now, three_helpers
 
 BUCKETS = 4

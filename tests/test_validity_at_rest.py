@@ -18,9 +18,10 @@ import numpy as np
 from mpc_helpers.admission.blocks import Block, ShownBlocks, shown_beside
 from mpc_helpers.ledger.attempt import Step
 from protocol.field import ELEMENT_SIZE, Vector, expand_many
+from protocol.header import ReportTerms
 from protocol.keys import load_hpke_key
 from protocol.querier.saved_query import QueryOptions
-from protocol.report import ReportTerms, SealedReport, open_seeds, seal_deal
+from protocol.report import SealedReport, open_seeds, seal_deal
 from protocol.self_check import reconstruct
 from protocol.shares import PARTIES, SEEDS_OF, SharedVector
 from protocol.validity import Deal, Seeds, deal_numbers

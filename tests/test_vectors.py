@@ -14,10 +14,11 @@ from mpc_helpers.admission.blocks import block_hash, check_root, fit, preimages
 from mpc_helpers.admission.rules import ADMITTED, REASON_OF
 from protocol import field
 from protocol.errors import Rejected, Rejection
+from protocol.header import Header
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, Suite
 from protocol.query import SignedQuery
-from protocol.report import Header, SealedReport, open_report, seal_report
+from protocol.report import SealedReport, open_report, seal_report
 from protocol.shares import PARTIES, open_shamir, reconstruct, to_shamir
 from protocol.validity import histogram_in, points_of
 from tests import make_vectors

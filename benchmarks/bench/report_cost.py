@@ -30,11 +30,12 @@ from mpc_helpers.identity.membership import Membership
 from protocol import console
 from protocol.batch import BatchReader, BatchWriter, ColumnReader
 from protocol.field import SEED_SIZE
+from protocol.header import TIME_STEP, ReportTerms
 from protocol.helper_set import PIN_SIZE, HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import CLASSICAL, PrivateKey, Suite
 from protocol.keys import IdentityKey
 from protocol.query import NoiseMode, Query
-from protocol.report import TIME_STEP, ReportTerms, SealedReport, header_digest, payload_info, seal_report
+from protocol.report import SealedReport, header_digest, payload_info, seal_report
 from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE
 

@@ -20,10 +20,10 @@ from mpc_helpers.local.launcher import Launched, fetch, launched_helpers
 from protocol import console
 from protocol.batch import BatchReader
 from protocol.errors import Rejection, TrefoilError
+from protocol.header import ReportTerms, coarse_time
 from protocol.keys import load_identity
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
-from protocol.report import ReportTerms, coarse_time
 
 SITE = "shop.example"
 _PEER_BYTES = re.compile(r"^trefoil_peer_bytes_total (\S+)$", re.MULTILINE)

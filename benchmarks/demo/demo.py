@@ -28,6 +28,7 @@ from protocol.batch import BatchReader, BatchWriter
 from protocol.console import progress
 from protocol.epsilon import entitlement
 from protocol.errors import Rejection, TrefoilError
+from protocol.header import Header, coarse_time
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
 from protocol.querier.ask import Querier
@@ -36,7 +37,7 @@ from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.verdict import Verdict, check_cutoff, judge
 from protocol.querier.worth import QueryResult
 from protocol.query import NoiseMode
-from protocol.report import Header, SealedReport, coarse_time
+from protocol.report import SealedReport
 from protocol.status import QueryState
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from mpc_helpers.admission.rules import AdmissionRules
 from mpc_helpers.identity.membership import Membership
 from protocol.batch import ColumnReader
 from protocol.errors import TrefoilError
+from protocol.header import TIME_STEP
 from protocol.query import Query
-from protocol.report import TIME_STEP
 
 # How far a report's hour may lie ahead of this helper's clock.
 CLOCK_TOLERANCE = TIME_STEP

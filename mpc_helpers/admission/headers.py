@@ -18,10 +18,7 @@ from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reaso
 from protocol.epsilon import noise_covers
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, P, Vector
-from protocol.hpke import KEY_ID_SIZE
-from protocol.noise_scale import NoiseScale
-from protocol.query import Query
-from protocol.report import (
+from protocol.header import (
     COMMITMENT_SPANS,
     EPSILON_SPAN,
     FIXED,
@@ -36,6 +33,9 @@ from protocol.report import (
     Header,
     ReportTerms,
 )
+from protocol.hpke import KEY_ID_SIZE
+from protocol.noise_scale import NoiseScale
+from protocol.query import Query
 from protocol.shape import Shape
 from protocol.wire import HASH_SIZE
 

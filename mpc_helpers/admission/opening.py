@@ -13,8 +13,9 @@ from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reaso
 from protocol.batch import ColumnChunk
 from protocol.errors import Rejected, Rejection
 from protocol.field import P, Vector
+from protocol.header import BODY_HASH_SPAN, HELPER_SET_SPAN, KEY_ID_SPANS
 from protocol.hpke import PrivateKey
-from protocol.report import BODY_HASH_SPAN, HELPER_SET_SPAN, KEY_ID_SPANS, body_digest, check_seeds, open_seeds
+from protocol.report import body_digest, check_seeds, open_seeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, p
 from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, attempt_id_of
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ProtocolError, Rejection
+from protocol.header import TIME_STEP
 from protocol.left_out import Codes, bitmap_digest, code_of
-from protocol.report import TIME_STEP
 from protocol.shares import PARTIES
 from protocol.status import Shortfall
 

@@ -23,7 +23,7 @@ from mpc_helpers.agreement.voting import Voting
 from mpc_helpers.ledger.attempt import AttemptState, Step
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Standing
-from protocol.report import TIME_STEP
+from protocol.header import TIME_STEP
 
 
 class Announcer:

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import TrefoilError
+from protocol.header import check_site
 from protocol.keys import IDENTITY_KEY_SIZE
 from protocol.query import NoiseMode
-from protocol.report import check_site
 from protocol.seconds import DAY
 
 FORMAT = 1

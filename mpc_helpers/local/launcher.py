@@ -27,11 +27,11 @@ from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.rebuild import create as create_ledger
 from protocol.errors import TrefoilError
+from protocol.header import check_site
 from protocol.helper_set import HelperEntry, HelperSet
 from protocol.hpke import CLASSICAL, Suite
 from protocol.keys import IdentityKey, load_identity, save_identity
 from protocol.query import NoiseMode
-from protocol.report import check_site
 from protocol.set_files import write_set
 from protocol.shares import PARTIES
 

@@ -54,10 +54,10 @@ from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.uploads import Uploads
 from mpc_helpers.service.worker_sessions import WorkerSessions
 from protocol.errors import Rejection, TrefoilError
+from protocol.header import VERSION
 from protocol.listening.connections import ConnectionLimits, Connections
 from protocol.listening.listener import Listener
 from protocol.listening.seldom import Seldom
-from protocol.report import VERSION
 from protocol.stopping import stop_event
 
 _LOG = logging.getLogger("trefoil.daemon")

@@ -12,7 +12,7 @@ from pathlib import Path
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.service.metrics import Metrics
 from mpc_helpers.service.storage import Storage
-from protocol.report import VERSION
+from protocol.header import VERSION
 
 _STATM = Path("/proc/self/statm")
 _DESCRIPTORS = Path("/proc/self/fd")

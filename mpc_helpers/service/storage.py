@@ -15,8 +15,9 @@ from mpc_helpers.service.refusal import Refusal, Trouble
 from mpc_helpers.service.registry import QueryRegistry
 from protocol.batch import ColumnLayout, column_layout
 from protocol.field import ELEMENT_SIZE
+from protocol.header import header_size
 from protocol.query import Query
-from protocol.report import header_size, payload_size
+from protocol.report import payload_size
 from protocol.seconds import DAY
 from protocol.status import Failure, QueryState
 

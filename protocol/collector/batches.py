@@ -13,7 +13,8 @@ from protocol.batch import BatchReader, BatchWriter
 from protocol.collector.kind import ReportKind
 from protocol.collector.store import Shelf, StoreReader
 from protocol.errors import TrefoilError
-from protocol.report import Header, SealedReport
+from protocol.header import Header
+from protocol.report import SealedReport
 from protocol.seconds import DAY, HOUR
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from protocol.collector.limits import CollectorLimits, NotTaken, PostingRate, Refused
 from protocol.collector.store import Filed, ReportStore
 from protocol.errors import ProtocolError, TrefoilError
-from protocol.report import Header, SealedReport
+from protocol.header import Header
+from protocol.report import SealedReport
 
 # Reports that wait for the disk: more are refused, so that memory is bounded whatever is posted.
 MAX_WAITING = 512

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.header import Header
 from protocol.hpke import Suite
-from protocol.report import Header
 from protocol.wire import Writer, tagged_hash
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import TrefoilError
-from protocol.report import Header, check_site
+from protocol.header import Header, check_site
 from protocol.seconds import DAY, HOUR
 
 

@@ -17,7 +17,8 @@ from typing import Self
 from protocol.collector.kind import ReportKind
 from protocol.collector.limits import CollectorLimits, NotTaken, Refused
 from protocol.errors import TrefoilError
-from protocol.report import Header, SealedReport
+from protocol.header import Header
+from protocol.report import SealedReport
 from protocol.seconds import DAY
 
 FILE_NAME = "reports.sqlite"

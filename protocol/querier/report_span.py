@@ -12,8 +12,8 @@ import numpy as np
 
 from protocol.batch import BatchReader
 from protocol.epsilon import MICROS, charge, validate_terms
+from protocol.header import EPSILON_SPAN, FIXED, KAPPA_SPAN, SENSITIVITY_SPAN, TIME_SPAN, TIME_STEP, Header
 from protocol.json_message import JsonObject
-from protocol.report import EPSILON_SPAN, FIXED, KAPPA_SPAN, SENSITIVITY_SPAN, TIME_SPAN, TIME_STEP, Header
 
 _MICRO_DIGITS = 6
 _ROWS = 2**15

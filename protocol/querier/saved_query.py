@@ -15,6 +15,7 @@ from pathlib import Path
 from protocol.batch import BatchReader
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
+from protocol.header import Header
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, PublicKey
 from protocol.json_message import JsonObject, decode_json
@@ -22,7 +23,6 @@ from protocol.keys import IdentityKey
 from protocol.permit import make_permits
 from protocol.querier.report_span import ReportSpan, spans_of
 from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
-from protocol.report import Header
 from protocol.shares import PARTIES
 
 FORMAT = 2

@@ -15,8 +15,9 @@ from mpc_helpers.admission.ingest import Ingested
 from protocol import numerators, validity
 from protocol.denominations import pay, polynomial
 from protocol.field import P, Vector, from_integers
+from protocol.header import ReportTerms
 from protocol.query import Query
-from protocol.report import ReportTerms, SealedReport, seal_deal, seal_report
+from protocol.report import SealedReport, seal_deal, seal_report
 from protocol.shape import Shape
 from protocol.shares import PARTIES
 from protocol.validity import Deal, Polynomials, Seeds, deal_numbers

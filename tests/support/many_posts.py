@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from protocol.report import NONCE_SPAN, SealedReport
+from protocol.header import NONCE_SPAN
+from protocol.report import SealedReport
 
 _RETRY_SECONDS = 0.05
 # What may be tried again: the collector was busy, restarting, or its disk was.

@@ -21,20 +21,12 @@ from mpc_helpers.admission.rules import AdmissionRules
 from mpc_helpers.identity.membership import Membership
 from protocol import field
 from protocol.batch import BatchReader, BatchWriter, ColumnReader, batch_root, sorted_order
+from protocol.header import NONCE_SIZE, Header, ReportTerms
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import CLASSICAL, PrivateKey
 from protocol.keys import IdentityKey
 from protocol.query import NoiseMode, Query
-from protocol.report import (
-    NONCE_SIZE,
-    Header,
-    ReportTerms,
-    SealedReport,
-    body_digest,
-    payload_info,
-    seal_report,
-    seed_commitment,
-)
+from protocol.report import SealedReport, body_digest, payload_info, seal_report, seed_commitment
 from protocol.shares import PARTIES, SEEDS_OF, open_shamir, share
 
 HOUR = 3600

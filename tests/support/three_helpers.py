@@ -40,12 +40,13 @@ from mpc_helpers.service.storage import Storage
 from mpc_helpers.service.transport import Certificates
 from protocol.batch import BatchReader, BatchWriter
 from protocol.field import Vector, from_integers, lift
+from protocol.header import ReportTerms, coarse_time
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey, load_identity
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.worth import QueryResult
-from protocol.report import ReportTerms, SealedReport, coarse_time, seal_report
+from protocol.report import SealedReport, seal_report
 from protocol.shares import PARTIES
 from tests.support.joint_trio import Make
 

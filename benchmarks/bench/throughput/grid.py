@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.bench.report_cost import BENCH_TIME, Helpers
 from benchmarks.bulk_reports import MAX_VALUE, Workload
 from protocol.errors import TrefoilError
+from protocol.header import ReportTerms, coarse_time
 from protocol.hpke import CLASSICAL, Suite
-from protocol.report import ReportTerms, coarse_time
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES
 
