@@ -27,8 +27,7 @@ from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.fork_server import ForkServer
-from mpc_helpers.mpc.noisy_sum import ExactNoise
-from mpc_helpers.mpc.runtime import Program, run_three_in_one_process
+from mpc_helpers.mpc.rehearsal import session_of_zeros
 from mpc_helpers.mpc.session import Peer
 from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
@@ -179,19 +178,10 @@ class _Jumping(selectors.DefaultSelector):
 
 async def _seconds(terms: SumTerms, intercept: Intercept | None = None, latency: float = 0.0) -> int:
     """What a session of three parties in this process takes, in whole seconds of its loop."""
-    digest, loop = os.urandom(32), asyncio.get_running_loop()
-    sessions = [terms.session(party, digest, SESSION_SECONDS) for party in range(PARTIES)]
-    programs = [_program(terms) for _ in range(PARTIES)]
+    loop = asyncio.get_running_loop()
     start = loop.time()
-    for outcome in await run_three_in_one_process(sessions, programs, intercept, latency=latency):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    await session_of_zeros(terms, SESSION_SECONDS, intercept, latency=latency)
     return round(loop.time() - start)
-
-
-def _program(terms: SumTerms) -> Program[list[int]]:
-    source, program = ExactNoise(), terms.kind.program
-    return program.program(terms, [0] * terms.buckets, program.draw_ahead(terms, source), source, paced=False)
 
 
 class _Workers:
