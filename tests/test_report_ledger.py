@@ -15,7 +15,7 @@ import pytest
 
 from mpc_helpers.ledger.attempt import AttemptState, HeardVote, QueryName, Reservation, Step
 from mpc_helpers.ledger.database import Database
-from mpc_helpers.ledger.file import LedgerError, LedgerHead, LedgerOwner
+from mpc_helpers.ledger.file import LOG_BYTES, LedgerError, LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.queries import QueryChanged, QueryRecord
@@ -95,6 +95,18 @@ def test_a_report_is_locked_exactly_while_its_attempt_is_not_aborted(ledger: Rep
     assert standing(ledger, 5) is Standing.FREE
     release(ledger, reserve(ledger, 2, 1, 5))
     assert standing(ledger, 5) is Standing.SEEN
+
+
+def test_a_large_batch_leaves_no_large_log(path: Path, ledger: ReportLedger) -> None:
+    """By itself SQLite keeps a log as long as it ever was: as long as the reports of the largest batch."""
+    rows = np.random.default_rng(1).integers(0, 256, (120_000, 32), dtype=np.uint8)
+    flags = np.zeros(len(rows), dtype=np.bool_)
+    batch = replace(reservation(1, 1), digests=rows[sorted_order(rows)], debug_reports=flags)
+    ledger.moves.reserve(batch)
+    log = path.with_name(f"{path.name}-wal")
+    assert log.stat().st_size > LOG_BYTES
+    release(ledger, batch.attempt_id)
+    assert log.stat().st_size <= LOG_BYTES
 
 
 def test_every_other_move_changes_no_row(ledger: ReportLedger) -> None:

@@ -16,6 +16,8 @@ from protocol.wire import tagged_hash
 LEDGER_ID_SIZE = 16
 # No report is newer: what was spent elsewhere is never pruned.
 FOR_EVER = 2**62
+# What stays of the log between moves; SQLite folds it into the file at a thousand pages, which are a little less.
+LOG_BYTES = 2**22
 _MAGIC = b"SQLite format 3\x00"
 _NEVER_RESTORE = (
     "Never restore a ledger from a backup: rebuild it from both peers' entries, or retire this helper's keys."
@@ -137,6 +139,8 @@ def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
             # What is erased is overwritten, not only unlinked: sealed shares that were never released, most of all.
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA cache_size = -16384")
+            # A large batch makes the log as long as all its reports once; it must not stay so.
+            db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
             db.execute("BEGIN IMMEDIATE")
             db.execute("COMMIT")
         except sqlite3.Error:
