@@ -36,6 +36,7 @@ WANTED = {
     "trefoil_ledger_alarms",
     "trefoil_ledger_cpu_seconds_total",
     "trefoil_ledger_bytes",
+    "trefoil_ledger_log_bytes",
     "trefoil_ledger_moves",
     "trefoil_ledger_reports",
     "trefoil_ledger_seconds_total",

@@ -95,7 +95,7 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
         assert point["bytes_per_report"]["uploaded"] > 2 * 8 * 4 + 3 * 112
         assert point["bytes_per_report"]["between helpers"] > 0
         assert point["disk_bytes"]["batch"] > point["reports"] * point["bytes_per_report"]["uploaded"] / 2
-        assert len(point["disk_bytes"]) == 1 + PARTIES
+        assert len(point["disk_bytes"]) == 1 + 2 * PARTIES
         assert point["largest_error"] <= 16
     names = ("buckets", "ratios", "reports", "stages")
     wanted = [f"throughput-{name}.{suffix}" for name in names for suffix in ("pdf", "svg")]
@@ -247,7 +247,7 @@ def test_exponents_are_those_of_the_cost() -> None:
 
 def counters(ledger: float = 0.0, **admit: float) -> HelperCounters:
     return HelperCounters(
-        {"daemon": 2.0, "opening reports": 9.0, "fork server": 0.5}, {}, admit, ledger, 0.25, 7.0, 5.0
+        {"daemon": 2.0, "opening reports": 9.0, "fork server": 0.5}, {}, admit, ledger, 0.25, 7.0, 5.0, 1.0
     )
 
 
@@ -292,11 +292,12 @@ def test_counters_are_read_from_a_metrics_page() -> None:
     metrics.counter("trefoil_admit_cpu_seconds_total", "by part", part=["open"])(1.5, part="open")
     metrics.counted("trefoil_peer_bytes_total", "bytes", lambda: {(): 12})
     metrics.value("trefoil_ledger_bytes", "bytes", lambda: 400)
+    metrics.value("trefoil_ledger_log_bytes", "bytes", lambda: 90)
     found = HelperCounters.parse(metrics.render())
     assert found.processes["daemon"] > 0
     assert 5 < found.peaks_mb["daemon"] < 5000
     assert found.admit == {"open": 1.5}
-    assert (found.peer_bytes, found.ledger_bytes) == (12, 400)
+    assert (found.peer_bytes, found.ledger_bytes, found.log_bytes) == (12, 400, 90)
     assert HelperCounters.parse("# an older helper\n").cpu_seconds is None
     assert found.since(found).peer_bytes == 0
 

@@ -33,10 +33,11 @@ def show_process(metrics: Metrics, started: int) -> None:
 
 def show_ledger(metrics: Metrics, ledger: ReportLedger, path: Path, rows: Callable[[], int]) -> None:
     """How large the ledger is. Counting rows reads the whole table, so `rows` is what was last counted."""
-    files = (path, path.with_name(f"{path.name}-wal"))
+    log = path.with_name(f"{path.name}-wal")
     metrics.value(
-        "trefoil_ledger_bytes", "bytes of the report ledger, its log included", lambda: sum(map(_size, files))
+        "trefoil_ledger_bytes", "bytes of the report ledger, its log included", lambda: _size(path) + _size(log)
     )
+    metrics.value("trefoil_ledger_log_bytes", "bytes of its log alone", lambda: _size(log))
     metrics.value("trefoil_ledger_reports", "reports in the ledger, counted at the start and every hour", rows)
     metrics.value("trefoil_ledger_moves", "moves in the ledger's chain", lambda: ledger.chain.head.sequence)
     spent = "seconds spent in the report ledger"

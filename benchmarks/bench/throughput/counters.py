@@ -18,7 +18,7 @@ Values = Mapping[str, float]
 @dataclass(frozen=True, slots=True)
 class HelperCounters:
     """Of one helper: processor seconds by process, by part of admitting and in the ledger; memory; bytes
-    to peers and of the ledger.
+    to peers, of the ledger with its log, and of the log.
 
     `processes` is empty at a helper whose system does not say, or that is older than this number.
     """
@@ -30,6 +30,7 @@ class HelperCounters:
     ledger_cpu_seconds: float
     peer_bytes: float
     ledger_bytes: float
+    log_bytes: float
 
     @classmethod
     def parse(cls, page: str) -> HelperCounters:
@@ -46,6 +47,7 @@ class HelperCounters:
             found.get("trefoil_ledger_cpu_seconds_total", {}).get("", 0.0),
             found.get("trefoil_peer_bytes_total", {}).get("", 0.0),
             found.get("trefoil_ledger_bytes", {}).get("", 0.0),
+            found.get("trefoil_ledger_log_bytes", {}).get("", 0.0),
         )
 
     @classmethod
@@ -63,6 +65,7 @@ class HelperCounters:
             self.ledger_cpu_seconds - before.ledger_cpu_seconds,
             self.peer_bytes - before.peer_bytes,
             self.ledger_bytes - before.ledger_bytes,
+            self.log_bytes - before.log_bytes,
         )
 
     @property

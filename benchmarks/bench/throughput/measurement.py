@@ -215,6 +215,7 @@ def _run(cell: Cell, workload: Workload, asked: AnsweredBatch, opens: Opens, bat
         disk_bytes={
             "batch": batch_bytes,
             **{f"{name}'s ledger": helper.ledger_bytes for name, helper in zip(names, used.helpers, strict=True)},
+            **{f"{name}'s log": helper.log_bytes for name, helper in zip(names, used.helpers, strict=True)},
         },
         peak_rss_mb={name: sum(helper.peaks_mb.values()) for name, helper in zip(names, used.helpers, strict=True)},
         peak_rss_mb_by_process={name: helper.peaks_mb for name, helper in zip(names, used.helpers, strict=True)},
