@@ -2,7 +2,9 @@
 
 - `seeded`: randomness that can be repeated, for workloads only
 - `picture`: one style for every plot
+- `result_files`: what is in `results`
 - `results_page`: the parts of documents that quote result files
+- `cost_tables`: those of a report, lying devices and noise
 - `rerun`: every result file again, by the command that it names
 - `origin`: where a figure comes from, in every result file
 - `workload`: simulated people, and the real devices that it happens on

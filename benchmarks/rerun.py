@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.origin import STARTED_BY
-from benchmarks.results_page import RESULTS, ROOT
+from benchmarks.result_files import RESULTS, ROOT
 from protocol.errors import TrefoilError
 
 

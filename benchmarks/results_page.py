@@ -12,25 +12,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import cost_tables
+from benchmarks.result_files import RESULTS, ROOT, stored
 from protocol.errors import TrefoilError
 from protocol.shares import PARTIES
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = tuple(ROOT / name for name in ("README.md", "benchmarks/RESULTS.md", "benchmarks/experiments/README.md"))
 # Of a report in the ledger of one helper, where no file says it: with the pages of its tree that are not full.
 USUAL_LEDGER_BYTES = 48
 TEN_MILLION = 10**7
+# Processor time of three helpers over one trusted server, whose limit is 3.
+AIM = 3.4
 DAY = 86_400
 _PART = re.compile(r"(<!-- results: (\w+) -->)(.*?)(<!-- end -->)", re.DOTALL)
 
 # Any: a point as its file has it.
 Point = Mapping[str, Any]
-
-
-def stored(name: str) -> Any:
-    """One result file."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def points() -> list[Point]:
@@ -53,32 +50,34 @@ def largest(buckets: int) -> Point:
 
 
 def ledger_bytes() -> float:
-    """What a report takes in a ledger, by the largest point that says how much the ledgers grew."""
-    known = [point for point in points() if _ledger_growth(point)]
+    """What a report takes in a ledger without its log, by the largest point that says how much both grew."""
+    known = [point for point in points() if _growth_of("log", point)]
     if not known:
         return USUAL_LEDGER_BYTES
     point = max(known, key=lambda found: int(found["reports"]))
-    return max(_ledger_growth(point)) / int(point["reports"])
+    both = zip(_growth_of("ledger", point), _growth_of("log", point), strict=True)
+    return max(ledger - log for ledger, log in both) / int(point["reports"])
 
 
-def _ledger_growth(point: Point) -> list[float]:
-    """Bytes of each of the three ledgers; older files do not say."""
-    return [size for name, size in point.get("disk_bytes", {}).items() if name.endswith("ledger")]
+def _growth_of(part: str, point: Point) -> list[float]:
+    """Bytes of each of the three ledgers with its log, or of each log; older files do not say."""
+    return [size for name, size in point.get("disk_bytes", {}).items() if name.endswith(part)]
 
 
 def throughput_part() -> Iterator[str]:
     """A line for every cell that was measured."""
     yield ""
-    columns = ("reports are", "buckets", "reports", "CPU, × server", "CPU, × opens", "reports a second", "of the bound")
-    yield f"| {' | '.join((*columns, '× naive', 'memory'))} |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    columns = ("reports are", "buckets", "reports", "CPU, × server", "CPU, × opens", "CPU, µs a report")
+    yield f"| {' | '.join((*columns, 'reports a second', 'of the bound', '× naive', 'memory'))} |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for point in points():
         ratios = point["ratios"]
         speed = f"{point['reports_per_second']['trefoil']:,.0f}"
         naive = f"{ratios['speedup_over_naive_mpyc']:.0f}" if "speedup_over_naive_mpyc" in ratios else ""
         yield (
             f"| {_kind(point)} | {point['buckets']:,} | {point['reports']:,} "
-            f"| {_range(point, 'cpu_over_trusted_server')} | {_over_opens(point)} | {speed} "
+            f"| {_range(point, 'cpu_over_trusted_server')} | {_over_opens(point)} "
+            f"| {1e6 * point['cpu_seconds']['total'] / point['reports']:.0f} | {speed} "
             f"| {_percent(ratios['fraction_of_bound'])} | {naive} | {max(point['peak_rss_mb'].values()):.0f} MB |"
         )
     files = sorted(path.name for path in RESULTS.glob("throughput*.json"))
@@ -115,6 +114,21 @@ def profile_part() -> Iterator[str]:
     yield "|---" * (1 + 2 * len(heads)) + "|"
     for name, text in PROFILE.items():
         yield f"| {text} | {' | '.join(_spent_on(name, point) for point in kinds.values())} |"
+    if "unchecked" in kinds:
+        yield ""
+        yield from _against_aim(kinds["unchecked"])
+
+
+def _against_aim(point: Point) -> Iterator[str]:
+    """How far from the aim this is, and how much the opens leave."""
+    server, bare = (point["yardstick"][name] for name in ("trusted server", "bare open"))
+    spent = point["cpu_seconds"]["total"] / point["reports"]
+    left, taken = ((each - PARTIES * bare) / PARTIES for each in (AIM * server, spent))
+    yield (
+        f"The aim is {AIM} times one trusted server, for {point['reports']:,} unchecked reports; seen is "
+        f"{_range(point, 'cpu_over_trusted_server')}. By the yardsticks of that run the aim leaves a helper "
+        f"{1e6 * left:.0f} µs a report beside its bare open, and it takes {1e6 * taken:.0f}."
+    )
 
 
 def _spent_on(name: str, point: Point) -> str:
@@ -130,7 +144,7 @@ def networks_part() -> Iterator[str]:
     yield ""
     yield (
         f"In three network namespaces (`{found['started_by'].split()[0]}`, [networks.json](results/networks.json)), "
-        f"with a foreign load of {found['machine']['load_average'][0]:.0f}:"
+        f"at a load average of {found['machine']['load_average'][0]:.1f}:"
     )
     yield (
         f"{point['reports']:,} {_kind(point)} reports of {point['buckets']} buckets took "
@@ -179,7 +193,7 @@ def ten_million_part() -> Iterator[str]:
         return
     point = max(known, key=lambda found: int(found["reports"]))
     reports, cpu = point["reports"], point["cpu_seconds"]["total"] / point["reports"] / PARTIES
-    grown = _ledger_growth(point)
+    grown = _growth_of("ledger", point)
     batch = point.get("disk_bytes", {}).get("batch")
     yield (
         f"A batch of {reports:,} {_kind(point)} reports at {point['buckets']} buckets, the most that helpers take, was "
@@ -192,12 +206,12 @@ def ten_million_part() -> Iterator[str]:
     yield f"A helper's processes together held {max(point['peak_rss_mb'].values()):.0f} MB at most."
     if batch is not None and grown:
         yield (
-            f"The batch has {_bytes(batch)} on disk, and each ledger grew by {_bytes(max(grown))}: "
+            f"The batch has {_bytes(batch)} on disk, and each ledger grew by {_bytes(max(grown))} with its log: "
             f"{max(grown) / reports:.0f} bytes a report."
         )
     yield "By these figures:"
     yield ""
-    yield from _day_table(cpu, point["bytes_per_report"]["uploaded"], max(grown) / reports if grown else ledger_bytes())
+    yield from _day_table(cpu, point["bytes_per_report"]["uploaded"], ledger_bytes())
 
 
 def memory_part() -> Iterator[str]:
@@ -207,7 +221,7 @@ def memory_part() -> Iterator[str]:
     held = [max(point["peak_rss_mb"].values()) for point in (least, most)]
     yield ""
     yield (
-        f"- **Memory hardly grows with the batch.** A helper's processes together held {held[0]:.0f} MB at "
+        f"- **Memory grows little with the batch.** A helper's processes together held {held[0]:.0f} MB at "
         f"{least['reports']:,} reports and {held[1]:.0f} MB at {most['reports']:,}."
     )
     yield "  Digests stay on disk beside the column and are read in slices."
@@ -289,6 +303,10 @@ PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
     "front": front_part,
     "claims": claims_part,
     "hunt": hunt_part,
+    "report": cost_tables.report_part,
+    "validity": cost_tables.validity_part,
+    "noise": cost_tables.noise_part,
+    "noise_sweep": cost_tables.noise_sweep_part,
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import results_page
+from benchmarks import cost_tables, results_page
 from benchmarks.bench.device_page import front_line, section
 from benchmarks.bulk_reports import MAX_VALUE, Workload
 from protocol.epsilon import MICROS
@@ -30,45 +30,6 @@ FRONT = (ROOT / "README.md").read_text()
 
 def stored(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def report_table() -> Iterator[str]:
-    yield (
-        "| buckets | bytes | over unchecked | sealing over unchecked, null and full | ingest over unchecked, by helper "
-        "| ingest over the bare HPKE open | Prio3Histogram, two parties |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for found in stored("report")["reports"]:
-        over = found["over_unchecked"]
-        ingest = ", ".join(f"{ratio:.2f}" for ratio in over["ingest"])
-        yield (
-            f"| {found['buckets']:,} | {found['bytes_total']:,} | {over['bytes']:.2f} "
-            f"| {over['seal']:.2f}, {over['seal_full']:.2f} | {ingest} "
-            f"| {found['open_over_bare']:.2f} | {found['prio3_histogram_bytes']:,} bytes |"
-        )
-
-
-def noise_table() -> Iterator[str]:
-    yield "| mode | buckets | processor time of a helper | bytes it sends | rounds | standard deviation |"
-    yield "|---|---|---|---|---|---|"
-    for found in stored("noise")["noise"]:
-        if found["buckets"] in (128, 4096):
-            yield (
-                f"| `{found['mode']}` | {found['buckets']:,} | {1000 * found['cpu_seconds']:.0f} ms "
-                f"| {found['bytes']:,} | {found['rounds']} | {found['standard_deviation']:.0f} |"
-            )
-
-
-def validity_table() -> Iterator[str]:
-    yield "| lying devices | counted | left out as invalid, by helper | sums | seconds | bytes between helpers |"
-    yield "|---|---|---|---|---|---|"
-    for found in stored("validity")["validity"]:
-        left_out = ", ".join(f"{count:,}" for count in found["counted_invalid"])
-        sums = "exact" if found["sums_exact"] else "WRONG"
-        yield (
-            f"| {found['invalid']:,} | {found['counted']:,} | {left_out} | {sums} "
-            f"| {found['seconds']:.0f} | {found['peer_bytes']:,} |"
-        )
 
 
 ATTACKS = {
@@ -191,15 +152,32 @@ def largest_batch(**more: object) -> dict[str, Any]:
 
 
 def test_a_batch_of_ten_million_is_shown_and_says_what_a_ledger_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = {"batch": 1.4e10, "helper 1's ledger": 4.6e8, "helper 2's ledger": 4.7e8, "helper 3's ledger": 4.6e8}
+    ledgers = {"helper 1's ledger": 4.7e8, "helper 2's ledger": 4.8e8, "helper 3's ledger": 4.6e8}
+    disk = {"batch": 1.4e10, **ledgers, **{f"helper {number}'s log": 1e7 for number in (1, 2, 3)}}
     smaller = {**largest_batch(disk_bytes={"batch": 1.0, "helper 1's ledger": 9e9}), "reports": 10**4}
     monkeypatch.setattr(results_page, "points", lambda: [smaller, largest_batch(disk_bytes=disk)])
     assert results_page.ledger_bytes() == 47
     text = "\n".join(results_page.ten_million_part())
     assert "answered in 50.0 minutes" in text and "held 310 MB" in text
-    assert "has 14.0 GB on disk, and each ledger grew by 0.5 GB: 47 bytes a report" in text
+    assert "has 14.0 GB on disk, and each ledger grew by 0.5 GB with its log: 48 bytes a report" in text
     # 80 µs a report and helper, a third of 1.5 kB, and 47 bytes for thirty days.
     assert "| 1 billion | 22 hours | 0.93 | 500.0 GB | 1.4 TB |" in text
+
+
+def test_what_the_aim_leaves_beside_the_opens() -> None:
+    point = {**largest_batch(), "yardstick": {"trusted server": 60e-6, "bare open": 50e-6}}
+    (said,) = results_page._against_aim(point)
+    # 3.4 · 60 = 204 µs for three opens of 50 and three helpers; 2,400 s are 240 µs a report.
+    assert "seen is 4.2." in said and "a helper 18 µs a report beside its bare open, and it takes 30." in said
+
+
+def test_a_sweep_says_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = {"mode": "joint", "buckets": 16, "scale": 2**20, "cpu_seconds": 1.2345, "bytes": 7000, "rounds": 11}
+    local = {**cell, "mode": "local", "scale": 100, "cpu_seconds": 0.003}
+    monkeypatch.setattr(cost_tables, "stored", lambda _: {"noise": [cell, local]})
+    lines = list(cost_tables.noise_sweep_part())
+    assert "| 100 | 3 · – · – |" in lines and "| 2^20 | – · – · 1,234 |" in lines
+    assert "| 100 |  | – |" in lines and "| 2^20 | 11 | 7,000 |" in lines
 
 
 def test_files_without_sizes_on_disk_do_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,12 +186,6 @@ def test_files_without_sizes_on_disk_do_not_fail(monkeypatch: pytest.MonkeyPatch
     assert "on disk" not in "\n".join(results_page.ten_million_part())
     monkeypatch.setattr(results_page, "points", list)
     assert "not recorded yet" in "\n".join(results_page.ten_million_part())
-
-
-def test_the_tables_of_reports_devices_and_noise_are_those_of_the_files() -> None:
-    expect(report_table())
-    expect(noise_table())
-    expect(validity_table())
 
 
 def test_helpers_among_strangers() -> None:

@@ -176,15 +176,15 @@ def bench_results(
 
     Example: trefoil bench results --write
     """
-    from benchmarks import rerun, results_page
+    from benchmarks import rerun, result_files, results_page
     from protocol import console
     from protocol.errors import TrefoilError
 
     if run:
         rerun.rerun()
     found = results_page.write_all() if write else results_page.differing()
-    names = ", ".join(str(path.relative_to(results_page.ROOT)) for path in found)
+    names = ", ".join(str(path.relative_to(result_files.ROOT)) for path in found)
     if found and not write:
         raise TrefoilError(f"not as the files have it: {names}", "Renew them: trefoil bench results --write")
     console.say(f"renewed: {names}" if found else "every document is as the files have it")
-    console.write_json(json_file, {"renewed": [str(path.relative_to(results_page.ROOT)) for path in found]})
+    console.write_json(json_file, {"renewed": [str(path.relative_to(result_files.ROOT)) for path in found]})
