@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from mpc_helpers.ledger.attempt import Step
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 from protocol.seconds import HOUR
@@ -31,20 +30,11 @@ from protocol.shares import PARTIES
 from tests.support.chaos_helper import Failpoint, Fault, Weather
 from tests.support.chaos_trio import REPORTS, ChaosTrio, chaos_trio, start_all, stop_all
 from tests.support.hunt import commit
-from tests.support.hunt_schedule import HuntFault, Mishap
+from tests.support.hunt_schedule import UNDISTURBED, HuntFault, Mishap
 from tests.support.renewal import renew
 
 AUDIT_EVERY = 20
 GIVE_UP_SECONDS = 240.0
-STEPS = (
-    Step.RESERVE_AFTER_COMMIT,
-    Step.COMPUTE,
-    Step.VOTE_BEFORE_COMMIT,
-    Step.VOTE_AFTER_COMMIT,
-    Step.YES_SENT_TO_ONE,
-    Step.RELEASE_BEFORE_COMMIT,
-    Step.RELEASE_AFTER_COMMIT,
-)
 # A renewal restarts everyone, so it is rarer than the others.
 _KINDS = (
     *(2 * (HuntFault.KILL, HuntFault.KILL_AT_STEP, HuntFault.PAUSE, HuntFault.PARTITION)),
@@ -66,7 +56,7 @@ def mishaps_of(seed: int) -> list[Mishap]:
                 at=float(rng.uniform(0.0, 2.0)),
                 seconds=float(rng.choice([0.3, 1.0, 2.5])),
                 other=(party + int(rng.integers(1, PARTIES))) % PARTIES,
-                step=STEPS[int(rng.integers(len(STEPS)))],
+                step=UNDISTURBED[int(rng.integers(len(UNDISTURBED)))],
                 hours=int(rng.choice([-480, -2, 2, 7, 480])),
             )
         )

@@ -14,8 +14,8 @@ from tests.support.commit_world import AskedQuery
 # Of every query, in virtual seconds.
 DEADLINE = 18.0
 STEPS = (*Step,)
-# Where the interesting mistakes are: between the first reservation and the last vote.
-MIDWAY = (
+# What every query goes through between its first reservation and its last vote, and where the interesting mistakes are.
+UNDISTURBED = (
     Step.RESERVE_AFTER_COMMIT,
     Step.COMPUTE,
     Step.VOTE_BEFORE_COMMIT,
@@ -23,6 +23,9 @@ MIDWAY = (
     Step.YES_SENT_TO_ONE,
     Step.RELEASE_BEFORE_COMMIT,
     Step.RELEASE_AFTER_COMMIT,
+)
+MIDWAY = (
+    *UNDISTURBED,
     Step.GIVE_UP_AFTER_COMMIT,
     Step.RENOUNCE_AFTER_COMMIT,
     Step.START_AFTER_SWEEP,
