@@ -76,7 +76,7 @@ def throughput_part() -> Iterator[str]:
         naive = f"{ratios['speedup_over_naive_mpyc']:.0f}" if "speedup_over_naive_mpyc" in ratios else ""
         yield (
             f"| {_kind(point)} | {point['buckets']:,} | {point['reports']:,} "
-            f"| {_range(point, 'cpu_over_trusted_server')} | {_over_opens(point)} "
+            f"| {_range(point, 'cpu_over_trusted_server')} | {_range(point, 'cpu_over_three_bare_opens')} "
             f"| {1e6 * point['cpu_seconds']['total'] / point['reports']:.0f} | {speed} "
             f"| {_percent(ratios['fraction_of_bound'])} | {naive} | {max(point['peak_rss_mb'].values()):.0f} MB |"
         )
@@ -90,7 +90,13 @@ def costs_part() -> Iterator[str]:
     """What follows the table in words."""
     ledger = [1e6 * point["seconds"]["ledger"] / point["reports"] for point in points()]
     sums = [point["ratios"]["sum_over_plaintext"] for point in points()]
+    rest = [point["ratios"]["cpu_over_three_bare_opens"] - 1 for point in points()]
     yield ""
+    yield (
+        f"The price is three opens instead of one, and {min(rest):.1f} to {max(rest):.1f} times as much again for "
+        "everything else that happens to a report."
+    )
+    yield "Small batches cost more, because a query also has a cost that does not depend on its size."
     yield (
         f"Summing shares takes {min(sums):.1f} to {max(sums):.1f} times as long as numpy's sum of the plain "
         f"histograms. The ledger takes {min(ledger):.0f} to {max(ledger):.0f} µs a report."
@@ -345,14 +351,6 @@ def _range(point: Point, name: str) -> str:
     low, high = point.get("ranges", {}).get(name, (0.0, 0.0))
     middle = f"{point['ratios'][name]:.1f}"
     return middle if f"{low:.1f}" == f"{high:.1f}" else f"{middle} ({low:.1f} to {high:.1f})"
-
-
-def _over_opens(point: Point) -> str:
-    """Older files have the parts of this ratio, not the ratio."""
-    if "cpu_over_three_bare_opens" in point["ratios"]:
-        return _range(point, "cpu_over_three_bare_opens")
-    opens = PARTIES * point["reports"] * point["yardstick"]["bare open"]
-    return f"{point['cpu_seconds']['total'] / opens:.1f}"
 
 
 def _percent(value: float, digits: int = 0) -> str:

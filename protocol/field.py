@@ -211,7 +211,8 @@ def decode(data: bytes, count: int) -> Vector:
 def multiply(left: Vector, right: Vector) -> Vector:
     """Products of reduced elements, of any shapes that broadcast."""
     product = np.empty(np.broadcast(left, right).shape, dtype=np.uint64)
-    if product.size <= _FEW_PRODUCTS:
+    # A product of two single numbers is left to the blocks below: without an axis, numpy computes with no arrays.
+    if product.ndim and product.size <= _FEW_PRODUCTS:
         _multiply_block(left, right, product)
         return product
     left, right = np.broadcast_arrays(left, right)

@@ -18,10 +18,6 @@ from protocol.errors import TrefoilError
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came while a command was at work."""
-
-
 class Interrupted(TrefoilError):
     """A command was stopped at its work. The hint says what was kept."""
 
@@ -40,11 +36,10 @@ def interrupt_when_terminated() -> None:
 
     def interrupt(_number: int, frame: FrameType | None) -> None:
         at_ctrl_c = signal.getsignal(signal.SIGINT)
-        if callable(at_ctrl_c) and at_ctrl_c is not signal.default_int_handler:
-            # Inside `asyncio.run` it cancels the work. An exception from here could hit the loop between two tasks.
-            at_ctrl_c(signal.SIGINT, frame)
-            return
-        raise Terminated
+        if not callable(at_ctrl_c):  # ignored, as in the background of a script
+            raise KeyboardInterrupt
+        # Inside `asyncio.run` it cancels the work. An exception from here could hit the loop between two tasks.
+        at_ctrl_c(signal.SIGINT, frame)
 
     signal.signal(signal.SIGTERM, interrupt)
 

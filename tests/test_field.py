@@ -215,6 +215,17 @@ def test_products_broadcast() -> None:
     assert field.multiply(rows[:, ::2], rows[:, ::2]).tolist() == field.multiply(rows, rows)[:, ::2].tolist()
 
 
+def test_products_broadcast_alike_whether_they_are_few_or_many() -> None:
+    """Few are computed at once and without copies, many block by block."""
+    column = np.random.default_rng(9).integers(0, P, size=(2**14 + 1, 1), dtype=np.uint64)
+    row = np.random.default_rng(10).integers(0, P, size=3, dtype=np.uint64)
+    many = field.multiply(column, row)
+    assert many[:100].tolist() == field.multiply(column[:100], row).tolist()
+    assert [int(many[-1, at]) for at in range(3)] == [int(column[-1, 0]) * int(row[at]) % P for at in range(3)]
+    assert int(field.multiply(column[0, 0], row[1])) == int(many[0, 1])
+    assert field.multiply(column[:0], row).shape == (0, 3)
+
+
 @given(st.lists(ELEMENTS, min_size=1, max_size=5), st.integers(0, P))
 def test_powers_agree_with_integers(values: list[int], exponent: int) -> None:
     assert field.power(vector(values), exponent).tolist() == [pow(value, exponent, P) for value in values]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import origin, rerun
-
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+from benchmarks.result_files import RESULTS
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

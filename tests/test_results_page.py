@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,21 +13,16 @@ import pytest
 from benchmarks import cost_tables, results_page
 from benchmarks.bench.device_page import front_line, section
 from benchmarks.bulk_reports import MAX_VALUE, Workload
+from benchmarks.result_files import ROOT, stored
 from protocol.epsilon import MICROS
 from protocol.errors import TrefoilError
 from protocol.noise_scale import NoiseScale
 from protocol.querier.worth import CONFIDENCE
 from tests.support import protocol_samples as samples
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 PAGE = (ROOT / "benchmarks" / "RESULTS.md").read_text()
 WALK_OPTIONS = ("epsilon", "kappa", "skew", "flagged")
 FRONT = (ROOT / "README.md").read_text()
-
-
-def stored(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 ATTACKS = {

@@ -6,13 +6,15 @@ import asyncio
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from device import agent
 from mpc_helpers.local.launcher import Trio, health
-from protocol.stopping import STOP_SIGNALS, Terminated, interrupt_when_terminated, stop_event, stop_flag
+from protocol.stopping import STOP_SIGNALS, interrupt_when_terminated, stop_event, stop_flag
 from tests.support.processes import IN_BACKGROUND, TREFOIL, output_until, started
 
 SECONDS = 60
@@ -92,15 +94,17 @@ def test_a_flag_is_set_and_the_handlers_are_put_back(number: signal.Signals) -> 
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
-def test_termination_is_an_interrupt() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("at_ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
+def test_termination_is_an_interrupt(at_ctrl_c: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
+        signal.signal(signal.SIGINT, at_ctrl_c)
         interrupt_when_terminated()
-        with pytest.raises(Terminated):
+        with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert issubclass(Terminated, KeyboardInterrupt)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_termination_cancels_the_work_of_an_event_loop() -> None:

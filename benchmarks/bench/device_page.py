@@ -5,16 +5,15 @@ To renew both after a run: python -m benchmarks.bench.device_page
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[2]
-FILE = _ROOT / "benchmarks" / "results" / "device.json"
-PAGE = _ROOT / "benchmarks" / "RESULTS.md"
-FRONT = _ROOT / "README.md"
+from benchmarks.result_files import ROOT, stored
+
+PAGE = ROOT / "benchmarks" / "RESULTS.md"
+FRONT = ROOT / "README.md"
 
 Figures = Mapping[str, Any]
 
@@ -97,7 +96,7 @@ def _listed(questions: list[str]) -> list[str]:
 
 def main() -> None:
     """Write both pages from the result file."""
-    figures = json.loads(FILE.read_text())
+    figures = stored("device")
     _renew(PAGE, _OLD_SECTION, section(figures))
     _renew(FRONT, _OLD_FRONT_LINE, front_line(figures))
 
