@@ -177,7 +177,9 @@ def read_rows(path: Path) -> list[Row]:
     except OSError as error:
         raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
     except (csv.Error, UnicodeDecodeError) as error:
-        raise TrefoilError(f"{path} is not a table: {error}", "Give a CSV file with a header line.") from None
+        # What Python says of bytes that are no text differs from file to file, and helps nobody.
+        why = error if isinstance(error, csv.Error) else "it is not in UTF-8"
+        raise TrefoilError(f"{path} is not a table: {why}", "Give a CSV file with a header line.") from None
 
 
 def _described(encoding: FeatureEncoding) -> dict[str, object]:

@@ -55,7 +55,6 @@ VARYING = (
     (r"(?<![0-9a-f])(?=[0-9]*[a-f])[0-9a-f]{16,}", "DIGITS"),
     (r"'127\.0\.0\.1', \d+", "'127.0.0.1', PORT"),
     (r"_ssl\.c:\d+", "_ssl.c"),
-    (r"byte 0x\w\w in position \d+: invalid \w+ byte", "a byte"),
     (r"x{60,}", "xxx…"),
     (r"n{60,}", "nnn…"),
 )
