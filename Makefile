@@ -8,14 +8,16 @@ READY := $(VENV)/ready
 WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 # Without bytecode on disk, every process that a command or a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE
+FAST := not processes and not browser and not documents and not statistical
 SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 
-.PHONY: help demo live test lint compiled bench results chaos load alerts fuzz clean
+.PHONY: help demo live check test lint compiled bench results chaos load alerts fuzz clean
 
 help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
 	@echo "make live    the same in your browser: an advertisement, a shop, the answer, the budget"
-	@echo "make test    lint, types and all tests, in under eight minutes"
+	@echo "make check   lint, types and the fast tests, in a minute and a half"
+	@echo "make test    lint, types and all tests, in six minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
 	@echo "make results every file in benchmarks/results again, and the documents that quote them: two hours on two cores"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"
@@ -29,6 +31,9 @@ $(READY): pyproject.toml
 	@echo "== making the virtual environment in $(VENV) (once; about a minute)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments,cluster,dev]'
+	@# Optional: without it helpers open payloads one at a time, and one line says so.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lanes]' 2>/dev/null || true
+	@$(BIN)/python -m protocol.lanes_build
 	@touch $@
 
 demo: $(READY)
@@ -48,6 +53,12 @@ lint: $(READY)
 compiled: $(READY)
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
+# The fast lane. Coverage of real processes, browsers, documents and samples is left to `make test`.
+check: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 lint compiled
+	@echo "== fast tests"
+	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(FAST)"
+
 # Lint and types need one core, compiling the other. The order of files is that of tests/conftest.py, long ones first.
 test: $(READY)
 	@$(MAKE) --no-print-directory --jobs 2 lint compiled
@@ -64,20 +75,21 @@ results: $(READY)
 	$(BIN)/trefoil bench results --run --write
 
 chaos: $(READY)
-	TREFOIL_HUNT_SCHEDULES=100000 TREFOIL_HUNT_ROUNDS=200 $(BIN)/python -m pytest -s --timeout 28800 tests/test_hunt.py
-	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_commit_crashes.py tests/test_chaos.py
-	TREFOIL_NOISE=joint TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_bad_helper.py tests/test_chaos.py
+	TREFOIL_HUNT_SCHEDULES=100000 TREFOIL_HUNT_ROUNDS=200 $(BIN)/python -m pytest -s --timeout 28800 tests/virtual/test_hunt.py
+	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/virtual/test_commit_crashes.py tests/processes/test_chaos.py
+	TREFOIL_NOISE=joint TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/mpc_helpers/test_bad_helper.py tests/processes/test_chaos.py
 
 load: $(READY)
-	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/test_load.py tests/test_collector.py tests/test_hostile_posts.py
+	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/processes/test_load.py tests/protocol/test_collector.py \
+		tests/mpc_helpers/test_withdrawal.py tests/mpc_helpers/test_server.py
 
 alerts: $(READY)
-	TREFOIL_ALERTS=all $(BIN)/python -m pytest -s --timeout 1800 tests/test_alerts.py
+	TREFOIL_ALERTS=all $(BIN)/python -m pytest -s --timeout 1800 tests/processes/test_alerts.py
 
 fuzz: $(READY)
-	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/test_fuzz.py tests/test_joint_noise.py tests/test_joint_audit.py \
-		tests/test_device_timelines.py tests/test_display_privacy.py
-	TREFOIL_BUGS=all $(BIN)/python -m pytest --timeout 7200 tests/test_planted_bugs.py
+	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/protocol/test_fuzz.py tests/mpc_helpers/test_joint_noise.py tests/mpc_helpers/test_noise_audit.py \
+		tests/device/test_device_timelines.py tests/device/test_display_privacy.py
+	TREFOIL_BUGS=all $(BIN)/python -m pytest --timeout 7200 tests/documents/test_planted_bugs.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis artefacts

@@ -1,51 +1,27 @@
 """One person's device: matches conversions to impressions, and pays for the answer out of their privacy budget.
 
-- `device`: what happens at each call, on one page: `Device.measure_conversion`
-- `call`: who calls, when, and on which action of the user
-- `reach`: which weeks a request asks for, and which of them may be used
-- `settlement`: what was found for a request, and what was paid
-- `controls`: what the person does with their device
-- `browser`: what is asked of a page before its call reaches the device
-- `activation`: in which tabs a page may call
-- `permissions_policy`: which frames of a page may call
-- `impression`: what a site saved about an ad it showed
-- `conversion`: what a querier asks of a device, checked before anything runs
-- `checked_request`: what the engine needs to know of a request, whichever side asks
-- `conversion_event`: what an advertiser's page saved about a conversion, for publishers
-- `conversion_store`: where those are kept
-- `labelling`: a publisher asks whether a conversion followed an impression
-- `epoch`: the weeks in which a device keeps its filters
-- `privacy_loss`: what one epoch pays for one report
-- `privacy_filter`: what each epoch has paid, never overdrawn
+- `device`: the engine and its interface; read `Device._report` and the methods below it
+- `request`: what the engine needs to know of a request, whichever side asks; the side query
+- `conversion`: the request of a site on which a conversion happened, checked
+- `labelling`: the request of a publisher: did a conversion follow an impression?
+- `events`: saved impressions and conversions, and which of them a request may select
+- `weeks`: which epochs a request may use, and which events a full epoch evicts
+- `epoch`: the calendar of epochs, and the device's coins
+- `budget`: what an epoch pays for a report, and the filters that it pays from
 - `attribution`: how a conversion's value is divided among impressions
-- `named_function`: attribution functions by name, for a command line
-- `side_query`: the flag that says a report may be missing something
 - `report`: from a histogram to what leaves the device
-- `services`: the helper sets that a device trusts, by the names that sites choose
-- `service_store`: where those are kept
-- `limits`: what no site can change
-- `coins`: the coins a device tosses
+- `schedule`: when a call is worked on and answered, so that its duration reveals nothing
+- `limits`: the limits that no site can change
+- `option`: numbers, lists and strings as a site passes them, made exact
 - `site`: registrable domains
-- `option`: numbers, lists and words as a site passes them, made exact
-- `room`: what a full week loses
-- `storage`: what a device keeps, as the engine sees it
-- `memory_store`: in memory, for simulation and tests
-- `sqlite_store`: in one SQLite file, for a person
-- `schema`: how that file is made, and known to be a good one
-- `instance`: how it is known not to be an older copy
-- `tick`: when a call leaves is decided before it is looked at
-- `asked`: what a command asks a device to measure
-- `agent`: a device on a real machine
-- `overview`: everything a person may know about their own device
-- `shortfall`: what to tell a person whose report nothing could pay for
-- `http_headers`: impressions and conversions by response header
-- `structured_fields`: the syntax of those headers
+- `services`: the helper sets that a device trusts, by the names that sites choose
+- `overview`: what a person may know about their own device
+- `actions`: what the commands of `trefoil device` do
+- `agent`: creates and opens a device on a real machine
 - `errors`: the standard's exceptions
-- `dashboard`: a page that shows a person what measurement has cost them
-- `actions`: what `trefoil device` does
-- `display_actions`: what `trefoil device` does for publishers and their advertisers
-- `service_actions`: what `trefoil device service` does
-- `service_commands`: `trefoil device service`
-- `released`: what `trefoil device reports` shows
-- `commands`: `trefoil device`
+- `dashboard`: the privacy dashboard, for the person's own browser
+- `commands`: the commands of `trefoil device`
+- `stores`: what a device keeps, and where
+- `web`: the device behind web pages: browser checks, response headers, the standard's scenarios
+- `browser`: the device behind a person's own browser, as a native messaging host
 """

@@ -1,7 +1,7 @@
-"""The agent: a device on a real machine, with its database, the system's clock and the tick.
+"""Create and open a device on a real machine: with its database, the system's clock and the schedule.
 
-What the command line and the dashboard run. Simulations build a `Device` of their own. A device knows the aggregation
-services that it held when it was opened; a set that is added or renewed meanwhile counts from the next opening.
+Used by the command line and the dashboard; simulations construct a `Device` themselves. An open device has the
+aggregation services that it held when it was opened: a set added or renewed meanwhile takes effect at the next opening.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from device import services
-from device.coins import fair_coin
 from device.device import Device
-from device.epoch import draw_start
+from device.epoch import draw_start, fair_coin
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import DebugReport, DebugSeal, HelperSetSeal, ServicesSeal
-from device.sqlite_store import SqliteStore
-from device.tick import Ticker, Ticks
+from device.schedule import Delayed, Schedule
+from device.site import load_tables
+from device.stores.schema import read_settings
+from device.stores.sqlite_store import SqliteStore
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
 
@@ -27,7 +28,11 @@ Report = SealedReport | DebugReport
 
 
 def system_clock() -> int:
-    """Seconds since 1970, UTC."""
+    """Return the wall clock in seconds since 1970, UTC.
+
+    >>> trefoil.system_clock() > 1_700_000_000
+    True
+    """
     return int(time.time())  # noqa: TID251 - the edge of the device: this is where its clock comes from
 
 
@@ -38,11 +43,19 @@ def create(
     limits: DeviceLimits | None = None,
     clock: Callable[[], int] = system_clock,
 ) -> None:
-    """Make a new device database. Whether it is a debug device and where its epochs begin is decided here, for ever."""
-    length = (limits or DeviceLimits()).epoch_length
-    SqliteStore.create(
-        Path(path), epoch_length=length, epoch_start=draw_start(clock(), length, fair_coin()), debug=debug
-    )
+    """Create a device database. Debug, chosen limits and where its epochs start are fixed here, permanently.
+
+    >>> trefoil.create_device("alice.db", limits=trefoil.DeviceLimits(epoch_days=1))  # doctest: +SKIP
+    """
+    limits = limits or DeviceLimits()
+    start = draw_start(clock(), limits.epoch_length, fair_coin())
+    settings = limits.settings()
+    SqliteStore.create(Path(path), epoch_length=limits.epoch_length, epoch_start=start, debug=debug, settings=settings)
+
+
+def stored_limits(path: Path | str) -> DeviceLimits:
+    """Return the limits that were chosen when the database was created."""
+    return DeviceLimits.from_settings(read_settings(Path(path)))
 
 
 @contextmanager
@@ -53,34 +66,44 @@ def opened(
     service: str = TREFOIL_SERVICE,
     limits: DeviceLimits | None = None,
     clock: Callable[[], int] = system_clock,
-    ticker: Ticker | None = None,
+    schedule: Schedule | None = None,
 ) -> Iterator[Device[Report]]:
-    """The device with its database at `path`. Reports leave at the tick, sealed to the helpers of the chosen service.
+    """Open the device whose database is at `path`. Its reports are sealed to the helpers of their service.
 
-    Services are those that the device holds, and `helper_set` as `service` for as long as it is open.
+    The services are those that the device holds and, while it is open, `helper_set` under the name `service`. Closing
+    the device waits, for a limited time, until every accepted save is applied.
+
+    >>> with trefoil.opened_device("alice.db") as device:  # doctest: +SKIP
+    ...     device.save_impression("news.example", trefoil.ImpressionOptions(histogram_index=1))
     """
-    limits = limits or DeviceLimits()
+    limits = limits or stored_limits(path)
     with opened_store(path, limits=limits, clock=clock) as store:
         with store.transaction():
-            sets = services.held(store.services)
+            sets = services.trusted_sets(store.services)
         if helper_set is not None:
             sets = services.with_given(sets, service, helper_set)
-        seals = {name: DebugSeal(known) if store.debug else HelperSetSeal(known) for name, known in sets.items()}
+        seals = {name: DebugSeal(each) if store.debug else HelperSetSeal(each) for name, each in sets.items()}
         limits = replace(limits, aggregation_services=frozenset(sets))
         seal: ServicesSeal[Report] = ServicesSeal(seals)
-        yield Device(store, seal, clock=clock, limits=limits, ticker=ticker or Ticks(limits.tick_seconds))
+        load_tables()
+        schedule = schedule or Delayed(limits.delay_ms / 1000, limits.work_ms / 1000)
+        try:
+            yield Device(store, seal, clock=clock, limits=limits, schedule=schedule)
+        finally:
+            # Before the database is closed: accepted saves are applied now or lost.
+            schedule.close()
 
 
 @contextmanager
 def opened_store(
     path: Path | str, *, limits: DeviceLimits | None = None, clock: Callable[[], int] = system_clock
 ) -> Iterator[SqliteStore]:
-    """The database at `path`, with epochs that have a beginning."""
-    length = (limits or DeviceLimits()).epoch_length
+    """Open the database at `path`, and fix the start of its epochs if it has none."""
+    length = (limits or stored_limits(path)).epoch_length
     store = SqliteStore.open(Path(path), epoch_length=length, clock=clock)
     try:
         with store.transaction():
-            # Of a database that an older version made, and that no conversion was measured on.
+            # Only a database of an older version, on which no conversion was measured, has none.
             store.fix_epoch_start(draw_start(clock(), length, fair_coin()))
         yield store
     finally:

@@ -1,9 +1,13 @@
 """Attribution: how the value of one conversion is divided among the impressions that its epochs paid for.
 
-Every function here is the paper's A(F₁, …, F_k): it sees relevant impressions by epoch and gives a histogram. What
-makes it private is not the function but `attribute`, which runs it: an empty set is never shown to it, and whatever it
-answers is cut to non-negative integers that sum to at most the value. Then ‖A(F) − A(∅)‖₁ is the sum of the report
-(Theorem 4, case 2), and no epoch can move a report by more than twice the value (Theorem 18).
+Every function here is the paper's A(F₁, …, F_k): it sees relevant impressions by epoch and returns a histogram. What
+makes it private is not the function but `attribute`, which runs it: an empty set is never passed to it, and its output
+is clipped to non-negative integers that sum to at most the value. Then ‖A(F) − A(∅)‖₁ is the sum of the report (Theorem
+4, case 2), and no epoch can move a report by more than twice the value (Theorem 18). So the sensitivity follows from
+value, buckets and weeks, not from the function.
+
+On a command line functions have names: `last`, `first`, `equal`, `last-n` and `slots` are built in; `module:function`
+is imported from the current folder or from an installed package.
 """
 
 from __future__ import annotations
@@ -11,23 +15,28 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from device.errors import RangeError
-from device.impression import Impression
+from device.events import Impression
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.shape import MAX_SPREAD
 
-# In C: a sort over many impressions should cost little more than one over few.
+# Implemented in C: a sort over many impressions should cost little more than one over few.
 _time = attrgetter("time")
 _precedence = attrgetter("priority", "time")
 
 
 class Award(NamedTuple):
-    """What there is to give: a value, over so many buckets, with coins that were drawn once for the conversion."""
+    """The value to divide, the number of buckets, and the coins that were drawn once for the conversion."""
 
     value: int
     buckets: int
@@ -35,7 +44,7 @@ class Award(NamedTuple):
 
 
 class Order(Enum):
-    """In which order impressions are read; of equals, the one that was saved first."""
+    """The order in which impressions are read; ties by the order of saving."""
 
     EARLIEST = "earliest first"
     LATEST = "latest first"
@@ -43,14 +52,14 @@ class Order(Enum):
 
 
 class Need(NamedTuple):
-    """What a function has to see of an epoch to give what it would give for all of it."""
+    """The impressions of an epoch that a function must see to return the same as for all of them."""
 
     order: Order = Order.EARLIEST
     most: int | None = None
 
 
 class AttributionFunction(Protocol):
-    """Divides an award among relevant impressions, given by epoch. Run by `attribute`, never on an empty set."""
+    """Divides an award among relevant impressions, by epoch. Run by `attribute`, never on an empty set."""
 
     def __call__(self, relevant: Mapping[int, Sequence[Impression]], award: Award, /) -> Sequence[float]: ...
 
@@ -58,33 +67,33 @@ class AttributionFunction(Protocol):
 def attribute(
     function: AttributionFunction, relevant: Mapping[int, Sequence[Impression]], award: Award
 ) -> tuple[int, ...]:
-    """The report's histogram: run `function` on the epochs that have impressions, and clip what it says.
+    """Run `function` on the epochs that have impressions, and return its output clipped: the report's histogram.
 
-    A function that fails has said nothing: passing its error on would tell the querier what it had seen.
+    If the function raises, return zeros: its error would reveal to the querier what it had seen.
     """
     # Tuples: a function must not change what the charge follows from.
-    found = {epoch: tuple(impressions) for epoch, impressions in relevant.items() if impressions}
-    if not found:
+    nonempty = {epoch: tuple(impressions) for epoch, impressions in relevant.items() if impressions}
+    if not nonempty:
         return (0,) * award.buckets
     try:
-        return clip(function(found, award), award)
+        return clip(function(nonempty, award), award)
     except KeyboardInterrupt:
         raise
     except BaseException:
-        # Also SystemExit and the like, which would end the transaction and its charge with it.
+        # Also SystemExit and the like, which would roll the transaction and its charge back.
         return (0,) * award.buckets
 
 
 def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:
-    """Exactly `buckets` non-negative integers whose sum is at most the value: rounded down, then cut in order."""
+    """Return exactly `buckets` non-negative integers of sum at most the value: rounded down, then cut in order."""
     left = award.value
     clipped = [0] * award.buckets
     for bucket, amount in enumerate(answer[: award.buckets]):
         if not amount:
             continue
-        # Written so that NaN gives nothing; an infinity gets what is left.
+        # Written so that NaN becomes 0, and infinity the part of the value that is left.
         whole = (left if amount >= left else math.floor(amount)) if amount > 0 else 0
-        # Once more in our own integers: a custom type may lie about its order and its floor.
+        # Again in plain integers: a custom type may lie about its order and its floor.
         clipped[bucket] = min(left, max(0, int(whole)))
         left -= clipped[bucket]
     return tuple(clipped)
@@ -156,9 +165,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """All that is known of one of our functions; of any other, nothing is.
+    """The properties of a built-in function. Nothing is assumed about any other.
 
-    `need` and `most_buckets` may look at the function, and the former at the number of buckets.
+    `need` takes the function and the number of buckets, `most_buckets` the function: both depend on its parameters.
     """
 
     name: str
@@ -166,11 +175,11 @@ class BuiltIn:
     make: Callable[[Sequence[float]], AttributionFunction]
     need: Callable[[Any, int], Need] = lambda *_: Need()
     most_buckets: Callable[[Any], int] = lambda _: MAX_SPREAD
-    # In how many buckets it is itself: slots need several.
+    # The fewest buckets in which it makes sense: slots need several.
     least_buckets: int = 1
 
 
-# The one place for a function of ours: what it is called, what it must be shown, and where it can put something.
+# The one list of built-in functions: name, what each must see, and in how many buckets it can put something.
 BUILT_IN = (
     BuiltIn("last", LastTouch, lambda _: LastTouch(), lambda *_: Need(Order.LATEST, 1), lambda _: 1),
     BuiltIn("first", FirstTouch, lambda _: FirstTouch(), lambda *_: Need(Order.EARLIEST, 1), lambda _: 1),
@@ -192,37 +201,37 @@ BUILT_IN = (
 )
 
 
-def _known(function: AttributionFunction) -> BuiltIn | None:
-    """By class, not by instance: whoever derives from one of ours may look at more, and give anything.
+def _built_in(function: AttributionFunction) -> BuiltIn | None:
+    """Return the entry of exactly this class: a subclass may look at more, and return anything.
 
-    By identity: the class of a querier's function may say that it equals anything.
+    By identity: the class of a querier's function may claim to equal anything.
     """
     kind = type(function)
     return next((each for each in BUILT_IN if each.kind is kind), None)
 
 
 def is_ours(function: AttributionFunction) -> bool:
-    """Whether `function` is one of ours: it has no state, and looks at nothing but what it is given."""
-    return _known(function) is not None
+    """Return whether `function` is built in, so that it has no state and depends on its arguments alone."""
+    return _built_in(function) is not None
 
 
 def needs(function: AttributionFunction, buckets: int) -> Need:
-    """What must be read for `function`. Of ours one knows; any other is shown everything."""
-    known = _known(function)
-    return Need() if known is None else known.need(function, buckets)
+    """Return what must be read for `function`: everything, unless it is built in."""
+    entry = _built_in(function)
+    return Need() if entry is None else entry.need(function, buckets)
 
 
 def most_buckets(function: AttributionFunction) -> int:
-    """In how many buckets a function can ever put something: any number, unless we know it better."""
-    known = _known(function)
-    return MAX_SPREAD if known is None else known.most_buckets(function)
+    """Return in how many buckets a function can put something: any number, unless it is built in."""
+    entry = _built_in(function)
+    return MAX_SPREAD if entry is None else entry.most_buckets(function)
 
 
 def fair_allocation(value: int, credit: Sequence[float], coins: Sequence[float]) -> list[int]:
-    """Integers in proportion to `credit` that sum to `value`, fair in expectation, each off by less than one.
+    """Return integers in proportion to `credit` that sum to `value`, fair in expectation, each off by less than one.
 
-    In IEEE doubles, in the standard's order: what it gives for its own scenarios depends on that. Needs one coin in
-    [0, 1) fewer than there are credits.
+    In IEEE doubles, in the standard's order: the results of its own scenarios depend on that. Needs one coin in [0, 1)
+    fewer than there are credits.
     """
     parts = _proportions(value, [float(share) for share in credit])
     carried = 0
@@ -261,9 +270,46 @@ def _to_one(impression: Impression, award: Award) -> list[int]:
 
 
 def _histogram(impressions: Sequence[Impression], parts: Sequence[int], award: Award) -> list[int]:
-    """What falls outside the histogram is lost: giving it to others would let one impression move another's credit."""
+    """Return the histogram of `parts`. What falls outside is lost: one impression must not move another's credit."""
     histogram = [0] * award.buckets
     for impression, part in zip(impressions, parts, strict=True):
         if impression.histogram_index < award.buckets:
             histogram[impression.histogram_index] += part
     return histogram
+
+
+OURS = {each.name: each for each in BUILT_IN}
+
+
+def named_function(name: str, credit: Sequence[float] = (1.0,)) -> AttributionFunction:
+    """Return the attribution function of this name; `credit` is for `last-n` alone."""
+    if name in OURS:
+        return OURS[name].make(credit)
+    hint = f"Built in are {', '.join(OURS)}; your own is module:function."
+    function: AttributionFunction = imported(name, "attribution function", hint)
+    if not callable(function):
+        raise TrefoilError(
+            f"{name} is not a function", "Name one that takes (relevant, award).", kind=ErrorKind.WRONG_TYPE
+        )
+    return function
+
+
+def imported(name: str, what: str, hint: str) -> Any:  # Any: the person's own object, checked by the caller
+    """Return the object that `module:name` names, with the current folder on the path as Python itself has it."""
+    if ":" not in name:
+        raise TrefoilError(f"there is no {what} {name!r}", hint, kind=ErrorKind.UNKNOWN_NAME)
+    try:
+        with _this_folder_importable():
+            return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise TrefoilError(f"cannot import {name}: {error}", hint, kind=ErrorKind.MISSING_DEPENDENCY) from None
+
+
+@contextmanager
+def _this_folder_importable() -> Iterator[None]:
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

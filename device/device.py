@@ -1,46 +1,66 @@
 """The device: one person's impressions, what each conversion is worth, and what it costs them (paper, Listing 1).
 
-`_report` is the whole of it on one page, whichever side asks. Its public face is W3C Attribution Level 1 in Python
-names. The paper's general request runs on the same engine through `measure`; a publisher's, by `measure_impression`.
-What the person does with their device is in `controls`.
+Sites call the first half of `Device`, which is W3C Attribution Level 1 in Python names; the paper's general request
+(`measure`) and a publisher's (`measure_impression`) run on the same engine. `_report` is that engine: read it and the
+methods below it from top to bottom. The last part of the class is for the person, or for the browser on their behalf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import Generic, TypeVar
 
 from device.attribution import Award, attribute
-from device.call import DeviceCall, Register
-from device.checked_request import CheckedRequest, no_events
-from device.coins import DeviceCoins
-from device.controls import Controls
+from device.budget import (
+    Charges,
+    FilterKind,
+    FilterOwner,
+    FilterState,
+    capacities,
+    charges_of,
+    check_and_consume,
+    epoch_loss,
+    states,
+)
 from device.conversion import AttributionRequest, ConversionOptions
-from device.conversion_event import ConversionEventOptions
-from device.epoch import EpochCalendar
-from device.errors import DatabaseBusy
-from device.impression import ImpressionOptions
+from device.epoch import DeviceCoins, EpochCalendar
+from device.errors import DatabaseUnavailable, DOMException
+from device.events import ConversionEventOptions, ImpressionOptions, SavedConversion, SavedImpression
 from device.labelling import LabelOptions
 from device.limits import DeviceLimits
 from device.option import check_kind
-from device.privacy_filter import Charges, FilterKind, FilterOwner, capacities, charges_of, check_and_consume
-from device.privacy_loss import epoch_loss
-from device.reach import Reach, Weeks
+from device.overview import Overview
 from device.report import Seal
-from device.room import make_room, make_room_for_conversion
-from device.settlement import Found, Settled, record_of
-from device.storage import Store
-from device.tick import AtOnce, Ticker
-from protocol.errors import TrefoilError
+from device.request import CheckedRequest, Match
+from device.schedule import AtOnce, Caller, Schedule
+from device.site import parse_site
+from device.stores.storage import LOGGED_EPOCHS, EpochEntry, EpochOutcome, ReportRecord, Store
+from device.weeks import Reach, Weeks, evict_for_conversion, evict_for_impression
+from protocol.errors import ErrorKind, TrefoilError
 
 R = TypeVar("R")
+_LOG = logging.getLogger(__name__)
+
+# Far more than any calendar needs, and far less than a file can hold: a clock beyond it is no clock.
+TIMES = range(-(2**40), 2**40)
 
 
-class Device(Controls, Generic[R]):
+class Device(Generic[R]):
     """One person's device. `seal` decides what a report is: a SealedReport, or plain numbers in a simulation.
 
     Safe to use from several threads; several processes may share one database.
+
+    >>> ann = trefoil.Device(trefoil.MemoryStore(debug=True), trefoil.PlainSeal(), clock=lambda: 1_900_000_800)
+    >>> ann.save_impression("news.example", trefoil.ImpressionOptions(histogram_index=2))
+    >>> purchase = trefoil.ConversionOptions(trefoil.TREFOIL_SERVICE, histogram_size=4, value=3, max_value=3)
+    >>> ann.measure_conversion("shop.example", purchase)
+    (0, 0, 3, 0)
     """
 
     def __init__(
@@ -51,18 +71,22 @@ class Device(Controls, Generic[R]):
         clock: Callable[[], int],
         limits: DeviceLimits | None = None,
         coins: DeviceCoins | None = None,
-        ticker: Ticker | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         if seal.reveals and not store.debug:
             raise TrefoilError(
-                "only a debug device shows what is in its reports", "Debug is chosen when a database is created."
+                "only a debug device shows what is in its reports",
+                "Debug is chosen when a database is created.",
+                kind=ErrorKind.FORBIDDEN,
             )
-        self._coins = coins or DeviceCoins()
-        limits = limits or DeviceLimits()
-        super().__init__(store, Weeks(store, limits, self._coins.epoch_start), clock, limits)
+        self._store = store
         self._seal = seal
-        self._capacities = capacities(limits)
-        self._ticker = ticker or AtOnce()
+        self._clock = clock
+        self._limits = limits or DeviceLimits()
+        self._coins = coins or DeviceCoins()
+        self._schedule = schedule or AtOnce()
+        self._weeks = Weeks(store, self._limits, self._coins.epoch_start)
+        self._capacities = capacities(self._limits)
 
     def measure_conversion(
         self,
@@ -72,7 +96,7 @@ class Device(Controls, Generic[R]):
         intermediary: str | None = None,
         action: str | None = None,
     ) -> R:
-        """A report of what led to a conversion on `site`, by the page itself or by an `intermediary` on it.
+        """Return a report of what led to a conversion on `site`, for the page itself or for an `intermediary` on it.
 
         `action` names the user's action that led here, for devices that bound how many sites may measure on one action.
         """
@@ -80,149 +104,114 @@ class Device(Controls, Generic[R]):
         check_kind(options, ConversionOptions, AttributionRequest)
         return self._report(call, options)
 
+    def measure(self, site: str, request: AttributionRequest, *, intermediary: str | None = None) -> R:
+        """Return a report for the paper's general attribution request of the querier `site`."""
+        return self.measure_conversion(site, request, intermediary=intermediary)
+
     def measure_impression(
         self, site: str, options: LabelOptions, *, intermediary: str | None = None, action: str | None = None
     ) -> R:
-        """A report of whether a conversion followed an impression that `site` showed (`labelling`): the other side."""
+        """Return a report of whether a conversion followed an impression that `site` showed (`labelling`)."""
         call = self._call(site, intermediary, action)
         check_kind(options, LabelOptions)
         return self._report(call, options)
 
-    def _report(self, call: DeviceCall, options: ConversionOptions | AttributionRequest | LabelOptions) -> R:
-        """Match · Charge · Attribute · Share · Seal. Always a report; errors depend on the options alone."""
-        request = options.checked(call.site, call.caller, self._limits)
-        seal = self._seal.prepare(request, call.now, debug=self._store.debug)
-        # Drawn once: the charge must be for exactly what is reported.
-        award = Award(request.value, request.buckets, [self._coins.credit() for _ in range(request.coins)])
-
-        def page() -> tuple[int, ...]:
-            with self._store.transaction():
-                # Match: which epochs of the window have relevant events.
-                found = self._match(request, call)
-                # Charge: each of them pays its individual privacy loss, from all of its filters or from none.
-                settled = self._charge(request, found, award)
-                # Attribute: divide the value among the events of epochs that paid.
-                numbers = self._attribute(request, found, settled, award)
-                self._store.log(record_of(request, call.now, found, settled), self._limits.max_log_records)
-            return numbers
-
-        with self._ticker.turn(call.queue, self._limits.work_seconds, call.came) as turn:
-            # The turn ends when it was going to end. What is not ready by then is charged for, and not in the report.
-            numbers = turn.run(lambda: self._or_null(page, request, call), late=_zeros(request))
-            # Share, Seal: only now, when the charge is on disk.
-            return seal(numbers)
-
-    def measure(self, site: str, request: AttributionRequest, *, intermediary: str | None = None) -> R:
-        """The paper's general attribution request, for the querier `site`: the same engine, the same page."""
-        return self.measure_conversion(site, request, intermediary=intermediary)
-
-    def save_impression(
-        self, site: str, options: ImpressionOptions, *, intermediary: str | None = None, action: str | None = None
-    ) -> None:
-        """Remember an impression on `site`. Options are checked also when measurement is off; then nothing is kept."""
-        call = self._call(site, intermediary, action)
-        check_kind(options, ImpressionOptions)
-        saved = options.saved(call.site, call.caller, call.now, self._limits)
-
-        def save() -> None:
-            make_room(self._store, saved, self._weeks.known(), self._limits)
-            self._store.save(saved)
-
-        self._keep(call, save)
-
-    def save_conversion(
-        self, site: str, options: ConversionEventOptions, *, intermediary: str | None = None, action: str | None = None
-    ) -> None:
-        """Remember a conversion on `site`, for the publishers that it names. Checked, kept and answered as above."""
-        call = self._call(site, intermediary, action)
-        check_kind(options, ConversionEventOptions)
-        saved = options.saved(call.site, call.caller, call.now, self._limits)
-
-        def save() -> None:
-            make_room_for_conversion(self._store, self._weeks.known(), call.now, self._limits)
-            self._store.conversions.save(saved)
-
-        self._keep(call, save)
-
     def _call(self, site: str, intermediary: str | None, action: str | None) -> DeviceCall:
-        """The call that is being made. When it came is noted first: all that follows is in its turn."""
-        came = self._ticker.now()
+        # The arrival time comes first, so that every part of the call falls into its delay.
+        came = self._schedule.now()
         return DeviceCall.checked(came, self._clock(), site, intermediary, action, self._limits)
 
-    def _keep(self, call: DeviceCall, save: Callable[[], None]) -> None:
-        """Run `save` if measurement is on and the site may still act on this action; in a turn of its own."""
+    def _report(self, call: DeviceCall, options: ConversionOptions | AttributionRequest | LabelOptions) -> R:
+        """Match · Charge · Attribute · Share · Seal. Always return a report; errors depend on the options alone."""
+        request = options.checked(call.site, call.caller, self._limits)
+        # Refuse what cannot be sealed before anything is charged.
+        seal = self._seal.prepare(request, call.now, debug=self._store.debug)
+        # Draw the coins once: the charge must be for exactly what is reported.
+        award = Award(request.value, request.buckets, [self._coins.credit() for _ in range(request.coins)])
+        # The time of the answer is fixed before the work begins, and is that of the null report sealed meanwhile.
+        return self._schedule.measure(
+            Caller(call.site, call.caller),
+            call.came,
+            # Share, Seal: only when the charge is durable.
+            lambda: seal(self._match_charge_attribute(request, call, award)),
+            fallback=lambda: seal(_zeros(request)),
+        )
 
-        def page() -> None:
-            # A site must not learn what the device holds, nor what else it is doing: if this fails, it is not told.
-            with suppress(Exception), self._store.transaction():
-                if self._store.enabled and call.is_admitted(Register.SAVES, self._store, self._limits):
-                    save()
+    def _match_charge_attribute(self, request: CheckedRequest, call: DeviceCall, award: Award) -> tuple[int, ...]:
+        """Run the data-dependent steps of Listing 1 in one transaction and return the report's plain numbers.
 
-        with self._ticker.turn(call.queue, self._limits.work_seconds, call.came) as turn:
-            turn.run(page, late=None)
-
-    def _or_null(
-        self, page: Callable[[], tuple[int, ...]], request: CheckedRequest, call: DeviceCall
-    ) -> tuple[int, ...]:
-        """What `page` gives, or a null report if it ends as nobody foresaw; if the program is being ended, the charge.
-
-        What went wrong may have to do with what was found, so every epoch pays as if its data were to blame: for the
-        worst that a report could have said. Before the transaction had begun nothing was found, and nothing is owed.
+        On an unexpected exception charge every epoch the worst case and return zeros, a null report; on `BaseException`
+        charge and re-raise. A transaction that could not begin has read nothing, so nothing is owed for it. Whether it
+        began decides that, never the class of the exception: a querier's function may raise any.
         """
+        began = False
         try:
-            return page()
-        except DatabaseBusy:
-            return _zeros(request)
+            with self._store.transaction():
+                began = True
+                # Match: which epochs of the window have relevant events.
+                match = self._match(request, call)
+                # Charge: each of them pays its individual privacy loss, from all of its filters or from none.
+                payment = self._charge(request, match, award)
+                # Attribute: divide the value among the events of epochs that paid.
+                numbers = self._attribute(request, match, payment, award)
+                self._store.log(_record_of(request, call.now, match, payment), self._limits.max_log_records)
+            return numbers
         except BaseException as fault:
-            with suppress(Exception), self._store.transaction():
-                reach = self._reach(request, call)
-                owed = dict.fromkeys(reach.usable, self._worst(request, reach.window))
-                settled = Settled(self._pay(request, owed), None, fault=True)
-                record = record_of(request, call.now, Found(reach, {}, no_events), settled)
-                self._store.log(record, self._limits.max_log_records)
+            if began:
+                self._charge_worst_case(request, call)
             if not isinstance(fault, Exception):
                 raise
             return _zeros(request)
 
+    def _match(self, request: CheckedRequest, call: DeviceCall) -> Match:
+        """Step 1 of Listing 1: return which usable epochs have relevant events, and on which sites these happened."""
+        reach = self._reach(request, call)
+        if not reach.usable:
+            return Match(reach)
+        return request.match(self._store, reach, call.now, partial(self._cannot_pay, request, reach.window))
+
     def _reach(self, request: CheckedRequest, call: DeviceCall) -> Reach:
-        """Which epochs are asked for, and which of them may be used. While measurement is off, epochs of no device."""
+        """Return the requested epochs and those of them that may be used: none while measurement is off."""
         now = call.now
         if not self._store.enabled:
+            # A calendar of no device: to read its own would fix where its epochs start.
             calendar = EpochCalendar(now, self._limits.epoch_length)
             return Reach(calendar, request.window(calendar, now), (), measuring=False)
         calendar = self._weeks.calendar(now)
         window = request.window(calendar, now)
-        if not call.is_admitted(Register.MEASUREMENTS, self._store, self._limits):
+        if not call.is_admitted(Register.MEASUREMENTS, self._store, self._limits, calendar):
             return Reach(calendar, window, (), measuring=False)
         self._weeks.close_unreachable(calendar, now)
         return Reach(calendar, window, self._weeks.usable(calendar, window, now), measuring=True)
 
-    def _match(self, request: CheckedRequest, call: DeviceCall) -> Found:
-        """Step 1 of Listing 1. Which epochs have relevant events, and on which sites they happened."""
-        reach = self._reach(request, call)
-        if not reach.usable:
-            return Found(reach, {}, no_events)
+    def _charge(self, request: CheckedRequest, match: Match, award: Award) -> Payment:
+        """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch.
 
-        def unable(asked: Mapping[int, Collection[str]]) -> Collection[int]:
-            worst = {epoch: self._worst(request, reach.window, sites) for epoch, sites in asked.items()}
-            filters = self._store.filters_of({owner for charges in worst.values() for owner in charges})
-            capacity = self._capacities
-            return {epoch for epoch, owed in worst.items() if not check_and_consume(epoch, owed, filters, capacity)}
+        A window of one epoch pays for the report's own sum, which must be computed first.
+        """
+        if len(match.reach.window) > 1:
+            return Payment(self._pay(request, self._owed(request, match, None)), None)
+        output = attribute(request.function, match.relevant, award)
+        return Payment(self._pay(request, self._owed(request, match, sum(map(abs, output)))), output)
 
-        return Found(reach, *request.match(self._store, reach.calendar, reach.usable, call.now, unable))
-
-    def _charge(self, request: CheckedRequest, found: Found, award: Award) -> Settled:
-        """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch."""
-        single = len(found.reach.window) == 1
-        if not single:
-            return Settled(self._pay(request, self._owed(request, found, None)), None)
-        output = attribute(request.function, found.relevant, award)
-        free = attribute(request.function, found.own(found.reach.usable), award)
-        moved = sum(abs(part - without) for part, without in zip(output, free, strict=True))
-        return Settled(self._pay(request, self._owed(request, found, moved)), output, free=free)
+    def _owed(self, request: CheckedRequest, match: Match, output: int | None) -> dict[int, Charges]:
+        """Return what every usable epoch owes to each of its filters (Theorem 4; at most two cases in one window)."""
+        sensitivity, terms = request.sensitivity(match.reach.window), request.loss_terms
+        nothing = epoch_loss(terms, relevant=False, sensitivity=sensitivity, output=output)
+        something = epoch_loss(terms, relevant=True, sensitivity=sensitivity, output=output)
+        return {
+            epoch: charges_of(
+                request.site,
+                match.sites.get(epoch, ()),
+                something if epoch in match.sites else nothing,
+                request.quota,
+            )
+            for epoch in match.reach.usable
+            if epoch not in match.withheld and (epoch in match.sites or request.kappa)
+        }
 
     def _pay(self, request: CheckedRequest, owed: Mapping[int, Charges]) -> Mapping[int, int]:
-        """What each epoch that could pay has paid to the querier's own filter."""
+        """Charge every epoch that can pay all it owes. Return what each of them paid to the querier's own filter."""
         filters = self._store.filters_of({owner for charges in owed.values() for owner in charges})
         own = FilterOwner(FilterKind.SITE, request.site)
         paid = {
@@ -233,43 +222,304 @@ class Device(Controls, Generic[R]):
         self._store.keep(filters)
         return paid
 
+    def _attribute(self, request: CheckedRequest, match: Match, payment: Payment, award: Award) -> tuple[int, ...]:
+        """Step 4. An epoch that could not pay contributes exactly what an absent one would."""
+        if not match.reach.measuring:
+            return _zeros(request)
+        kept = [epoch for epoch in match.sites if epoch in payment.paid]
+        if payment.output is not None:
+            histogram = payment.output if kept else (0,) * request.buckets
+        else:
+            histogram = attribute(request.function, match.read(kept), award)
+        if request.side_query is None:
+            return histogram
+        return (*histogram, request.side_query.flag(match.reach.usable, payment.paid, kept))
+
+    def _charge_worst_case(self, request: CheckedRequest, call: DeviceCall) -> None:
+        """Charge every usable epoch for the worst report, best effort: a fault may depend on any epoch's data."""
+        with suppress(Exception), self._store.transaction():
+            reach = self._reach(request, call)
+            owed = dict.fromkeys(reach.usable, self._worst(request, reach.window))
+            payment = Payment(self._pay(request, owed), None, fault=True)
+            self._store.log(_record_of(request, call.now, Match(reach), payment), self._limits.max_log_records)
+
+    def _cannot_pay(
+        self, request: CheckedRequest, window: Sequence[int], sites: Mapping[int, Collection[str]]
+    ) -> Collection[int]:
+        """Return the epochs, given with the sites of their events, that could not pay the worst case. Pays nothing."""
+        worst = {epoch: self._worst(request, window, event_sites) for epoch, event_sites in sites.items()}
+        # A copy of the filters that is not written back.
+        filters = self._store.filters_of({owner for charges in worst.values() for owner in charges})
+        return {epoch for epoch, owed in worst.items() if not check_and_consume(epoch, owed, filters, self._capacities)}
+
     def _worst(self, request: CheckedRequest, window: Sequence[int], sites: Collection[str] = ()) -> Charges:
-        """What an epoch of a window, with events of `sites`, owes for the worst that a report could say."""
-        output = request.worst_output if len(window) == 1 else None
+        """Return what an epoch of `window`, with events of `sites`, owes for the worst that a report could say."""
+        output = request.value if len(window) == 1 else None
         sensitivity = request.sensitivity(window)
         loss = epoch_loss(request.loss_terms, relevant=True, sensitivity=sensitivity, output=output)
         return charges_of(request.site, sites, loss, request.quota)
 
-    def _owed(self, request: CheckedRequest, found: Found, output: int | None) -> dict[int, Charges]:
-        """What every usable epoch owes to each of its filters (Theorem 4; two cases at most in one window)."""
-        sensitivity, terms = request.sensitivity(found.reach.window), request.loss_terms
-        nothing = epoch_loss(terms, relevant=False, sensitivity=sensitivity, output=output)
-        something = epoch_loss(terms, relevant=True, sensitivity=sensitivity, output=output)
-        return {
-            epoch: charges_of(
-                request.site,
-                found.sites.get(epoch, ()),
-                something if epoch in found.sites else nothing,
-                request.quota,
-            )
-            for epoch in found.reach.usable
-            if epoch not in found.hidden and (epoch in found.sites or request.kappa)
-        }
+    def save_impression(
+        self,
+        site: str,
+        options: ImpressionOptions,
+        *,
+        intermediary: str | None = None,
+        action: str | None = None,
+        kept: Future[bool] | None = None,
+    ) -> None:
+        """Save an impression on `site`. Options are checked even while measurement is off; then nothing is stored.
 
-    def _attribute(self, request: CheckedRequest, found: Found, settled: Settled, award: Award) -> tuple[int, ...]:
-        """Step 4. An epoch that could not pay gives exactly the report of an absent one, or of what is free in it."""
-        if not found.reach.measuring:
-            return _zeros(request)
-        kept = [epoch for epoch in found.sites if epoch in settled.paid]
-        if settled.output is not None:
-            histogram = settled.output if kept else settled.free or (0,) * request.buckets
+        Return before it is stored, in the order of calls. `kept` is for the person: whether it was stored in the end.
+        """
+        call = self._call(site, intermediary, action)
+        check_kind(options, ImpressionOptions)
+        self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
+
+    def save_conversion(
+        self,
+        site: str,
+        options: ConversionEventOptions,
+        *,
+        intermediary: str | None = None,
+        action: str | None = None,
+        kept: Future[bool] | None = None,
+    ) -> None:
+        """Save a conversion on `site` for the publishers that it names, under the rules of `save_impression`."""
+        call = self._call(site, intermediary, action)
+        check_kind(options, ConversionEventOptions)
+        self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
+
+    def _save(self, call: DeviceCall, saved: SavedImpression | SavedConversion, kept: Future[bool] | None) -> None:
+        def work() -> None:
+            stored = self._evict_and_save(call, saved)
+            if kept is not None:
+                kept.set_result(stored)
+
+        if not self._schedule.save(Caller(call.site, call.caller), work) and kept is not None:
+            kept.set_result(False)
+
+    def _evict_and_save(self, call: DeviceCall, saved: SavedImpression | SavedConversion) -> bool:
+        """Store `saved` if measurement is on and the site may still act on this action; return whether it is stored.
+
+        A failure is silent to the site, which must learn neither what the device holds nor what else it is doing. The
+        person's own terminal says so.
+        """
+        try:
+            with self._store.transaction():
+                calendar = self._weeks.fixed_calendar()
+                if not self._store.enabled or not call.is_admitted(Register.SAVES, self._store, self._limits, calendar):
+                    return False
+                self._store_event(call, saved, calendar)
+        except Exception as error:
+            _LOG.warning("an event was not kept: %s", type(error).__name__)
+            return False
+        return True
+
+    def _store_event(
+        self, call: DeviceCall, saved: SavedImpression | SavedConversion, calendar: EpochCalendar | None
+    ) -> None:
+        if isinstance(saved, SavedImpression):
+            evict_for_impression(self._store, saved, calendar, self._limits)
+            self._store.save(saved)
         else:
-            free = found.own([epoch for epoch in found.reach.usable if epoch not in kept])
-            histogram = attribute(request.function, {**free, **found.read(kept)}, award)
-        if request.side_query is None:
-            return histogram
-        return (*histogram, request.side_query.flag(found.reach.usable, settled.paid, kept))
+            evict_for_conversion(self._store, calendar, call.now, self._limits)
+            self._store.conversions.save(saved)
+
+    # For the person, or the browser on their behalf. No site calls what follows.
+
+    def clear_impressions_for_site(self, site: str) -> None:
+        """Remove what `site` has stored on this device. Budgets stay: a site cannot erase its own spending."""
+        cleared = parse_site(site)
+        self._finish_pending()
+        with self._store.transaction():
+            self._store.clear_caller(cleared)
+
+    def clear_site(self, site: str) -> None:
+        """Clear a site as a person means it: delete what it stored, and set its budgets up to now to zero."""
+        self.clear_impressions_for_site(site)
+        self.clear_browsing_history([site], forget_visits=False)
+
+    def _finish_pending(self) -> None:
+        """Wait for the calls made so far: a save applied after its site was cleared would bring it back."""
+        if not self._schedule.drain():
+            raise DatabaseUnavailable("sites have called faster than this device works", "Retry later.")
+
+    def clear_browsing_history(self, sites: Iterable[str] = (), *, forget_visits: bool) -> None:
+        """Clear the history of `sites`, or of all sites if none are named.
+
+        With `forget_visits` delete their state and close every epoch so far to every querier, since what it had paid is
+        no longer known. Otherwise set the sites' budgets up to now to zero and keep everything else.
+        """
+        now = self._clock()
+        cleared = frozenset(parse_site(site) for site in sites)
+        self._finish_pending()
+        with self._store.transaction():
+            if forget_visits:
+                self._store.raise_barrier(max(now, self._weeks.last_payment(now)))
+                self._store.forget(cleared)
+            elif cleared:
+                self._empty_budgets(cleared, now)
+
+    def _empty_budgets(self, sites: Iterable[str], now: int) -> None:
+        # The standard looks the earliest epoch up first, which matters if nothing has been looked up before.
+        earliest = now - self._limits.max_lookback
+        reachable = self._weeks.calendar(earliest).window(earliest, now)
+        filters = self._store.filters_of([FilterOwner(FilterKind.SITE, site) for site in sites])
+        for epoch in reachable:
+            for ledger in filters.values():
+                ledger.empty(epoch)
+        self._store.keep(filters)
+
+    def enable(self) -> None:
+        self._schedule.drain()
+        with self._store.transaction():
+            self._store.set_enabled(True)
+
+    def disable(self) -> None:
+        """Switch measurement off: nothing is saved, and every report is null. No site can tell."""
+        self._schedule.drain()
+        with self._store.transaction():
+            self._store.set_enabled(False)
+
+    def budget(self) -> list[FilterState]:
+        """Return what every filter has paid, for the person alone."""
+        self._schedule.drain()
+        with self._store.transaction():
+            return states(self._store.filters(), self._limits)
+
+    def reports(self) -> Sequence[ReportRecord]:
+        """Return the log of reports, oldest first, for the person alone."""
+        self._schedule.drain()
+        with self._store.transaction():
+            return self._store.reports()
+
+    def overview(self) -> Overview:
+        """Return a consistent snapshot for the person's dashboard. Read-only: it does not fix where epochs start."""
+        now, limits = self._clock(), self._limits
+        self._schedule.drain()
+        with self._store.transaction():
+            return Overview(
+                now=now,
+                enabled=self._store.enabled,
+                debug=self._store.debug,
+                limits=limits,
+                calendar=self._weeks.fixed_calendar(),
+                barrier=self._store.barrier,
+                filters=states(self._store.filters(), limits),
+                reports=self._store.reports(),
+                impressions=self._store.impressions(),
+                conversions=self._store.conversions.all(),
+            )
+
+    def calendar(self) -> EpochCalendar:
+        """Return this device's calendar. The first lookup fixes its start, as a first conversion does."""
+        self._schedule.drain()
+        with self._store.transaction():
+            return self._weeks.calendar(self._clock())
+
+
+class Register(Enum):
+    """The two lists of sites that have acted on an action of the user, for devices that bound their number.
+
+    Two, because what is saved on an action must not decide what is measured on it.
+    """
+
+    SAVES = "saves"
+    MEASUREMENTS = "measurements"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCall:
+    """One call. `site` is the top-level site, which pays; `caller` the intermediary on it, or the site itself.
+
+    `came` is the arrival time on the schedule's clock, and `now` the device's wall clock.
+    """
+
+    came: float
+    now: int
+    site: str
+    caller: str
+    action: str | None = None
+
+    @classmethod
+    def checked(
+        cls, came: float, now: int, site: str, intermediary: str | None, action: str | None, limits: DeviceLimits
+    ) -> DeviceCall:
+        """Return the call, or raise. Where actions are counted every call must name one, with measurement on or off."""
+        if type(now) is not int or now not in TIMES:
+            raise TrefoilError(
+                "the clock of this device returns no time in whole seconds since 1970",
+                "Set it right.",
+                kind=ErrorKind.CLOCK,
+            )
+        if limits.sites_per_action is not None and (type(action) is not str or not action):
+            raise DOMException(
+                "NotAllowedError",
+                "this device counts sites per user action, and the call names no action",
+                kind=ErrorKind.FORBIDDEN,
+            )
+        top_level = parse_site(site)
+        return cls(came, now, top_level, top_level if intermediary is None else parse_site(intermediary), action)
+
+    def is_admitted(
+        self, register: Register, store: Store, limits: DeviceLimits, calendar: EpochCalendar | None
+    ) -> bool:
+        """Return whether its site may still act on its action: by who calls, never by the data. In a transaction.
+
+        Each epoch has a list of its own: what was done before its edge must not decide what is done after it.
+        """
+        if limits.sites_per_action is None or self.action is None:
+            return True
+        epoch = "" if calendar is None else calendar.index(self.now)
+        action = f"{register.value}: {epoch}: {self.action}"
+        return store.admit_to_action(action, self.site, limits.sites_per_action, self.now)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Payment:
+    """The result of *Charge*: what each epoch that could pay has paid to the querier's own filter.
+
+    Without a repr, like `Match`: it would show the person's data in a traceback.
+    """
+
+    paid: Mapping[int, int]
+    # The report's histogram, where the charge depends on it (a window of one epoch).
+    output: tuple[int, ...] | None
+    # The worst case was charged after an exception; there is no histogram.
+    fault: bool = False
+
+
+def _record_of(request: CheckedRequest, now: int, match: Match, payment: Payment) -> ReportRecord:
+    """Return the log's record of a request: as long for a null report as for any other."""
+    terms = request.loss_terms
+    epochs = tuple(
+        EpochEntry(epoch, _outcome(request, epoch, match, payment), payment.paid.get(epoch, 0))
+        for epoch in _logged(match, payment)
+    )
+    public = (terms.epsilon_micros, terms.query_sensitivity, request.site, request.caller)
+    return ReportRecord(now, *public, epochs, request.side)
+
+
+def _logged(match: Match, payment: Payment) -> Sequence[int]:
+    """Return the epochs to log: those that paid, then the latest. To name future ones must not hide spending."""
+    chosen = sorted(match.reach.window, key=lambda epoch: (epoch in payment.paid, epoch))[-LOGGED_EPOCHS:]
+    return sorted(chosen)
+
+
+def _outcome(request: CheckedRequest, epoch: int, match: Match, payment: Payment) -> EpochOutcome:
+    """Return what the person is told about one epoch of a request."""
+    if not match.reach.measuring:
+        return EpochOutcome.NOT_MEASURED
+    if epoch not in match.reach.usable:
+        return EpochOutcome.CLOSED
+    if payment.fault:
+        return EpochOutcome.FAULT
+    if epoch not in match.sites and epoch not in match.withheld and request.side_query is None:
+        return EpochOutcome.NOTHING_FOUND
+    return EpochOutcome.PAID if epoch in payment.paid else EpochOutcome.OUT_OF_BUDGET
 
 
 def _zeros(request: CheckedRequest) -> tuple[int, ...]:
+    """Return the numbers of a null report."""
     return (0,) * (request.buckets + (1 if request.side_query else 0))

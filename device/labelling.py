@@ -1,12 +1,12 @@
 """Labellings: a publisher asks whether a conversion followed an impression that it showed (paper, Appendix A).
 
-It hands in the impression's features X and a window of days that has closed. The report is X if an allowed conversion
+It passes the impression's features X and a window of days that has closed. The report is X if an allowed conversion
 fell into the window, in an epoch that could pay for it, and zeros otherwise. Everything about the impression comes from
-the publisher: to look it up would tell it what other sites have stored.
+the publisher: a lookup would reveal to it what other sites have stored.
 
-What an epoch pays. Taking an epoch with a relevant conversion away turns X into X or into zeros, so it can move the
-report by ‖X‖₁ and by nothing else; nothing moves from one bucket to another, and Theorem 18's factor of 2 does not
-apply. Every epoch with a relevant conversion pays that in full, also where another one would have given the same
+What an epoch pays. Removing an epoch with a relevant conversion leaves X as it is or turns it into zeros, so it moves
+the report by 0 or ‖X‖₁; nothing moves from one bucket to another, and Theorem 18's factor of 2 does not
+apply. Every epoch with a relevant conversion pays that in full, also where another one would have led to the same
 report: if only the first paid, one epoch's events would decide what another can still pay.
 """
 
@@ -17,20 +17,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from device.attribution import Features
-from device.checked_request import CheckedRequest, RelevantEvents, Unable
+from device.budget import FilterKind, LossTerms
 from device.conversion import check_epsilon, floor_micros
-from device.conversion_event import ConversionEvent, EventSelection
 from device.epoch import EpochCalendar
 from device.errors import RangeError
-from device.impression import U32, parse_sites
+from device.events import U32, ConversionEvent, EventSelection, parse_sites
 from device.limits import DeviceLimits
 from device.option import whole, wholes, word
-from device.privacy_filter import FilterKind
-from device.privacy_loss import LossTerms
-from device.side_query import SideQuery, SideQueryForm
-from device.storage import Side, Store
-from protocol.epsilon import MAX_SENSITIVITY
-from protocol.seconds import DAY
+from device.request import CannotPay, CheckedRequest, Match, SideQuery, SideQueryForm
+from device.stores.storage import Side, Store
+from device.weeks import Reach
+from protocol.errors import ErrorKind
+from protocol.units import DAY, MAX_SENSITIVITY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +44,30 @@ class Labelling(CheckedRequest):
     labels: frozenset[int] = frozenset()
 
     def window(self, calendar: EpochCalendar, now: int) -> Sequence[int]:
-        """The epochs from the impression to the window's last second."""
-        shown = now - self.shown_ago
-        return calendar.window(shown, shown + self.length - 1)
+        """Return the epochs from the impression to the window's last second."""
+        impression_time = now - self.shown_ago
+        return calendar.window(impression_time, impression_time + self.length - 1)
 
     def match(
         self,
         store: Store,
-        calendar: EpochCalendar,
-        epochs: Sequence[int],
+        reach: Reach,
         now: int,
-        unable: Unable,  # noqa: ARG002 - a publisher brings no functions
-    ) -> RelevantEvents:
-        """Conversions in the window that this publisher may learn of."""
+        cannot_pay: CannotPay,  # noqa: ARG002 - a publisher brings no functions
+    ) -> Match:
+        """Return the conversions in the window that this publisher may learn of."""
         events: dict[int, list[ConversionEvent]] = {}
-        for event in store.conversions.matching(self.selection(calendar, epochs, now)):
-            events.setdefault(calendar.index(event.time), []).append(event)
-        sites = {epoch: {event.site for event in found} for epoch, found in events.items()}
-        return RelevantEvents(sites, lambda chosen: {epoch: events[epoch] for epoch in chosen})
+        for event in store.conversions.matching(self.selection(reach.calendar, reach.usable, now)):
+            events.setdefault(reach.calendar.index(event.time), []).append(event)
+        sites = {epoch: {event.site for event in group} for epoch, group in events.items()}
+        return Match(reach, sites, lambda chosen: {epoch: events[epoch] for epoch in chosen})
 
     def selection(self, calendar: EpochCalendar, epochs: Sequence[int], now: int) -> EventSelection:
-        """Which conversions of `epochs` may be looked at."""
-        shown = now - self.shown_ago
+        """Return which conversions of `epochs` may be read."""
+        impression_time = now - self.shown_ago
         return EventSelection(
-            since=max(shown, calendar.first_second(epochs[0])),
-            until=min(shown + self.length, calendar.first_second(epochs[-1] + 1)),
+            since=max(impression_time, calendar.first_second(epochs[0])),
+            until=min(impression_time + self.length, calendar.first_second(epochs[-1] + 1)),
             now=now,
             publisher=self.site,
             advertisers=self.advertisers,
@@ -98,8 +95,8 @@ class LabelOptions:
     unit: str = "features"
 
     def checked(self, site: str, caller: str, limits: DeviceLimits) -> Labelling:
-        """The request to run, or an error that depends on nothing but these options and the device's limits."""
-        service = limits.known_service(word("aggregation_service", self.aggregation_service))
+        """Return the request to run, or raise an error that depends on these options and the device's limits alone."""
+        service = limits.check_service(word("aggregation_service", self.aggregation_service))
         epsilon = check_epsilon(self.epsilon)
         cap = whole("cap", self.cap, 1, MAX_SENSITIVITY)
         features = wholes("features", self.features, limits.max_histogram_size, range(cap + 1))
@@ -112,6 +109,7 @@ class LabelOptions:
             raise RangeError(
                 f"the window of {days} days after the impression has not closed: shown_ago is in seconds",
                 f"Ask at a visit {days} days after the impression, or later.",
+                kind=ErrorKind.NOT_YET_VALID,
             )
         side_query = self._side_query()
         return Labelling(
@@ -134,9 +132,13 @@ class LabelOptions:
     def _advertisers(self, site: str, limits: DeviceLimits) -> frozenset[str]:
         advertisers = parse_sites("advertisers", self.advertisers, limits.max_advertisers)
         if not advertisers:
-            raise RangeError("advertisers names nobody whose conversions are asked about", "Name at least one.")
+            raise RangeError(
+                "advertisers is empty", "Name at least one site whose conversions count.", kind=ErrorKind.TOO_FEW
+            )
         if site in advertisers:
-            raise RangeError(f"advertisers names {site} itself, which knows of its own conversions")
+            raise RangeError(
+                f"advertisers names {site} itself, which knows of its own conversions", kind=ErrorKind.INCONSISTENT
+            )
         return advertisers
 
     def _side_query(self) -> SideQuery | None:
@@ -144,5 +146,9 @@ class LabelOptions:
             return None
         side_query = SideQuery.checked(self.side_query)
         if side_query.form is SideQueryForm.LAST_TOUCH:
-            raise RangeError("the last-touch side query is for last touch alone (Theorem 16)", "Use the form ANY.")
+            raise RangeError(
+                "the last-touch side query is for last touch alone (Theorem 16)",
+                "Use the form ANY.",
+                kind=ErrorKind.CONFLICTING_OPTIONS,
+            )
         return side_query

@@ -1,7 +1,7 @@
 """From a histogram to what leaves the device. Real and null reports take the same path and have the same size.
 
-`prepare` runs before anything is spent and refuses what could not be sealed; what it returns runs after the charge is
-on disk, and cannot fail for a reason that depends on the person's data.
+`prepare` runs before anything is charged and refuses what could not be sealed; the function it returns runs after the
+charge is durable, and cannot fail for a reason that depends on the person's data.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from device import errors
-from device.checked_request import CheckedRequest
+from device.request import CheckedRequest
 from protocol.errors import ProtocolError, TrefoilError
 from protocol.header import ReportTerms, coarse_time
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport, seal_report
 
 R_co = TypeVar("R_co", covariant=True)
-_LOG = logging.getLogger("trefoil.device")
+_LOG = logging.getLogger(__name__)
 
 
 class Seal(Protocol[R_co]):
-    """Turns a request's numbers into a report. One that shows them `reveals`, which only debug devices may."""
+    """Turns a request's numbers into a report. If the report shows them, it `reveals`: only debug devices may."""
 
     @property
     def reveals(self) -> bool: ...
@@ -33,7 +33,11 @@ class Seal(Protocol[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class HelperSetSeal:
-    """*Share · Seal* to the three helpers that the device's vendor trusts."""
+    """*Share · Seal* to the three helpers that the device's vendor trusts.
+
+    >>> seal = trefoil.HelperSetSeal(helpers.helper_set)  # doctest: +SKIP
+    >>> trefoil.Device(trefoil.MemoryStore(), seal, clock=trefoil.system_clock)  # doctest: +SKIP
+    """
 
     helper_set: HelperSet
     reveals: bool = field(default=False, init=False)
@@ -43,23 +47,23 @@ class HelperSetSeal:
         try:
             self.helper_set.sealing_keys(terms.time)
         except TrefoilError as error:
-            # To a page it is a service that this device does not have, now.
-            raise errors.ReferenceError(str(error), error.hint) from None
+            # To a page the service is unknown to this device for now.
+            raise errors.ReferenceError(str(error), error.hint, kind=error.kind) from None
         return lambda histogram: _seal_or_null(histogram, terms, self.helper_set)
 
 
 def _seal_or_null(histogram: Sequence[int], terms: ReportTerms, helper_set: HelperSet) -> SealedReport:
-    """After the charge nothing may fail visibly: where a defect keeps a report from being proven, a null one leaves."""
+    """Seal a report, or a null report if a defect makes its proof fail: after the charge nothing may fail visibly."""
     try:
         return seal_report(histogram, terms, helper_set)
     except ProtocolError as error:
-        _LOG.error("a report was not proven, and a null report took its place: %s", error)
+        _LOG.error("the proof of a report failed its own check; sealing a null report instead: %s", error)
         return seal_report([0] * terms.length, terms, helper_set)
 
 
 @dataclass(frozen=True, slots=True)
 class DebugReport:
-    """What a debug device gives: the sealed report, which only debug queries accept, and what is in it."""
+    """The report of a debug device: the sealed report, which only debug queries accept, and its numbers."""
 
     sealed: SealedReport
     histogram: tuple[int, ...] = field(repr=False)
@@ -96,7 +100,11 @@ class ServicesSeal(Generic[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class PlainSeal:
-    """No sealing at all, for simulation and scenarios: the report is the histogram."""
+    """No sealing at all, for simulation and scenarios: the report is the histogram.
+
+    >>> trefoil.PlainSeal().reveals
+    True
+    """
 
     reveals: bool = field(default=True, init=False)
 
@@ -105,7 +113,7 @@ class PlainSeal:
 
 
 def report_terms(request: CheckedRequest, now: int, *, debug: bool) -> ReportTerms:
-    """The public promise of a report: the ε and Δ that were asked for, never what was charged, and nothing found."""
+    """Return the public terms of a report: the requested ε and Δ, never what was charged or matched."""
     terms = request.loss_terms
     return ReportTerms(
         site=request.site,

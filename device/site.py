@@ -7,10 +7,11 @@ section, so that two customers of one hosting provider are two sites. Unknown su
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 from device.errors import DOMException
+from protocol.errors import ErrorKind
 
 if TYPE_CHECKING:
     from publicsuffixlist import PublicSuffixList
@@ -27,77 +28,86 @@ _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 @cache
 def _suffixes() -> PublicSuffixList:
-    # Reading the list takes 0.1 s: only when the first site is looked at.
+    # Reading the list takes 0.1 s: only when a device is opened, or the first site is looked at.
     from publicsuffixlist import PublicSuffixList
 
     return PublicSuffixList(accept_unknown=True)
 
 
+def load_tables() -> None:
+    """Read the public suffix list and the tables of international names.
+
+    Run when a device is opened: else the first call would take longer, and so tell its caller that it is the first.
+    """
+    _suffixes()
+    parse_site("bücher.example")
+
+
 def parse_site(host: object) -> str:
-    """The site that `host` stands for, or the standard's SyntaxError."""
+    """Return the site of `host`, or raise the standard's SyntaxError.
+
+    Not cached: from the time of its own call a site would learn which hosts this device has met.
+    """
     if type(host) is not str:
-        raise DOMException("SyntaxError", f"a site is text, not a {type(host).__name__}", _HINT)
-    return _site(host)
-
-
-@lru_cache(maxsize=4096)
-def _site(host: str) -> str:
+        raise DOMException(
+            "SyntaxError", f"a site is text, not a {type(host).__name__}", _HINT, kind=ErrorKind.WRONG_TYPE
+        )
     name = _ascii(host)
     if not (0 < len(name) <= MAX_HOST_LENGTH) or not _HOST.fullmatch(name):
-        raise _refused(host, "is not a domain name")
+        raise _refusal(host, "is not a domain name")
     labels = name.split(".")
     if _NUMERIC.fullmatch(labels[-1]):
-        raise _refused(host, "is an address, not a domain name")
+        raise _refusal(host, "is an address, not a domain name")
     if labels[-1] == "localhost":
-        raise _refused(host, "is this machine, not a site")
+        raise _refusal(host, "is this machine, not a site")
     site = _suffixes().privatesuffix(name)
     if site is None:
-        raise _refused(host, "is a public suffix or a single label, which belong to no single site")
+        raise _refusal(host, "is a public suffix or a single label, which belong to no single site")
     return site
 
 
 def _ascii(host: str) -> str:
-    """Lower-case A-labels, without the final dot that would make two names of one site."""
+    """Return lower-case A-labels, without the final dot that would make two names of one site."""
     if host.isascii() and _ENCODED not in host.lower():
         return host.lower().removesuffix(".")
-    # Reading its tables takes a while: only for names that need them.
+    # Reading its tables takes a while: only for names that need them, or when a device is opened.
     import idna
 
     try:
         labels = [_a_label(label) for label in _mapped(host[: 4 * MAX_HOST_LENGTH]).removesuffix(".").split(".")]
     except (idna.IDNAError, UnicodeError):
-        raise _refused(host, "is not an international domain name") from None
+        raise _refusal(host, "is not an international domain name") from None
     return ".".join(labels)
 
 
 def _mapped(name: str) -> str:
-    """As the URL standard: non-transitional, so that straße.de and strasse.de stay two; without the rules of STD3."""
+    """Map as the URL standard does: non-transitional (straße.de and strasse.de stay two), without STD3."""
     import idna
 
     return idna.uts46_remap(name, std3_rules=False, transitional=False)
 
 
 def _a_label(label: str) -> str:
-    """One label of a mapped name in ASCII. One that came encoded must stand for a label that would be encoded so."""
+    """Return one label of a mapped name in ASCII. An encoded one must decode to a label with this very encoding."""
     if label.isascii() and not label.startswith(_ENCODED):
         return label
     text = label[len(_ENCODED) :].encode().decode("punycode") if label.isascii() else label
     if _mapped(text) != text:
-        raise UnicodeError("a label that nothing is encoded as")
+        raise UnicodeError("not the encoding of its own decoding")
     _check_label(text)
     return _ENCODED + text.encode("punycode").decode("ascii")
 
 
 def _check_label(label: str) -> None:
-    """The checks of UTS 46 that the URL standard asks for: combining marks, writing direction, invisible joiners."""
+    """Run the checks of UTS 46 that the URL standard requires: combining marks, writing direction, joiners."""
     import idna
 
     idna.check_initial_combiner(label)
     idna.check_bidi(label)
     for place, letter in enumerate(label):
         if letter in _JOINERS and not idna.valid_contextj(label, place):
-            raise idna.IDNAError("a joiner where nothing is joined")
+            raise idna.IDNAError("a joiner without context")
 
 
-def _refused(host: str, why: str) -> DOMException:
-    return DOMException("SyntaxError", f"{host[:MAX_HOST_LENGTH]!r} {why}", _HINT)
+def _refusal(host: str, why: str) -> DOMException:
+    return DOMException("SyntaxError", f"{host[:MAX_HOST_LENGTH]!r} {why}", _HINT, kind=ErrorKind.MALFORMED)

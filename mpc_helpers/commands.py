@@ -1,4 +1,4 @@
-"""Commands for those who run helpers. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""Commands for operators of helpers. Bodies import what they need, so that `trefoil --help` stays quick."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from protocol.choices import JsonFile
+from protocol.cli.options import JsonFile
 
 if TYPE_CHECKING:
     from mpc_helpers.identity.config import HelperConfig
     from mpc_helpers.identity.membership import Membership
 
 app = typer.Typer(help="mpc_helpers")
-keygen = typer.Typer(help="Make keys.", no_args_is_help=True)
-ledger = typer.Typer(help="Look after a helper's report ledger.", no_args_is_help=True)
-site = typer.Typer(help="Who may ask a helper.", no_args_is_help=True)
-# Its help is that of running a helper, below.
+keygen = typer.Typer(help="Create keys.", no_args_is_help=True)
+ledger = typer.Typer(help="Manage a helper's report ledger.", no_args_is_help=True)
+site = typer.Typer(help="Manage the sites that a helper answers.", no_args_is_help=True)
+# Its help is that of `helper`, below.
 running = typer.Typer()
 app.add_typer(running, name="helper")
 app.add_typer(keygen, name="keygen")
 app.add_typer(site, name="site")
-alarm = typer.Typer(help="Look after a helper's alarm: failed proofs of joint noise.", no_args_is_help=True)
+alarm = typer.Typer(help="Manage a helper's alarm: failed proofs of joint noise.", no_args_is_help=True)
 app.add_typer(ledger, name="ledger")
 app.add_typer(alarm, name="alarm")
 
@@ -39,17 +39,17 @@ def helper(
         Path | None, typer.Option("--config", help="The helper's configuration file.", show_default=False)
     ] = None,
     stop_with_stdin: Annotated[
-        bool, typer.Option("--stop-with-stdin", help="End when standard input closes, as the launcher wants it.")
+        bool, typer.Option("--stop-with-stdin", help="Stop when standard input closes; used by the launcher.")
     ] = False,
     executor: Annotated[
         str, typer.Option(metavar="tls://HOST:PORT", help="Open reports on this dask cluster instead of here.")
     ] = "",
     log_level: Annotated[
-        LevelName, typer.Option("--log-level", help="From which level on lines are written.")
+        LevelName, typer.Option("--log-level", help="The lowest level of log lines to write.")
     ] = "info",
-    log_format: Annotated[FormatName, typer.Option("--log-format", help="Lines for people, or for programs.")] = "text",
+    log_format: Annotated[FormatName, typer.Option("--log-format", help="The format of log lines.")] = "text",
 ) -> None:
-    """Run one helper until it is stopped. SIGHUP makes it read its configuration again.
+    """Run one helper until it is stopped. SIGHUP makes it reload its sites.
 
     Example: trefoil helper --config /etc/trefoil/config.json
     """
@@ -58,33 +58,32 @@ def helper(
     if config is None:
         raise typer.BadParameter("which helper? Name its configuration file.", param_hint="--config")
     from mpc_helpers.service.daemon import RunOptions, run
-    from mpc_helpers.service.logs import LogFormat, LogLevel
+    from mpc_helpers.service.monitoring import LogFormat, LogLevel
 
     run(config, RunOptions(stop_with_stdin, executor, LogLevel(log_level), LogFormat(log_format)))
 
 
 @running.command("reload")
 def helper_reload(config: ConfigFile, json: JsonFile = None) -> None:
-    """Have a running helper read its configuration again: sites, helper sets and everything else in it.
+    """Have a running helper reload the sites of its configuration. Other changes need a restart.
 
-    New sites are used at once. For other changes the helper builds its parts again, and its queries go on by
-    themselves. What cannot be used changes nothing.
+    A restart resumes every query. A file that cannot be used changes nothing.
 
     Example: trefoil helper reload --config /etc/trefoil/config.json
     """
-    from mpc_helpers.local.status import reload_and_look
-    from protocol.console import say, write_json
+    from mpc_helpers.local.view import reload_and_report
+    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
-    found = reload_and_look(loaded, membership.helper_set.helpers[membership.party])
-    say(found)
-    write_json(json, {"reloaded": found})
+    outcome = reload_and_report(loaded, membership.helper_set.helpers[membership.party])
+    say(outcome)
+    write_json(json, {"reloaded": outcome})
 
 
 @running.command("status")
 def helper_status(
     helper_set: Annotated[
-        Path | None, typer.Option("--set", help="The helper set whose helpers to look at.", show_default=False)
+        Path | None, typer.Option("--set", help="The helper set whose helpers to show.", show_default=False)
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="Or a helper's configuration, which names its set.")
@@ -92,35 +91,35 @@ def helper_status(
     which: Annotated[list[int] | None, typer.Option("--helper", help="Only helper 1, 2 or 3; may be repeated.")] = None,
     json: JsonFile = None,
 ) -> None:
-    """Show how helpers are, and what their operators should look at. Exit code 75 if one is not ready.
+    """Show the health of helpers, and what needs their operators' attention. Exit code 75 if one is not ready.
 
     Example: trefoil helper status --set helpers.json
     """
     from mpc_helpers.identity.config import load_config
-    from mpc_helpers.local.status import look_at, table_of
-    from protocol.console import out, write_json
+    from mpc_helpers.local.view import look_at, table_of
+    from protocol.cli.console import out, write_json
     from protocol.helper_set import HelperSet
 
     if (helper_set is None) == (config is None):
         raise typer.BadParameter("name the helpers by --set or by --config.")
     path = helper_set if helper_set is not None else load_config(config or Path()).helper_set
-    found = look_at(HelperSet.load(path), which or [])
-    out.print(table_of(found))
-    write_json(json, [each.to_json() for each in found])
-    if not all(each.ready for each in found):
+    helpers = look_at(HelperSet.load(path), which or [])
+    out.print(table_of(helpers))
+    write_json(json, [each.to_json() for each in helpers])
+    if not all(each.ready for each in helpers):
         raise typer.Exit(75)
 
 
 @app.command()
 def launch(
-    folder: Annotated[Path, typer.Option("--dir", help="Where keys, ledgers and logs are kept.")],
+    folder: Annotated[Path, typer.Option("--dir", help="The directory for keys, ledgers and logs.")],
     site: Annotated[list[str] | None, typer.Option(help="A site whose queries are answered; may be repeated.")] = None,
     port: Annotated[
         list[int] | None, typer.Option(min=1, max=65_535, help="The helpers' ports, given three times.")
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Make three helpers on this machine, start them, and show what they do until Ctrl-C.
+    """Create three helpers on this machine, run them, and show their state until Ctrl-C.
 
     Example: trefoil launch --dir /tmp/trefoil --site shop.example
     """
@@ -131,33 +130,33 @@ def launch(
 
 @keygen.command("helper")
 def keygen_helper(
-    name: Annotated[str, typer.Option(help="What people call this helper.")],
+    name: Annotated[str, typer.Option(help="The name of this helper.")],
     address: Annotated[str, typer.Option(help="Where others reach it, as https://host:port.")],
-    folder: Annotated[Path, typer.Option("--dir", help="Where its keys are kept; private to its user.")],
-    days: Annotated[int, typer.Option(min=1, max=3650, help="For how many days devices may seal to its key.")] = 90,
+    folder: Annotated[Path, typer.Option("--dir", help="The directory for its keys; private to its user.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of its HPKE key, in days.")] = 90,
     suite: Annotated[int, typer.Option(min=1, max=2, help="Cipher suite of its key: 2 is post-quantum.")] = 1,
     json: JsonFile = None,
 ) -> None:
-    """Make a new helper's keys and a configuration to fill in. Prints where its public entry for the set is.
+    """Create a new helper's keys and a configuration to fill in. Prints the path of its public entry for the set.
 
     Example: trefoil keygen helper --name north --address https://north.example:8443 --dir /etc/trefoil
     """
     from mpc_helpers.identity.keygen import make_helper
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
+    from protocol.cli.options import check_folder
     from protocol.hpke import Suite
-    from protocol.places import check_folder
 
     check_folder("--dir", folder)
     entry = make_helper(folder, name, address, _now(), days=days, suite=Suite(suite))
     say(f"public entry:  {entry}")
-    say("Give it to whoever makes the helper set: trefoil helper-set new")
+    say("All three entries go into the helper set: trefoil helper-set new")
     write_json(json, {"entry": str(entry), "folder": str(folder)})
 
 
 @keygen.command("hpke")
 def keygen_hpke(
-    folder: Annotated[Path, typer.Option("--dir", help="Where the helper's keys are kept.")],
-    days: Annotated[int, typer.Option(min=1, max=3650, help="For how many days devices may seal to the new key.")] = 90,
+    folder: Annotated[Path, typer.Option("--dir", help="The directory of the helper's keys.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the new key, in days.")] = 90,
     suite: Annotated[int, typer.Option(min=1, max=2, help="Cipher suite of the new key: 2 is post-quantum.")] = 1,
     json: JsonFile = None,
 ) -> None:
@@ -166,7 +165,7 @@ def keygen_hpke(
     Example: trefoil keygen hpke --dir /etc/trefoil
     """
     from mpc_helpers.identity.keygen import renew_entry
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
     from protocol.hpke import Suite
 
     entry = renew_entry(folder, _now(), days, Suite(suite))
@@ -176,26 +175,26 @@ def keygen_hpke(
 
 @keygen.command("tls")
 def keygen_tls(
-    name: Annotated[str, typer.Option(help="The host, or what people call the helper.")],
-    folder: Annotated[Path, typer.Option("--dir", help="A folder without tls.key; private to its user.")],
-    days: Annotated[int, typer.Option(min=1, max=3650, help="For how many days it is valid.")] = 825,
+    name: Annotated[str, typer.Option(help="The host, or the name of the helper.")],
+    folder: Annotated[Path, typer.Option("--dir", help="A directory without tls.key; private to its user.")],
+    days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the certificate, in days.")] = 825,
     entry: Annotated[
-        Path | None, typer.Option(help="A helper's public entry, whose pin becomes this one's for the next set.")
+        Path | None, typer.Option(help="A helper's public entry, to put the new pin into for the next set.")
     ] = None,
     json: JsonFile = None,
 ) -> None:
-    """Make a TLS key and a certificate that it signs itself: for a collector, or to renew a helper's.
+    """Create a TLS key and a self-signed certificate: for a collector, or to renew a helper's.
 
     Example: trefoil keygen tls --name shop.example --dir /etc/trefoil-collector
     """
     from mpc_helpers.identity.keygen import renew_certificate
     from mpc_helpers.identity.tls import make_identity
-    from protocol.console import say, write_json
-    from protocol.files import made_together
-    from protocol.places import check_folder
+    from protocol.cli.console import say, write_json
+    from protocol.cli.options import check_folder
+    from protocol.files import remove_on_failure
 
     check_folder("--dir", folder)
-    with made_together(folder / "tls.key", folder / "tls.crt"):
+    with remove_on_failure(folder / "tls.key", folder / "tls.crt"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         made = make_identity(folder, name, _now(), days=days)
     say(f"certificate:  {made.certificate}")
@@ -212,11 +211,11 @@ def keygen_site(
     path: Annotated[Path, typer.Argument(help="The new key file.")],
     json: JsonFile = None,
 ) -> None:
-    """Make the key that signs a site's queries, and print what helpers' operators register.
+    """Create the key that signs a site's queries, and print the public key for the helpers' operators.
 
     Example: trefoil keygen site shop.key
     """
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
     from protocol.keys import IdentityKey, save_identity
 
     key = IdentityKey.generate()
@@ -232,22 +231,23 @@ def site_add(
     config: ConfigFile,
     key: Annotated[str, typer.Option(help="Its public key in hexadecimal, as trefoil keygen site prints it.")],
     caller: Annotated[
-        list[str] | None, typer.Option(help="Who may ask for it; may be repeated. The site itself by default.")
+        list[str] | None,
+        typer.Option(help="A caller that may query for it; may be repeated. Default: the site."),
     ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Give a registered site this key and these callers.")
     ] = False,
     json: JsonFile = None,
 ) -> None:
-    """Register a site, whose queries are answered from the next reload on.
+    """Register a site. A running helper answers its queries after a reload.
 
     Example: trefoil site add shop.example --key 3f0c... --config /etc/trefoil/config.json
     """
-    from mpc_helpers.identity.sites import add_site
-    from protocol.console import say, write_json
+    from mpc_helpers.identity.config import add_site
+    from protocol.cli.console import say, write_json
 
     add_site(config, name, key, caller or [], replace=replace)
-    say(f"registered {name}; a running helper takes it up with: trefoil helper reload --config {config}")
+    say(f"registered {name}; to apply it to a running helper: trefoil helper reload --config {config}")
     write_json(json, {"registered": name})
 
 
@@ -255,43 +255,43 @@ def site_add(
 def site_remove(
     name: Annotated[str, typer.Argument(metavar="SITE", help="The site.")], config: ConfigFile, json: JsonFile = None
 ) -> None:
-    """Answer no new queries of a site, from the next reload on.
+    """Remove a site. A running helper refuses its queries after a reload.
 
     Example: trefoil site remove shop.example --config /etc/trefoil/config.json
     """
-    from mpc_helpers.identity.sites import remove_site
-    from protocol.console import say, write_json
+    from mpc_helpers.identity.config import remove_site
+    from protocol.cli.console import say, write_json
 
     remove_site(config, name)
-    say(f"removed {name}; a running helper forgets it with: trefoil helper reload --config {config}")
+    say(f"removed {name}; to apply it to a running helper: trefoil helper reload --config {config}")
     write_json(json, {"removed": name})
 
 
 @site.command("list")
 def site_list(config: ConfigFile, json: JsonFile = None) -> None:
-    """Show who may ask.
+    """Show the registered sites.
 
     Example: trefoil site list --config /etc/trefoil/config.json
     """
-    from mpc_helpers.identity.sites import list_sites
-    from protocol.console import say, write_json
+    from mpc_helpers.identity.config import list_sites
+    from protocol.cli.console import say, write_json
 
-    found = sorted(list_sites(config).items())
-    for name, each in found:
+    sites = sorted(list_sites(config).items())
+    for name, each in sites:
         say(f"{name}  key {each.key.hex()}  callers {', '.join(sorted(each.callers))}")
-    write_json(json, {name: {"key": each.key.hex(), "callers": sorted(each.callers)} for name, each in found})
+    write_json(json, {name: {"key": each.key.hex(), "callers": sorted(each.callers)} for name, each in sites})
 
 
 @ledger.command("create")
 def ledger_create(config: ConfigFile, json: JsonFile = None) -> None:
     """Create a new helper's ledger, once, before its first start.
 
-    Never to replace a ledger that was lost: reports it counted would be counted again.
+    Never to replace a lost ledger: reports it counted would be counted again.
 
     Example: trefoil ledger create --config /etc/trefoil/config.json
     """
     from mpc_helpers.ledger.rebuild import create
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     create(loaded, membership)
@@ -303,36 +303,36 @@ def ledger_create(config: ConfigFile, json: JsonFile = None) -> None:
 def ledger_export(
     config: ConfigFile,
     lost_by: Annotated[int, typer.Option(min=1, max=3, help="The helper that lost its ledger: 1, 2 or 3.")],
-    path: Annotated[Path, typer.Option("--out", help="The file to write and hand over.")],
+    path: Annotated[Path, typer.Option("--out", help="The file to write for the peer.")],
     json: JsonFile = None,
 ) -> None:
-    """Write what a peer that lost its ledger needs. Stop this helper first.
+    """Export the entries that a peer needs to rebuild its lost ledger. Stop this helper first.
 
     Example: trefoil ledger export --config config.json --lost-by 2 --out for-helper-2
     """
     from mpc_helpers.ledger.rebuild import export
-    from protocol.console import say, write_json
-    from protocol.places import check_file
+    from protocol.cli.console import say, write_json
+    from protocol.cli.options import check_file
 
     loaded, membership = _load(config)
     check_file("--out", path)
     export(loaded, membership, lost_by - 1, path)
-    say(f"wrote {path}; hand it to the operator of helper {lost_by}")
+    say(f"wrote {path}; send it to the operator of helper {lost_by}")
     write_json(json, {"file": str(path), "lost_by": lost_by})
 
 
 @ledger.command("rebuild")
 def ledger_rebuild(
     config: ConfigFile,
-    entries: Annotated[list[Path], typer.Option(help="What a peer exported; once for each of the two.")],
+    entries: Annotated[list[Path], typer.Option(help="A file exported by a peer; once for each of the two.")],
     json: JsonFile = None,
 ) -> None:
-    """Make a lost ledger again: everything that either peer holds counts as spent.
+    """Rebuild a lost ledger: everything that either peer holds counts as spent.
 
     Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
     """
     from mpc_helpers.ledger.rebuild import rebuild
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     rebuild(loaded, membership, entries, _now())
@@ -346,31 +346,31 @@ def ledger_accept_peer(
     helper: Annotated[int, typer.Option(min=1, max=3, help="The helper with the rebuilt ledger: 1, 2 or 3.")],
     json: JsonFile = None,
 ) -> None:
-    """Believe a peer again whose ledger was lost and rebuilt. Stop this helper first.
+    """Trust a peer again whose ledger was lost and rebuilt. Stop this helper first.
 
-    Both other operators must have seen the rebuilding: a ledger that went back is refused for a reason.
+    Confirm with its operator that it was rebuilt: a ledger that was rolled back would count reports twice.
 
     Example: trefoil ledger accept-peer --config config.json --helper 2
     """
     from mpc_helpers.ledger.rebuild import accept_peer
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     accept_peer(loaded, membership, helper - 1)
-    say(f"helper {helper} is believed again")
+    say(f"helper {helper} is trusted again")
     write_json(json, {"accepted": helper})
 
 
 @ledger.command("accept-clock")
 def ledger_accept_clock(config: ConfigFile, json: JsonFile = None) -> None:
-    """Say that this machine's clock is right, after a pause so long that the helper doubts it. It need not be stopped.
+    """Confirm this machine's clock after a pause so long that the helper doubts it. The helper may keep running.
 
-    By the clock a helper forgets old reports and destroys old keys, and neither can be undone: look at the time first.
+    A helper forgets old reports and destroys old keys by this clock, irreversibly: check the time first.
 
     Example: trefoil ledger accept-clock --config config.json
     """
-    from mpc_helpers.service.clocks import LastRound
-    from protocol.console import say, write_json
+    from mpc_helpers.service.housekeeping import LastRound
+    from protocol.cli.console import say, write_json
 
     loaded, _ = _load(config)
     now = _now()
@@ -389,33 +389,33 @@ def _load(path: Path) -> tuple[HelperConfig, Membership]:
 
 @alarm.command("show")
 def alarm_show(config: ConfigFile, json: JsonFile = None) -> None:
-    """Show which proofs of other helpers have failed at this one. None ever fails among honest helpers.
+    """Show the failed proofs of other helpers. No proof of an honest helper fails.
 
     Example: trefoil alarm show --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.config import load_config
-    from mpc_helpers.mpc.failed_proofs import ROOM, FailedProofs
-    from protocol.console import say, write_json
+    from mpc_helpers.mpc.failed_proofs import CAPACITY, FailedProofs
+    from protocol.cli.console import say, write_json
 
-    standing = FailedProofs(load_config(config).failed_proofs).standing()
+    standing = FailedProofs(load_config(config).failed_proofs).failures()
     for line in standing:
         say(line)
-    say(f"{len(standing)} of {ROOM} failures that this helper bears")
-    write_json(json, {"failed": standing, "room": ROOM})
+    say(f"{len(standing)} of {CAPACITY} failures that this helper tolerates")
+    write_json(json, {"failed": standing, "room": CAPACITY})
 
 
 @alarm.command("clear")
 def alarm_clear(config: ConfigFile, json: JsonFile = None) -> None:
-    """Run joint noise again after failed proofs. The helper may go on running.
+    """Allow joint noise again after failed proofs. The helper may keep running.
 
-    Each failure was a helper that cheated, or a defect. Clear only when you know which, with the other operators: every
-    eight failures add 2^-49 to the delta of an answer.
+    Each failure was a malicious helper or a defect. Find out which with the other operators before you clear: every
+    eight failures add 2^-48.9 to the delta of an answer.
 
     Example: trefoil alarm clear --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.config import load_config
     from mpc_helpers.mpc.failed_proofs import FailedProofs
-    from protocol.console import say, write_json
+    from protocol.cli.console import say, write_json
 
     cleared = FailedProofs(load_config(config).failed_proofs).clear()
     say(f"cleared {len(cleared)} failed proofs")

@@ -1,7 +1,7 @@
-"""A helper: one of three that add reports up without seeing any of them. `Helper.answer` is the whole of its part.
+"""A helper: one of three that add reports up without seeing any of them. `Helper.answer` reads as the protocol.
 
-Everything it needs comes in from outside: admission, agreement, the way to the MPC, the clock. `step` is called at the
-crash points of COMMIT.md; an installed helper has no way to make it do anything.
+Admission, agreement, MPC sessions and the clock are constructor arguments. `failpoint` is called at the failpoints of
+COMMIT.md; an installed helper passes none.
 """
 
 from __future__ import annotations
@@ -13,36 +13,47 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from mpc_helpers.admission.admit import Admission
-from mpc_helpers.admission.ingest import Ingested
+from mpc_helpers.admission.ingest import Admission, AdmittedColumn
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.errors import AgreementError, Disputed, TooFewReports
-from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms, Negotiation
+from mpc_helpers.agreement.negotiation import (
+    AdmittedBatch,
+    AgreementError,
+    Attempt,
+    AttemptTerms,
+    Disputed,
+    Negotiation,
+    TooFewReports,
+)
+from mpc_helpers.agreement.voting import state_message
 from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.attempt import AttemptOutcome, QueryName, Step
+from mpc_helpers.ledger.attempt import AttemptOutcome, Failpoint, QueryName
+from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.mpc.session import MpcError, Stage
 from mpc_helpers.mpc.terms import SumTerms
 from protocol.answer import AnswerShare
-from protocol.errors import Blamed
+from protocol.errors import ErrorKind, HelperError
 from protocol.field import Vector
 from protocol.left_out import encode_left_out
 from protocol.query import Query
+from protocol.shares import PARTIES
 from protocol.status import QueryState
 
-_LOG = logging.getLogger("trefoil.helper")
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_SECONDS = 0.1
 LONGEST_RETRY = 300.0
 
 
-class AttemptFailed(Blamed):
-    """An attempt came to nothing, and its reports are free again: another may follow."""
+class AttemptFailed(HelperError):
+    """An attempt was aborted and its reports are free again: it may be retried."""
+
+    kind = ErrorKind.ABORTED
 
 
 class QueryProgress(Protocol):
-    """Who wants to know where a query is; `enter` makes the state durable."""
+    """Receives a query's progress; `enter` persists the state."""
 
     async def enter(self, state: QueryState, /) -> None: ...
 
@@ -50,10 +61,10 @@ class QueryProgress(Protocol):
 
 
 class NoisySum(Protocol):
-    """One MPC session to be, for one attempt: its noise is drawn already, or being drawn."""
+    """The MPC session of one attempt. Its noise is drawn already, or is being drawn."""
 
     async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
-        """This helper's share of sum + noise, computed with both peers."""
+        """Return this helper's share of sum + noise, computed with both peers."""
         ...
 
 
@@ -61,7 +72,7 @@ Sessions = Callable[[SumTerms], AbstractAsyncContextManager[NoisySum]]
 
 
 class Helper:
-    """One of the three, as party `membership.party`."""
+    """The helper with party number `membership.party`."""
 
     def __init__(
         self,
@@ -72,7 +83,7 @@ class Helper:
         sessions: Sessions,
         clock: Callable[[], int],
         *,
-        step: Callable[[Step], None] = lambda _: None,
+        failpoint: Callable[[Failpoint], None] = lambda _: None,
     ) -> None:
         self._membership = membership
         self._limits = limits
@@ -80,95 +91,101 @@ class Helper:
         self._agreement = agreement
         self._sessions = sessions
         self._clock = clock
-        self._step = step
+        self._failpoint = failpoint
 
     async def answer(self, query: Query, column: Path, progress: QueryProgress) -> None:
-        """*Admit · Agree · Spend · Sum · Noise · Open.* Ends with this helper's share released, or with an error.
+        """*Admit · Agree · Spend · Sum · Noise · Open.* Return once this helper's share is released, else raise.
 
-        The query was authenticated and its column has the root that it signed. An attempt that fails before it is
-        voted for leaves nothing behind, and another follows while there is time.
+        Requires that the query is authenticated and that the column has the root that it signs. An attempt that fails
+        before its vote leaves nothing behind and is retried until the deadline.
         """
-        admitted: Ingested | None = None
-        failed: list[Blamed] = []
-        end = self._end(query)
-        # What was voted for before a restart is waited for, however long: a peer may have released it already.
+        admitted: AdmittedColumn | None = None
+        failed: list[HelperError] = []
+        deadline = self._monotonic_deadline(query)
+        # An attempt voted for before a restart must end first, without a timeout: a peer may have released it.
         outcome = await self._agreement.outcome(QueryName.of(query).key)
         while outcome is not AttemptOutcome.RELEASED:
-            self._check_time(query, end, failed)
+            self._check_deadline(query, deadline, failed)
             try:
-                # The noise of one attempt, drawn while Admit runs and used for no other.
+                # Each attempt has noise of its own, drawn in the session's worker while Admit runs.
                 async with self._sessions(SumTerms.of(query)) as session:
-                    # Admit: what each report is worth to this helper alone; once, however many attempts there are.
+                    # Admit: open, check and sum the reports. Once, for all attempts.
                     admitted = admitted or await self._admit(query, column, progress)
-                    # Agree: which reports count, those that all three admitted and none has seen.
-                    agreed = await self._agree(query, admitted, end, progress)
-                    # Spend: reserved on disk by all three, before the first byte of the MPC.
+                    # Agree: with both peers, on the reports that all three admitted and none has spent.
+                    agreed = await self._agree(query, admitted, deadline, progress)
+                    # Spend: reserve them durably at all three, before the first byte of the MPC.
                     async with self._agreement.spend(agreed) as attempt:
-                        # Sum: m numbers out of n reports, without any other helper.
+                        # Sum: this helper's share of the histogram, without communication.
                         share = await self._sum(admitted, attempt, progress)
-                        # Noise: the only part that is computed together.
+                        # Noise: add it to the shares. The only MPC.
                         noisy = await self._add_noise(query, attempt, session, share)
-                        # Open: to the querier only, and only with YES from both peers.
+                        # Open: vote, and release to the querier alone once both peers voted YES.
                         outcome = await self._open(query, attempt, noisy, progress)
             except (MpcError, AttemptFailed) as failure:
-                _raise_if_alarming(failure)
-                await self._wait_to_retry(query, failed, failure)
+                _raise_if_final(failure)
+                await self._back_off(query, failed, failure)
             except AgreementError as error:
-                raise _after(failed, error) from None
+                raise _with_earlier_failure(failed, error) from None
 
     async def stored_answer(self, query: Query) -> tuple[bytes, tuple[bytes, ...]] | None:
-        """The sealed share and the signed YES of all three, once released; the same bytes until it is forgotten."""
-        release = await self._agreement.answer(QueryName.of(query).key)
-        if release is None:
+        """Return the sealed share and the signed YES votes of all three, or None if not released. Idempotent."""
+        record = await self._in_ledger(lambda ledger: ledger.attempts.released(QueryName.of(query).key))
+        if record is None or record.sealed_share is None:
             return None
-        self._step(Step.ANSWER_BEFORE_SEND)
-        return release.sealed_share, tuple(vote.encode() for vote in release.votes)
+        self._failpoint(Failpoint.ANSWER_BEFORE_SEND)
+        state = state_message(self._agreement.parties, record.attempt_id, record)
+        return record.sealed_share, tuple(vote.encode() for vote in state.votes)
 
     async def forget_answer(self, query: Query) -> None:
-        """The share is kept no longer; the reports stay spent."""
-        await self._agreement.forget_answer(QueryName.of(query).key)
+        """Erase the released share; the reports stay spent."""
+        await self._in_ledger(lambda ledger: ledger.moves.forget_answer(QueryName.of(query).key))
 
     async def has_live_attempt(self, query: Query) -> bool:
-        """Whether some attempt at the query is not aborted: then it has, or may still get, its answer."""
-        return await self._agreement.has_live_attempt(QueryName.of(query).key)
+        """Return whether some attempt at the query is not aborted: it has, or may still get, its answer."""
+        return await self._in_ledger(lambda ledger: ledger.attempts.live(QueryName.of(query).key)) is not None
 
-    # The steps of the page.
+    async def _in_ledger(self, call: Callable[[ReportLedger], T]) -> T:
+        return await self._agreement.offload(lambda: call(self._agreement.ledger))
 
-    async def _admit(self, query: Query, column: Path, progress: QueryProgress) -> Ingested:
-        async with self._admission.turn:
+    # The phases, in order.
+
+    async def _admit(self, query: Query, column: Path, progress: QueryProgress) -> AdmittedColumn:
+        async with self._admission.turn(query.site):
             await progress.enter(QueryState.ADMITTING)
             return await self._admission.admit(query, column, self._clock(), progress.advance)
 
-    async def _agree(self, query: Query, admitted: Ingested, end: float, progress: QueryProgress) -> Negotiation:
-        """With too few or too many bad reports refused before anything is spent."""
+    async def _agree(
+        self, query: Query, admitted: AdmittedColumn, latest: float, progress: QueryProgress
+    ) -> Negotiation:
+        """Agree on the reports to count. Too few, or too many rejected ones, fail before anything is spent."""
         await progress.enter(QueryState.AGREEING)
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
         noise = SumTerms.of(query)
         terms = AttemptTerms(QueryName.of(query), query.debug, noise.digest, minimum, noise.most_draws)
-        deadline = min(end, self._steady() + query.deadline - self._clock())
+        deadline = min(latest, self._monotonic() + query.deadline - self._clock())
         return await self._agreement.agree(terms, _batch(query, admitted), deadline)
 
-    async def _sum(self, admitted: Ingested, attempt: Attempt, progress: QueryProgress) -> Vector:
+    async def _sum(self, admitted: AdmittedColumn, attempt: Attempt, progress: QueryProgress) -> Vector:
         await progress.enter(QueryState.COMPUTING)
         return await asyncio.to_thread(admitted.shamir_share, attempt.accepted)
 
     async def _add_noise(self, query: Query, attempt: Attempt, session: NoisySum, share: Vector) -> Vector:
         drawing = SumTerms.of(query).allowance
         seconds = max(1.0, min(self._limits.mpc_seconds + 2 * drawing, query.deadline - self._clock()))
-        return await self._unless_ended(attempt, session.add(attempt, share, seconds))
+        return await self._unless_aborted(attempt, session.add(attempt, share, seconds))
 
-    async def _unless_ended(self, attempt: Attempt, work: Awaitable[T]) -> T:
-        """The result of `work`, unless the attempt ends first because another helper gave it up."""
+    async def _unless_aborted(self, attempt: Attempt, work: Awaitable[T]) -> T:
+        """Return the result of `work`, or raise if a peer aborts the attempt first."""
         working, ended = asyncio.ensure_future(work), asyncio.ensure_future(attempt.ended.wait())
         try:
-            # Lets the work begin, so that a helper stopped at the step below is in the midst of it.
+            # Yield, so that the work has begun when the failpoint fires.
             await asyncio.sleep(0)
-            self._step(Step.COMPUTE)
+            self._failpoint(Failpoint.COMPUTE)
             await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-            # The work first: if both are done the share is there, and the vote will find out whether it is too late.
+            # If both are done, take the result: the vote is fenced if the attempt was aborted.
             if not working.done():
-                raise await self._given_up(attempt, "gave the attempt up")
+                raise await self._abort_error(attempt, "aborted the attempt")
             return working.result()
         finally:
             for task in (working, ended):
@@ -179,12 +196,16 @@ class Helper:
         await progress.enter(QueryState.VOTING)
         outcome = await self._agreement.commit(attempt, self._seal(query, attempt, noisy))
         if outcome is AttemptOutcome.ABORTED:
-            raise await self._given_up(attempt, "gave the attempt up instead of voting for it")
+            raise await self._abort_error(attempt, "aborted the attempt instead of voting for it")
         return outcome
 
-    async def _given_up(self, attempt: Attempt, what: str) -> AttemptFailed:
-        party = await self._agreement.given_up_by(attempt)
-        return AttemptFailed(f"{'another helper' if party is None else f'helper {party + 1}'} {what}", party=party)
+    async def _abort_error(self, attempt: Attempt, what: str) -> AttemptFailed:
+        # Its signed NO proves that it aborted, not that it had no cause: the third may have sent it something false.
+        party = await self._agreement.aborted_by(attempt)
+        if party is None:
+            return AttemptFailed(f"another helper {what}")
+        third = PARTIES - party - self._membership.party
+        return AttemptFailed(f"helper {party + 1} {what}: it is at fault, or helper {third + 1}")
 
     def _seal(self, query: Query, attempt: Attempt, noisy: Vector) -> bytes:
         share = AnswerShare(
@@ -205,47 +226,51 @@ class Helper:
 
     # Between attempts.
 
-    def _steady(self) -> float:
+    def _monotonic(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _end(self, query: Query) -> float:
-        """When a query ends by the steady clock, however the other is set back before the start or after it."""
-        return self._steady() + min(query.deadline - self._clock(), self._limits.seconds)
+    def _monotonic_deadline(self, query: Query) -> float:
+        """Return the deadline on the monotonic clock, immune to wall-clock steps."""
+        return self._monotonic() + min(query.deadline - self._clock(), self._limits.seconds)
 
-    def _check_time(self, query: Query, end: float, failed: list[Blamed]) -> None:
-        """No attempt begins after the deadline."""
-        if self._clock() >= query.deadline or self._steady() >= end:
+    def _check_deadline(self, query: Query, deadline: float, failed: list[HelperError]) -> None:
+        """Raise if the deadline has passed on either clock: no attempt begins after it."""
+        if self._clock() >= query.deadline or self._monotonic() >= deadline:
             message = "the query's deadline has passed; nothing was spent"
-            raise _after(failed, AgreementError(message, "Ask again: trefoil query --new"))
+            error = AgreementError(message, "Ask again: trefoil query --new", kind=ErrorKind.EXPIRED)
+            raise _with_earlier_failure(failed, error)
 
-    async def _wait_to_retry(self, query: Query, failed: list[Blamed], failure: Blamed) -> None:
+    async def _back_off(self, query: Query, failed: list[HelperError], failure: HelperError) -> None:
         left = query.deadline - self._clock()
         if left <= 0:
             raise failure
         failed.append(failure)
-        _LOG.warning("an attempt failed, trying again: %s", failure)
-        # Ever longer, also over restarts: a helper that spoils every attempt must not wear the others' ledgers out.
-        draws = await self._agreement.draws(QueryName.of(query).key)
+        _LOG.warning("an attempt failed, retrying: %s", failure)
+        # Exponential backoff that survives restarts (the exponent is the durable draw count), so that a malicious
+        # helper cannot force unbounded ledger writes.
+        draws = await self._in_ledger(lambda ledger: ledger.attempts.draws(QueryName.of(query).key))
         await asyncio.sleep(min(RETRY_SECONDS * 2 ** min(draws, 20), LONGEST_RETRY, left))
 
 
-def _raise_if_alarming(failure: Blamed) -> None:
-    """A proof that does not hold is no accident: another try would only be another chance for whoever cheats."""
+def _raise_if_final(failure: HelperError) -> None:
+    """Re-raise what no retry mends: a blocked port, and a failed proof, of which each retry could pass a false one."""
     if isinstance(failure, MpcError) and failure.stage is Stage.PROOF:
         _LOG.error("ALARM: %s", failure)
         raise failure
+    if isinstance(failure, MpcError) and failure.stage is Stage.PORT:
+        raise failure
 
 
-def _after(failed: list[Blamed], error: AgreementError) -> AgreementError:
-    """With what went wrong in the attempt before, which often says more than that time ran out since."""
+def _with_earlier_failure(failed: list[HelperError], error: AgreementError) -> AgreementError:
+    """Return `error` with the last attempt's failure added, which often explains a missed deadline."""
     if not failed or isinstance(error, Disputed | TooFewReports):
         return error
     blamed = failed[-1].party if error.party is None else error.party
-    return AgreementError(f"{error}; before that: {failed[-1]}", error.hint, party=blamed)
+    return AgreementError(f"{error}; before that: {failed[-1]}", error.hint, party=blamed, kind=error.kind)
 
 
-def _batch(query: Query, admitted: Ingested) -> AdmittedBatch:
-    """What this helper has to say about the batch, to be agreed on."""
+def _batch(query: Query, admitted: AdmittedColumn) -> AdmittedBatch:
+    """Return this helper's view of the batch, as input for Agree."""
     return AdmittedBatch(
         query.batch_root,
         admitted.digests,

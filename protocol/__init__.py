@@ -1,47 +1,32 @@
-"""The language all roles share: numbers, reports, queries and their bytes. Specified in SPEC.md.
+"""What devices, queriers and helpers must agree on byte for byte, in SPEC.md's order.
 
-- `errors`: what can go wrong, in closed vocabularies
-- `seconds`: spans of time
-- `wire`: the one encoding of messages
-- `json_message`: JSON from strangers, bounded before it is believed
-- `text`: words from strangers, fit for a terminal
-- `numbered`: closed vocabularies with numbers on the wire
-- `epsilon`: privacy loss as exact integers
-- `field`: vectors over the prime field
-- `matrices`: products of matrices over the field
-- `shares`: secret shares in reports, in the MPC and in the answer
-- `shape`: what is public and decides which numbers are shared and checked
-- `denominations`: how a cap is cut into coins, one polynomial for each weight
+- `wire`: the canonical encoding and domain-separated hashes (§1)
+- `errors`: error kinds, rejection reasons, enums with wire numbers
+- `units`: privacy loss as exact integers; time (§2)
+- `field`: vectors and matrices over the prime field
+- `shares`: replicated shares in reports, Shamir shares in the MPC and the answer
+- `header`: what a report promises in public (§3)
+- `report`: a header, one masked body, three sealed payloads
+- `hpke`: sealing to a public key
+- `lanes`: X25519 in eight lanes and AES keystreams, where the optional native module is built
+- `lanes_build`: the command that builds it
+- `hpke_batch`: the key schedule over many messages at once
+- `shape`: which numbers are shared and checked; how a cap is cut into coins (§3.1)
 - `numerators`: the form in which a checked histogram is shared
 - `validity`: the proof inside a checked report
-- `self_check`: a device's own look at it before it seals
-- `hpke`: sealing to a public key
-- `keys`: identities that sign, and keys as files
-- `helper_set`: which three helpers a report is for
-- `set_files`: helper sets as files that three operators sign
-- `header`: what a report promises in public
-- `report`: a header, one masked body, three sealed payloads
-- `batch`: many reports as a file, and the three columns cut from it
-- `query`: what the querier asks, under her signature
-- `noise_mode`: how helpers make noise: names and numbers
-- `noise_law`: what follows for an answer, mode by mode
-- `noise_scale`: how much noise an answer carries
-- `joint_scale`: how much, when the helpers draw it together
-- `status`: where a query stands at a helper
-- `vote`: one helper's signed YES or NO on an attempt
-- `permit`: who may upload a query's column to a helper
-- `withdrawal`: a query taken back, under the key that signed it
+- `batch`: many reports as a file, and the three columns cut from it (§4)
+- `query`: a signed query, its permits and its withdrawal (§5)
 - `left_out`: which reports a helper did not count, and why
-- `answer`: three sealed shares that must fit together
-- `querier`: asking the three helpers, and what their answer is worth
-- `listening`: connections of strangers over TLS, counted and bounded
-- `collector`: taking reports from devices, and batches of them
-- `regression`: learning a model from one answer (Appendix A)
-- `files`: files written whole, and private ones
-- `stopping`: being asked to stop, by Ctrl-C or SIGTERM
-- `places`: where results go, checked before the work
-- `drawing`: pictures, for whoever has matplotlib
-- `choices`: what a person may choose on a command line
-- `console`: what every command shows a person
-- `commands`: `trefoil helper-set`, and the commands of the rooms
+- `answer`: three sealed shares that must be consistent
+- `keys`: identities that sign, and keys as files (§6)
+- `files`: atomic writes, private files
+- `helper_set`: the three helpers of a report, in a file that all three sign
+- `status`: the status of a query at a helper (§7)
+- `vote`: one helper's signed YES or NO on an attempt (§8)
+- `noise`: the noise modes, the law of each, the noise of an answer (§11)
+- `joint_scale`: the exact distribution of joint noise
+- `net`: input from unauthenticated senders, bounded before it is trusted
+- `cli`: the command line
+- `querier`: ask three helpers, verify the answer, keep a record
+- `collector`: receive sealed reports from devices and store them
 """

@@ -1,6 +1,6 @@
-"""The answer: a sealed share from each helper, opened by the querier alone, meaningless unless all three fit together.
+"""The answer: a sealed share from each helper, which only the querier can open and combine (SPEC.md §5).
 
-She believes none of it before the shares agree on everything but the numbers, and the numbers lie on a line.
+The querier accepts an answer only if the shares agree on everything but the numbers, and the numbers lie on a line.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol import field as prime_field
-from protocol.epsilon import validate_terms
-from protocol.errors import ProtocolError, Rejection
+from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.field import ELEMENT_SIZE, Vector
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey
@@ -23,22 +22,24 @@ from protocol.left_out import (
     decode_left_out,
     digest_of,
 )
-from protocol.query import NoiseMode, Query, decode_noise_mode, encode_noise_mode
+from protocol.noise import NoiseMode
+from protocol.query import Query, decode_noise_mode, encode_noise_mode
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, open_shamir
+from protocol.units import validate_terms
 from protocol.wire import HASH_SIZE, Reader, Writer
 
 _SIGNATURE_LABEL = "answer share"
-_REASONS = Rejection.ascending()
+_REASONS = Rejection.by_number()
 
 RejectionCounts = Mapping[Rejection, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerShare:
-    """What one helper tells the querier. All fields but `vector` and `left_out` must be equal in the three shares.
+    """One helper's share of the answer. All fields but `vector` and `left_out` must be equal in the three shares.
 
-    `proposed` stands for the three bitmaps that the helpers agreed on; `left_out` is this helper's own list.
+    `proposed` are the digests of the three helpers' bitmaps of accepted reports; `left_out` is this helper's own list.
     """
 
     query_digest: bytes
@@ -56,13 +57,13 @@ class AnswerShare:
 
     def __post_init__(self) -> None:
         if any(len(digest) != HASH_SIZE for digest in (self.query_digest, self.attempt_id, *self.proposed)):
-            raise ProtocolError("a digest has 32 bytes")
+            raise ProtocolError("a digest has 32 bytes", kind=ErrorKind.INVALID_VALUE)
         if not (0 <= self.counted <= self.submitted):
-            raise ProtocolError(f"{self.counted} reports counted of {self.submitted}")
+            raise ProtocolError(f"{self.counted} reports counted of {self.submitted}", kind=ErrorKind.INCONSISTENT)
         validate_terms(self.epsilon_micros, self.sensitivity)
 
     def encode(self) -> bytes:
-        """The plaintext of a sealed answer share."""
+        """Return the plaintext of a sealed answer share."""
         writer = Writer().fixed(self.query_digest, HASH_SIZE).uint(self.attempt_number, 8)
         writer.fixed(self.attempt_id, HASH_SIZE).uint(self.submitted, 4).uint(self.counted, 4)
         for counts in self.rejections:
@@ -75,10 +76,10 @@ class AnswerShare:
 
     @classmethod
     def decode(cls, data: bytes) -> AnswerShare:
-        """The share in `data`, or `ProtocolError`."""
+        """Parse a share."""
         reader = Reader(data)
         digest, attempt = reader.fixed(HASH_SIZE), reader.uint(8)
-        root, submitted, counted = reader.fixed(HASH_SIZE), reader.uint(4), reader.uint(4)
+        attempt_id, submitted, counted = reader.fixed(HASH_SIZE), reader.uint(4), reader.uint(4)
         first, second, third = (_read_counts(reader) for _ in range(PARTIES))
         noise, epsilon, sensitivity = decode_noise_mode(reader.uint(1)), reader.uint(4), reader.uint(8)
         proposed = (reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE))
@@ -88,7 +89,7 @@ class AnswerShare:
         vector = prime_field.decode(numbers, len(numbers) // ELEMENT_SIZE)
         counts = (first, second, third)
         terms = (noise, epsilon, sensitivity)
-        return cls(digest, attempt, root, submitted, counted, counts, *terms, proposed, left_out, vector)
+        return cls(digest, attempt, attempt_id, submitted, counted, counts, *terms, proposed, left_out, vector)
 
     def seal(self, party: int, query: Query, identity: IdentityKey) -> bytes:
         """Run by helper `party`: seal to the querier, bound to the query, and sign as this helper."""
@@ -98,17 +99,22 @@ class AnswerShare:
 
     @classmethod
     def open(cls, party: int, data: bytes, query: Query, key: PrivateKey, helper_set: HelperSet) -> AnswerShare:
-        """Run by the querier: the share of helper `party`, if that helper signed it for this query."""
+        """Run by the querier: return the share of helper `party`, if that helper signed it for this query."""
         helper = helper_set.helpers[party]
         reader = Reader(data)
         sender, signature, sealed = reader.uint(1), reader.fixed(SIGNATURE_SIZE), reader.blob()
         reader.finish()
         signed = verify_signature(helper.identity_key, _SIGNATURE_LABEL, _info(party, query) + sealed, signature)
         if sender != party or not signed:
-            raise ProtocolError(f"the answer share of helper {helper.name} is not signed by it for this query")
+            raise ProtocolError(
+                f"the answer share of helper {helper.name} is not signed by it for this query",
+                kind=ErrorKind.BAD_SIGNATURE,
+            )
         share = cls.decode(key.open(sealed, _info(party, query)))
         if share.query_digest != query.digest or share.vector.size != query.length:
-            raise ProtocolError(f"the answer share of helper {helper.name} is for another query")
+            raise ProtocolError(
+                f"the answer share of helper {helper.name} is for another query", kind=ErrorKind.INCONSISTENT
+            )
         return share
 
 
@@ -116,7 +122,7 @@ class AnswerShare:
 class Answer:
     """What the querier learns: one noisy histogram, how many reports are in it, and why others are not.
 
-    `attempts` is the number of the attempt that was released: those before it came to nothing. `left_out` has the
+    `attempts` is the number of the attempt that was released: those before it were aborted. `left_out` has the
     codes of each helper (`protocol.left_out`) in the batch's order by digest.
     """
 
@@ -134,18 +140,21 @@ class Answer:
 
 
 def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
-    """Run by the querier: believe three shares only if they agree on everything and their numbers lie on a line."""
+    """Run by the querier: combine three shares that agree on everything and whose numbers lie on a line."""
     if len(shares) != PARTIES:
-        raise ProtocolError("an answer needs the shares of all three helpers")
+        raise ProtocolError("an answer needs the shares of all three helpers", kind=ErrorKind.TOO_FEW)
     first = shares[0]
     if any(share != first for share in shares[1:]):
         raise ProtocolError(
             "the helpers disagree about what they counted or how much noise they added",
             "Do not use this answer. Ask the three operators to compare their logs for this query.",
+            kind=ErrorKind.INCONSISTENT,
         )
-    asked = (query.noise, query.epsilon_micros, query.sensitivity, query.batch_size)
-    if (first.noise, first.epsilon_micros, first.sensitivity, first.submitted) != asked:
-        raise ProtocolError("the helpers answered with other noise or another batch than was asked for")
+    expected = (query.noise, query.epsilon_micros, query.sensitivity, query.batch_size)
+    if (first.noise, first.epsilon_micros, first.sensitivity, first.submitted) != expected:
+        raise ProtocolError(
+            "the helpers answered with other noise or another batch than was asked for", kind=ErrorKind.REFUSED
+        )
     left_out = _left_out(shares)
     numbers = open_shamir([share.vector for share in shares])
     side_count = numbers.pop() if query.kappa else None
@@ -165,24 +174,25 @@ def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
 
 
 def _left_out(shares: Sequence[AnswerShare]) -> tuple[Codes, Codes, Codes]:
-    """The three lists, if each fits what all three say about it; else an error that names the helper."""
+    """Return the three lists, if each matches the counts and digests that all three agreed on."""
     first, second, third = (_checked_list(party, share) for party, share in enumerate(shares))
     return first, second, third
 
 
 def _checked_list(party: int, share: AnswerShare) -> Codes:
     codes = decode_left_out(share.left_out, share.submitted)
-    found, stated = counts_of(codes), share.rejections[party]
-    if found == stated:
+    counts, stated = counts_of(codes), share.rejections[party]
+    if counts == stated:
         fits = digest_of(codes) == share.proposed[party]
     else:
-        # A list that was cut for its length is a part of the whole, and nearly as long as a list may be.
+        # A list truncated for its length holds fewer reports than the counts, and is nearly as long as a list may be.
         cut = len(share.left_out) > MAX_LIST - LONGEST_RUN
-        fits = cut and all(count <= stated.get(reason, 0) for reason, count in found.items())
+        fits = cut and all(count <= stated.get(reason, 0) for reason, count in counts.items())
     if not fits:
         raise ProtocolError(
             f"helper {party + 1} lists other reports as left out than it did when the three agreed",
             "Do not use this answer. Ask the operator of that helper.",
+            kind=ErrorKind.INCONSISTENT,
         )
     return codes
 

@@ -1,7 +1,7 @@
 """Batches of reports: a file a querier appends to, and the three columns she cuts from it, one for each helper.
 
-All reports of a batch have the same shape, so every record has the same size: record n is found by multiplication,
-columns are cut by slicing a memory map, and nothing is loaded or parsed as a whole (SPEC.md §4).
+All reports of a batch have the same shape, so every record has the same size: record n is located by multiplication,
+columns are cut by slicing a memory map, and no file is loaded or parsed whole (SPEC.md §4).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from typing import IO, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector
+from protocol.header import Header
 from protocol.hpke import Suite
 from protocol.report import SealedReport, header_digest, payload_size
 from protocol.shape import MAX_EXPLICIT
@@ -48,7 +49,7 @@ _PAYLOAD_SIZES = frozenset(payload_size(suite) for suite in Suite)
 
 
 class DigestRows(Protocol):
-    """The digests of a batch as rows of 32 bytes: an array, or something on disk that gives one for every slice."""
+    """The digests of a batch as rows of 32 bytes: an array, or a file that returns one for every slice."""
 
     def __len__(self) -> int: ...
 
@@ -68,70 +69,82 @@ class ColumnLayout:
 
     def __post_init__(self) -> None:
         if not (0 < self.header <= MAX_HEADER and 0 <= self.body <= MAX_BODY and self.body % ELEMENT_SIZE == 0):
-            raise ProtocolError("the file's preamble has impossible sizes")
+            raise ProtocolError("the file's preamble has impossible sizes", kind=ErrorKind.OUT_OF_RANGE)
         if self.payload not in _PAYLOAD_SIZES:
-            raise ProtocolError(f"no cipher suite has payloads of {self.payload} bytes")
+            raise ProtocolError(f"no cipher suite has payloads of {self.payload} bytes", kind=ErrorKind.OUT_OF_RANGE)
 
     @property
     def checksum(self) -> int:
-        """Batches lie on disk for weeks and carry one; columns travel under TLS and a batch root, and do not."""
+        """Return the size of a record's checksum. Batches, kept for weeks, have one; columns are hashed."""
         return _CHECKSUM_SIZE if self.magic == _BATCH_MAGIC else 0
 
     @property
     def record(self) -> int:
-        """Bytes per record."""
+        """Return the size of a record in bytes."""
         return self.header + self.body + self.payloads * self.payload + self.checksum
 
     def file_size(self, count: int) -> int:
-        """Bytes of a file with so many records, so that an upload can be bounded before it begins."""
+        """Return the size of a file with `count` records, so that an upload can be bounded before it begins."""
         return PREAMBLE_SIZE + count * self.record
 
     def encode(self) -> bytes:
-        """The preamble."""
+        """Return the preamble."""
         return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads, self.payload)
 
     @classmethod
     def decode(cls, data: bytes, magic: bytes, payloads: int) -> ColumnLayout:
-        """The preamble in `data`, if it is of the wanted kind."""
+        """Parse a preamble of the expected kind."""
         if len(data) < PREAMBLE_SIZE:
-            raise ProtocolError("the file ends inside its preamble")
-        found, header, body, count, payload = _PREAMBLE.unpack(data[:PREAMBLE_SIZE])
-        if found != magic or count != payloads:
-            raise ProtocolError("the file does not begin as this kind of file does")
+            raise ProtocolError("the file ends inside its preamble", kind=ErrorKind.TRUNCATED)
+        prefix, header, body, count, payload = _PREAMBLE.unpack(data[:PREAMBLE_SIZE])
+        if prefix != magic or count != payloads:
+            raise ProtocolError("the file does not begin as this kind of file does", kind=ErrorKind.WRONG_FILE)
         return cls(magic, header, body, count, payload)
 
     def expect(self, data: bytes) -> None:
-        """Refuse a file that begins with anything but this preamble."""
+        """Reject a file that begins with another preamble."""
         if ColumnLayout.decode(data, self.magic, self.payloads) != self:
             raise ProtocolError(
-                "the file's reports have another shape than the query's", "Cut it from the batch of this query."
+                "the file's reports have another shape than the query's",
+                "Cut it from the batch of this query.",
+                kind=ErrorKind.INCONSISTENT,
             )
 
 
 class BatchWriter:
-    """Appends reports to a batch file. Safe against a crash: a record cut short is removed at the next opening."""
+    """Append reports to a batch file. Crash-safe: a truncated record is removed at the next opening.
+
+    >>> with trefoil.BatchWriter("shop.batch") as batch:  # doctest: +SKIP
+    ...     batch.add(device.measure_conversion("shop.example", purchase))
+    """
 
     def __init__(self, path: Path | str) -> None:
         self._path = path = Path(path)
         try:
             self._file: IO[bytes] = path.open("ab+")
         except OSError as error:
-            raise TrefoilError(f"cannot write {path}: {error.strerror}") from None
+            raise TrefoilError(f"cannot write {path}: {error.strerror}", kind=ErrorKind.FILE_UNWRITABLE) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._layout = self._existing_layout()
         except BlockingIOError:
             self._file.close()
-            raise TrefoilError(f"{path} is being written by another process", "Wait for it to end.") from None
+            raise TrefoilError(
+                f"{path} is being written by another process", "Wait for it to end.", kind=ErrorKind.BUSY
+            ) from None
         except ProtocolError as error:
             self._file.close()
-            raise ProtocolError(f"{path} is not a file of reports: {error}", "Name a new file.") from None
+            raise ProtocolError(
+                f"{path} is not a file of reports: {error}", "Name a new file.", kind=error.kind
+            ) from None
 
     def add(self, report: SealedReport) -> None:
-        """Append one report; one of another shape than the first is refused and nothing is written."""
+        """Append one report. Reject one of another shape than the first, and write nothing."""
         layout = ColumnLayout(_BATCH_MAGIC, len(report.header), len(report.body), PARTIES, len(report.payloads[0]))
         if any(len(payload) != layout.payload for payload in report.payloads):
-            raise ProtocolError("a report's payloads have one size; another would move all that follow it")
+            raise ProtocolError(
+                "a report's payloads have one size; another would move all that follow it", kind=ErrorKind.MALFORMED
+            )
         if self._layout is None:
             self._file.write(layout.encode())
             self._layout = layout
@@ -139,6 +152,7 @@ class BatchWriter:
             raise TrefoilError(
                 f"this report has another shape than those in {self._path}",
                 "Keep one file per site, caller, unit, number of buckets, cap, spread and cipher suite.",
+                kind=ErrorKind.INCONSISTENT,
             )
         record = report.header + report.body + b"".join(report.payloads)
         self._file.write(record + zlib.crc32(record).to_bytes(_CHECKSUM_SIZE, "big"))
@@ -147,7 +161,7 @@ class BatchWriter:
         size = self._file.seek(0, os.SEEK_END)
         self._file.seek(0)
         preamble = self._file.read(PREAMBLE_SIZE)
-        # A stump of our own preamble is removed; a short file that is anything else is someone's, and stays.
+        # Remove a truncated preamble of our own; any other short file is not ours, and stays.
         if size < PREAMBLE_SIZE and preamble[: len(_BATCH_MAGIC)] == _BATCH_MAGIC[:size]:
             self._file.truncate(0)
             return None
@@ -177,14 +191,15 @@ class _RecordFile:
                 self.layout = ColumnLayout.decode(file.read(PREAMBLE_SIZE), magic, payloads)
                 size = file.seek(0, os.SEEK_END) - PREAMBLE_SIZE
         except OSError as error:
-            raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+            raise TrefoilError(f"cannot read {path}: {error.strerror}", kind=ErrorKind.FILE_UNREADABLE) from None
         except ProtocolError as error:
-            raise ProtocolError(f"{path} is not a file of reports: {error}") from None
+            raise ProtocolError(f"{path} is not a file of reports: {error}", kind=error.kind) from None
         self.count, rest = divmod(size, self.layout.record)
         if rest:
             raise ProtocolError(
                 f"record {self.count + 1} of {path} is cut short: {rest} of {self.layout.record} bytes",
-                "The writer was interrupted; collecting another report into the file removes the stump.",
+                "The writer was interrupted; appending another report to the file removes the truncated record.",
+                kind=ErrorKind.TRUNCATED,
             )
         shape = (self.count, self.layout.record)
         self.records: npt.NDArray[np.uint8] = (
@@ -197,18 +212,18 @@ class _RecordFile:
         return self.count
 
     def digests(self) -> Digests:
-        """The identity of every report, as rows of 32 bytes."""
+        """Return the digest of every report, as rows of 32 bytes."""
         return np.concatenate([np.empty((0, HASH_SIZE), dtype=np.uint8), *self.digest_spans()])
 
     def digest_spans(self) -> Iterator[Digests]:
-        """The same, some at a time."""
+        """Yield the digests, some at a time."""
         for data in self._spans():
             starts = range(0, len(data), self.layout.record)
             hashed = b"".join([header_digest(data[at : at + self.layout.header]) for at in starts])
             yield np.frombuffer(hashed, dtype=np.uint8).reshape(-1, HASH_SIZE)
 
     def _spans(self) -> Iterator[bytes]:
-        """The records, some at a time, read rather than mapped: what has been used does not stay in memory."""
+        """Yield the records, some at a time. Read, not mapped, so that used pages do not stay resident."""
         with self.path.open("rb") as file:
             file.seek(PREAMBLE_SIZE)
             whole = max(1, _SPAN_BYTES // self.layout.record) * self.layout.record
@@ -217,13 +232,17 @@ class _RecordFile:
 
 
 def is_batch(path: Path) -> bool:
-    """Whether a file begins as a batch does."""
+    """Return whether a file begins as a batch does."""
     with path.open("rb") as file:
         return file.read(len(_BATCH_MAGIC)) == _BATCH_MAGIC
 
 
 class BatchReader(_RecordFile):
-    """A batch file, read by its querier."""
+    """A batch file, read by its querier.
+
+    >>> len(trefoil.BatchReader("shop.batch"))  # doctest: +SKIP
+    5000
+    """
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path, _BATCH_MAGIC, PARTIES)
@@ -232,28 +251,41 @@ class BatchReader(_RecordFile):
         return (self[index] for index in range(self.count))
 
     def __getitem__(self, index: int) -> SealedReport:
-        """One report; a damaged one gives an error with its number, counted from 1."""
+        """Return one report. The error about a damaged one names its number, counted from 1."""
         record = self.records[index].tobytes()
         content, checksum = record[:-_CHECKSUM_SIZE], record[-_CHECKSUM_SIZE:]
         if zlib.crc32(content).to_bytes(_CHECKSUM_SIZE, "big") != checksum:
-            raise ProtocolError(f"record {index + 1} of {self.path} is damaged", "Restore the file from a copy.")
+            raise ProtocolError(
+                f"record {index + 1} of {self.path} is damaged",
+                "Restore the file from a copy.",
+                kind=ErrorKind.FILE_DAMAGED,
+            )
         body_at = self.layout.header
         payload_at = body_at + self.layout.body
         size = self.layout.payload
         cut = [content[payload_at + party * size :][:size] for party in range(PARTIES)]
         return SealedReport(content[:body_at], content[body_at:payload_at], (cut[0], cut[1], cut[2]))
 
+    def first_header(self) -> Header | None:
+        """Return the first header that decodes, or None: a malicious device's record costs only itself."""
+        for row in self.records:
+            try:
+                return Header.decode(row[: self.layout.header].tobytes())
+            except ProtocolError:
+                continue
+        return None
+
     def check(self) -> None:
-        """Read every record once and stop at the first damaged one."""
+        """Verify every checksum. Raise at the first damaged record."""
         for index in range(self.count):
             self[index]
 
     def order(self) -> Order:
-        """The order in which helpers take the reports: by digest, so that every querier's batch has one root."""
+        """Return the order in which columns carry the reports: by digest, so that a batch has one root."""
         return self._ranked[0]
 
     def root(self) -> bytes:
-        """The batch root, over the reports in that order."""
+        """Return the batch root, over the reports in that order."""
         return self._ranked[1]
 
     @cached_property
@@ -263,29 +295,33 @@ class BatchReader(_RecordFile):
         return order, batch_root(digests[order])
 
     def column(self, party: int, order: Order) -> Iterator[bytes]:
-        """What helper `party` needs of every report, in `order`, without decoding any of them; some at a time."""
+        """Yield what helper `party` needs of every report, in `order`, in pieces, without decoding any."""
         layout = self._column_layout(party)
         yield layout.encode()
         payload_at = self.layout.header + self.layout.body + party * layout.payload
         kept = self.layout.header + layout.body
-        span = max(1, _PIECE_BYTES // self.layout.record)
-        for start in range(0, len(order), span):
-            rows = self.records[order[start : start + span]]
+        for rows in self._in_order(order):
             yield np.hstack([rows[:, :kept], rows[:, payload_at : payload_at + layout.payload]]).tobytes()
 
+    def _in_order(self, order: Order) -> Iterator[npt.NDArray[np.uint8]]:
+        span = max(1, _PIECE_BYTES // self.layout.record)
+        for start in range(0, len(order), span):
+            yield self.records[order[start : start + span]]
+
     def column_hashes(self) -> tuple[bytes, bytes, bytes]:
-        """What the query signs of the three columns, so that nobody can give a helper another in her name."""
+        """Return the hashes of the three columns. The query signs them, so that nobody can substitute a column."""
         first, second, third = (self._column_hash(party) for party in range(PARTIES))
         return first, second, third
 
     def _column_hash(self, party: int) -> bytes:
-        hashed = ColumnHash()
-        for piece in self.column(party, self.order()):
-            hashed.add(piece)
-        return hashed.digest()
+        layout = self._column_layout(party)
+        hashed, start = ColumnHash(layout), self.layout.header + self.layout.body + party * layout.payload
+        for rows in self._in_order(self.order()):
+            hashed.add(rows[:, start : start + layout.payload])
+        return hashed.digest(self.root())
 
     def column_size(self, party: int) -> int:
-        """Bytes of that column."""
+        """Return the size of that column in bytes."""
         return self._column_layout(party).file_size(self.count)
 
     def _column_layout(self, party: int) -> ColumnLayout:
@@ -299,11 +335,11 @@ class ColumnReader(_RecordFile):
         super().__init__(path, _COLUMN_MAGIC, 1)
 
     def chunk(self, start: int, count: int) -> ColumnChunk:
-        """A span of records."""
+        """Return a contiguous range of records."""
         return read_chunk(self.path, self.layout, start, count)
 
     def pick(self, rows: npt.NDArray[np.int64]) -> ColumnChunk:
-        """Any few records."""
+        """Return the records at `rows`."""
         return ColumnChunk(self.layout, self.records[rows].tobytes())
 
 
@@ -316,32 +352,32 @@ class ColumnChunk:
 
     def __post_init__(self) -> None:
         if len(self.data) % self.layout.record:
-            raise ProtocolError("a chunk holds whole records")
+            raise ProtocolError("a chunk holds whole records", kind=ErrorKind.TRUNCATED)
 
     def __len__(self) -> int:
         return len(self.data) // self.layout.record
 
     def headers(self) -> list[bytes]:
-        """Every header."""
+        """Return every header."""
         size = self.layout.header
         return [self.data[at : at + size] for at in range(0, len(self.data), self.layout.record)]
 
     def payloads(self) -> list[bytes]:
-        """Every payload."""
+        """Return every payload."""
         end = self.layout.record
         return [self.data[at + end - self.layout.payload : at + end] for at in range(0, len(self.data), end)]
 
     def bodies(self) -> list[memoryview]:
-        """Every body; empty ones at the helper that does not use them."""
+        """Return every body; all are empty at the helper that does not use them."""
         view, start, size = memoryview(self.data), self.layout.header, self.layout.body
         return [view[at + start : at + start + size] for at in range(0, len(self.data), self.layout.record)]
 
     def header_matrix(self) -> npt.NDArray[np.uint8]:
-        """The headers as rows of bytes."""
+        """Return the headers as rows of bytes."""
         return self._records()[:, : self.layout.header]
 
     def elements(self) -> Vector:
-        """The bodies as rows of field elements, not yet known to be below p."""
+        """Return the bodies as rows of field elements, not yet checked to be below p."""
         bodies = self._records()[:, self.layout.header : self.layout.header + self.layout.body]
         return np.ascontiguousarray(bodies).view("<u8").reshape(len(self), self.layout.body // ELEMENT_SIZE)
 
@@ -350,37 +386,43 @@ class ColumnChunk:
 
 
 def read_chunk(path: Path, layout: ColumnLayout, start: int, count: int) -> ColumnChunk:
-    """A span of a column, read rather than mapped: what has been used does not stay in memory."""
+    """Return a contiguous range of a column. Read, not mapped, so that used pages do not stay resident."""
     with path.open("rb", buffering=0) as file:
         file.seek(PREAMBLE_SIZE + start * layout.record)
         return ColumnChunk(layout, file.read(count * layout.record))
 
 
 def column_layout(party: int, header: int, body: int, payload: int) -> ColumnLayout:
-    """Helper 1 never uses the body, so its column leaves the bodies out."""
+    """Return the layout of a helper's column. Helper 1 never uses the body, so its column omits the bodies."""
     return ColumnLayout(_COLUMN_MAGIC, header, body if BODY_SEED in SEEDS_OF[party] else 0, 1, payload)
 
 
 def sorted_order(digests: Digests) -> Order:
-    """Positions in ascending order of digest, byte by byte."""
+    """Return positions in ascending order of digest, byte by byte."""
     words = digests.view(">u8")
     order: Order = np.lexsort([words[:, column] for column in reversed(range(words.shape[1]))])
     return order
 
 
 class ColumnHash:
-    """The hash over every byte of one helper's column, preamble included: what a query signs for each of the three."""
+    """What a query signs for each of the three columns: a hash over its preamble, its payloads and the batch root.
 
-    def __init__(self) -> None:
-        self._state = hashlib.sha256(b"trefoil/1 column\0")
+    Together these determine every byte: a root commits to the headers, and a header to its body, which admission
+    verifies. Bodies, nine tenths of a column of 1,024 buckets, are therefore not hashed a second time.
+    """
 
-    def add(self, piece: bytes) -> None:
-        """The next bytes."""
-        self._state.update(piece)
+    def __init__(self, layout: ColumnLayout) -> None:
+        self._state = hashlib.sha256(b"trefoil/1 column\0" + layout.encode())
 
-    def digest(self) -> bytes:
-        """The hash, once all are in."""
-        return self._state.digest()
+    def add(self, payloads: npt.NDArray[np.uint8]) -> None:
+        """Append the payloads of some records, a row each, in column order."""
+        self._state.update(payloads.tobytes())
+
+    def digest(self, root: bytes) -> bytes:
+        """Return the hash for a batch with this root."""
+        whole = self._state.copy()
+        whole.update(root)
+        return whole.digest()
 
 
 class BatchRoot:
@@ -390,16 +432,16 @@ class BatchRoot:
         self._state = hashlib.sha256(b"trefoil/1 batch root\0" + count.to_bytes(8, "big"))
 
     def add(self, digests: bytes) -> None:
-        """The next of them, 32 bytes each."""
+        """Append digests, 32 bytes each."""
         self._state.update(digests)
 
     def digest(self) -> bytes:
-        """The root, once all are in."""
+        """Return the root of all digests appended."""
         return self._state.digest()
 
 
 def batch_root(digests: DigestRows) -> bytes:
-    """The root of a whole batch."""
+    """Return the root of a whole batch."""
     root = BatchRoot(len(digests))
     for start in range(0, len(digests), DIGEST_SPAN):
         root.add(np.ascontiguousarray(digests[start : start + DIGEST_SPAN]).tobytes())

@@ -1,37 +1,138 @@
-"""What can go wrong, in closed vocabularies: one base error for people, one enum of reasons for dropping a report."""
+"""Errors and rejections, in closed vocabularies that programs match on (SPEC.md §3).
+
+- `TrefoilError`: the base of every error that a person can act on. Its `ErrorKind` is stable, its sentence may improve.
+- `Rejection`: the reasons for which a helper drops one report. They are counted, and the counts are in the answer.
+- `WireEnum`: the base of every enum that travels. The number stands beside each member, so source order means nothing.
+- `printable`: text from a peer or a client, made safe for a terminal.
+"""
 
 from __future__ import annotations
 
-from protocol.numbered import Numbered
+from enum import Enum
+from typing import Self
+
+
+class ErrorKind(Enum):
+    """What went wrong, for programs and tests. Sentences may improve; a kind is stable and `--json` reports it."""
+
+    # What a person or a peer passed in.
+    INVALID_VALUE = "invalid value"
+    OUT_OF_RANGE = "out of range"
+    WRONG_TYPE = "wrong type"
+    MALFORMED = "malformed"
+    TRUNCATED = "truncated"
+    TRAILING_BYTES = "trailing bytes"
+    TOO_LARGE = "too large"
+    TOO_FEW = "too few"
+    MISSING_FIELD = "missing field"
+    UNKNOWN_FIELD = "unknown field"
+    UNKNOWN_NAME = "unknown name"
+    UNKNOWN_VERSION = "unknown version"
+    DUPLICATE = "duplicate"
+    INCONSISTENT = "inconsistent"
+    MISSING_OPTION = "missing option"
+    CONFLICTING_OPTIONS = "conflicting options"
+    MISSING_DEPENDENCY = "missing dependency"
+    # Files and disks.
+    FILE_MISSING = "file missing"
+    FILE_EXISTS = "file exists"
+    FILE_UNREADABLE = "file unreadable"
+    FILE_UNWRITABLE = "file unwritable"
+    FILE_PERMISSIONS = "file permissions"
+    FILE_DAMAGED = "file damaged"
+    WRONG_FILE = "wrong file"
+    NO_SPACE = "no space"
+    # Keys, signatures and proofs.
+    BAD_SIGNATURE = "bad signature"
+    BAD_PROOF = "bad proof"
+    WRONG_KEY = "wrong key"
+    WRONG_HELPER_SET = "wrong helper set"
+    NOT_OPENED = "not opened"
+    EXPIRED = "expired"
+    NOT_YET_VALID = "not yet valid"
+    # Queries, helpers and devices at work.
+    NOT_REGISTERED = "not registered"
+    FORBIDDEN = "forbidden"
+    ALREADY_COUNTED = "already counted"
+    WITHDRAWN = "withdrawn"
+    REFUSED = "refused"
+    ABORTED = "aborted"
+    DISPUTED = "disputed"
+    FENCED = "fenced"
+    ROLLED_BACK = "rolled back"
+    BUSY = "busy"
+    UNAVAILABLE = "unavailable"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    CLOCK = "clock"
+    DISABLED = "disabled"
+    INTERRUPTED = "interrupted"
 
 
 class TrefoilError(Exception):
-    """Something a person can act on. The message says what is wrong, the hint what to do about it.
+    """An error that a person can act on: the message says what is wrong, the hint what to do about it.
 
-    `again` says whether trying the same again can help: True, False, or None where something must be mended first.
+    `retryable`: True if the same call may succeed later, False if it never will, None if something must change first.
+
+    >>> try:
+    ...     trefoil.BatchReader("nowhere.batch")
+    ... except trefoil.TrefoilError as error:
+    ...     print(error.kind.name)
+    FILE_UNREADABLE
     """
 
-    again: bool | None = None
+    retryable: bool | None = None
+    kind = ErrorKind.INVALID_VALUE
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, kind: ErrorKind | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if kind is not None:
+            self.kind = kind
 
 
-class Blamed(TrefoilError):
-    """Something that one helper is the reason of: `party` is 0, 1 or 2, or None where it is not one alone."""
+class HelperError(TrefoilError):
+    """An error attributed to one helper: `party` is 0, 1 or 2, or None if it cannot be attributed to one alone."""
 
-    def __init__(self, message: str, hint: str = "", *, party: int | None = None) -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, message: str, hint: str = "", *, party: int | None = None, kind: ErrorKind | None = None
+    ) -> None:
+        super().__init__(message, hint, kind=kind)
         self.party = party
 
 
 class ProtocolError(TrefoilError):
-    """Bytes or values from outside that are not what the specification says."""
+    """Input from outside that violates the specification."""
+
+    kind = ErrorKind.MALFORMED
 
 
-class Rejection(Numbered):
-    """Why a helper dropped a report. Counted per helper and shown in the answer, so that none can censor silently."""
+class WireEnum(Enum):
+    """A closed enum with members `NAME = number, "text"`: `number` is its encoding, `value` is for people."""
+
+    number: int
+
+    def __new__(cls, number: int, text: str) -> Self:
+        if any(number == other.number or text == other.value for other in cls):
+            raise TypeError(f"{cls.__name__} has {number} or {text!r} twice")
+        member = object.__new__(cls)
+        member._value_ = text
+        member.number = number
+        return member
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Return the member whose value is `text`."""
+        return next(member for member in cls if member.value == text)
+
+    @classmethod
+    def by_number(cls) -> tuple[Self, ...]:
+        """Return all members in ascending order of number: the order of every list with one entry per member."""
+        return tuple(sorted(cls, key=lambda member: member.number))
+
+
+class Rejection(WireEnum):
+    """Why a helper dropped a report. The answer carries the counts of each helper, so that none can censor silently."""
 
     MALFORMED = 0, "malformed"
     UNKNOWN_VERSION = 1, "unknown version"
@@ -56,8 +157,23 @@ class Rejection(Numbered):
 
 
 class Rejected(ProtocolError):
-    """One report is refused for one reason; the batch goes on without it."""
+    """One report is dropped for one reason; the rest of the batch is not affected."""
+
+    kind = ErrorKind.REFUSED
 
     def __init__(self, rejection: Rejection, detail: str = "") -> None:
         super().__init__(f"{rejection.value}: {detail}" if detail else rejection.value)
         self.rejection = rejection
+
+
+MAX_PRINTABLE = 2000
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def printable(text: str, limit: int = MAX_PRINTABLE) -> str:
+    """Return `text` cut at `limit` characters, with every unprintable one replaced.
+
+    A terminal executes escape sequences, so text from a peer or a client passes through here before it is displayed.
+    """
+    safe = "".join(character if character.isprintable() else _REPLACEMENT for character in text[:limit])
+    return safe if len(text) <= limit else safe + "…"

@@ -2,10 +2,16 @@
 
 A Mersenne prime reduces with a shift and an addition, and it leaves three bits of headroom in a word. Sums of a million
 reports take two plain sums and one reduction, so they cost about what the plaintext sum does.
+
+Products of matrices are exact in the floating-point unit: an element is cut into three limbs of 21 bits. Products of
+limbs have 42 bits, or 43 where the left factor is a whole word, so 2^8 of them, three times over, add up below 2^53: a
+double holds every such sum exactly, in whatever order a library adds. What numpy's matrix product does in a few
+instructions then takes the place of thousands of 61-bit products, which are twenty times as slow.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,7 +19,8 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gmpy2 import invert, mpz
 
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
+from protocol.lanes import find_lanes
 
 P = 2**61 - 1
 SEED_SIZE = 32
@@ -32,6 +39,8 @@ _LOW_MASK = np.uint64(2**32 - 1)
 _TAG_WORDS = 2
 _EXACT_ROWS = 8
 _BLOCK_WORDS = 2**15
+# Fewer seeds, as a device has, are expanded by the library.
+_SMALLEST_BATCH = 16
 # Halves of a factor: with 31 bits each, every partial product and their sum fit into one word.
 _HALF_BITS = np.uint64(31)
 _HALF_MASK = np.uint64(2**31 - 1)
@@ -46,35 +55,35 @@ _FEW = 256
 
 
 def from_integers(values: Sequence[int]) -> Vector:
-    """Signed integers as field elements; the reverse of `lift` within ±(p−1)/2."""
+    """Return signed integers as field elements: the inverse of `lift` within ±(p−1)/2."""
     return np.array([value % P for value in values], dtype=np.uint64)
 
 
 def lift(vector: Vector) -> list[int]:
-    """Field elements as the signed integers nearest zero, so that a negative noisy count prints as negative."""
+    """Return field elements as the signed integers nearest zero, so that a negative noisy count prints as negative."""
     half = P // 2
     return [int(value) - P if value > half else int(value) for value in vector.tolist()]
 
 
 def reduce(vector: Vector) -> Vector:
-    """The canonical representative below p of any `uint64`. 2^61 ≡ 1, so the top bits are simply added."""
+    """Return the canonical representative below p of each `uint64`. 2^61 ≡ 1, so the top bits are simply added."""
     folded = (vector & _P) + (vector >> _SHIFT)
     # folded ≤ p + 7, so one conditional subtraction is enough; where it is not needed it wraps to a huge number.
     return np.minimum(folded, folded - _P)
 
 
 def add(left: Vector, right: Vector) -> Vector:
-    """Sum of two reduced vectors."""
+    """Return the sum of two reduced vectors."""
     return reduce(left + right)
 
 
 def subtract(left: Vector, right: Vector) -> Vector:
-    """Difference of two reduced vectors."""
+    """Return the difference of two reduced vectors."""
     return reduce(left + (_P - right))
 
 
 def sum_rows(rows: Vector) -> Vector:
-    """The column sums of a matrix of reduced rows."""
+    """Return the column sums of a matrix of reduced rows."""
     total = RowSum(rows.shape[1])
     # Blocks that stay in the processor's cache: the plaintext sum reads each word once from memory, and so does this.
     block = _rows_per_block(rows.shape[1])
@@ -86,9 +95,9 @@ def sum_rows(rows: Vector) -> Vector:
 class RowSum:
     """A running sum of up to 2^32 reduced rows, with a single reduction at the end.
 
-    Eight elements below p add up within a word. Of those partial sums s, Σs mod 2^64 and Σ⌊s/2^32⌋ are two plain sums
-    that determine Σs: what the upper halves leave over is below 2^32 times their number, so the wrapped sum still
-    shows it exactly.
+    Eight elements below p add up to one word s without overflow. Σs is determined by two plain sums, of s mod 2^64 and
+    of the upper halves ⌊s/2^32⌋: the lower halves add up to less than 2^32 times the number of words, hence below 2^64,
+    so the wrapped sum less the upper halves is exactly their sum.
     """
 
     def __init__(self, count: int) -> None:
@@ -96,14 +105,14 @@ class RowSum:
         self._wrapped = np.zeros(count, dtype=np.uint64)
 
     def add(self, rows: Vector) -> None:
-        """Add reduced rows, best no more of them than the processor's cache holds."""
+        """Add reduced rows. Fastest if they fit into the processor's cache."""
         partial = _add_by_eights(rows)
         self._wrapped += np.add.reduce(partial, axis=0)
         partial >>= _HALF
         self._high += np.add.reduce(partial, axis=0)
 
     def reduced(self) -> Vector:
-        """The sum so far. 2^32·high ≡ ⌊high/2^29⌋ + 2^32·(high mod 2^29), because 2^61 ≡ 1."""
+        """Return the sum so far. 2^32·high ≡ ⌊high/2^29⌋ + 2^32·(high mod 2^29), because 2^61 ≡ 1."""
         low = self._wrapped - (self._high << _HALF)
         return reduce(reduce(low) + (self._high >> _TOP) + ((self._high & _TOP_MASK) << _HALF))
 
@@ -113,7 +122,7 @@ def _rows_per_block(count: int, words: int = _BLOCK_WORDS) -> int:
 
 
 def _add_by_eights(rows: Vector) -> Vector:
-    """Sums of eight rows each, and of what is left: exact, because 8·(p − 1) < 2^64."""
+    """Return the sum of every eight rows, and of the rest: exact, because 8·(p − 1) < 2^64."""
     groups, rest = divmod(len(rows), _EXACT_ROWS)
     whole = len(rows) - rest
     sums = np.empty((groups + (1 if rest else 0), rows.shape[1]), dtype=np.uint64)
@@ -124,23 +133,23 @@ def _add_by_eights(rows: Vector) -> Vector:
 
 
 def expand(seed: bytes, count: int) -> Vector:
-    """`count` field elements from a 32-byte seed, exactly uniform if the seed is."""
+    """Return `count` field elements from a 32-byte seed: uniform if the keystream is, without modular bias."""
     row: Vector = expand_many([seed], count)[0]
     return row
 
 
 def expand_many(seeds: Sequence[bytes], count: int) -> Vector:
-    """One row of `count` field elements per seed.
+    """Return one row of `count` field elements per seed.
 
     An AES-128-CTR keystream is cut into little-endian words, each word keeps its top 61 bits, and a word that
-    gives p itself (once in 2^61) is skipped. GCM is used for its keystream only: its one-shot interface is what makes
-    AES the fastest expander here from 128 buckets on (`trefoil bench report`).
+    is p itself (once in 2^61) is skipped. GCM is used for its keystream only: its one-shot interface is what makes
+    AES the fastest expander here from 128 buckets on (`expanders` in benchmarks/results/report.json).
     """
     return _Expander(len(seeds), count).expand(seeds)
 
 
 def expansions(seeds: Sequence[bytes], count: int, words: int = _BLOCK_WORDS) -> Iterator[Vector]:
-    """All rows of `expand_many`, a few at a time, in memory that stays in the cache and is used again for the next."""
+    """Yield the rows of `expand_many` in blocks. Each block overwrites the last, so that it stays in the cache."""
     block = _rows_per_block(count, words)
     expander = _Expander(min(block, len(seeds)), count)
     for start in range(0, len(seeds), block):
@@ -148,7 +157,7 @@ def expansions(seeds: Sequence[bytes], count: int, words: int = _BLOCK_WORDS) ->
 
 
 class _Expander:
-    """Rows to expand seeds into. The rows that `expand` returns are good until it is called again."""
+    """A reusable buffer of rows. Those that `expand` returns are valid until its next call."""
 
     def __init__(self, rows: int, count: int) -> None:
         self._count = count
@@ -160,9 +169,10 @@ class _Expander:
         self._rows = [flat[start : start + size] for start in range(0, rows * size, size)]
 
     def expand(self, seeds: Sequence[bytes]) -> Vector:
-        """At most as many seeds as there are rows."""
-        for seed, row in zip(seeds, self._rows, strict=False):
-            _keystream(seed, self._zeros, row)
+        """Return one row per seed, of at most as many seeds as the buffer has rows."""
+        if not self._expand_in_lanes(seeds):
+            for seed, row in zip(seeds, self._rows, strict=False):
+                _keystream(seed, self._zeros, row)
         used = self._words[: len(seeds)]
         # Tags included: over contiguous memory this is several times faster than leaving them out.
         used >>= _DROPPED_BITS
@@ -172,16 +182,31 @@ class _Expander:
                 elements[index] = _expand_with_rejection(seeds[index], self._count)
         return elements
 
+    def _expand_in_lanes(self, seeds: Sequence[bytes]) -> bool:
+        """Write all keystreams by the native module. Return False if there is none, or a random row of it is wrong.
+
+        Compared with the library in every call: nothing downstream authenticates a keystream.
+        """
+        lanes = find_lanes() if len(seeds) >= _SMALLEST_BATCH else None
+        if lanes is None or any(len(seed) != SEED_SIZE for seed in seeds):
+            return False
+        lanes.keystreams(seeds, len(self._zeros), self._words)
+        chosen = int.from_bytes(os.urandom(4)) % len(seeds)
+        expected = bytearray(len(self._rows[chosen]))
+        _keystream(seeds[chosen], self._zeros, expected)
+        size = len(self._zeros)
+        return bytes(self._rows[chosen][:size]) == bytes(expected[:size])
+
 
 def _keystream(seed: bytes, zeros: bytes, out: memoryview | bytearray) -> None:
-    """Keystream and tag. A seed is used for one expansion only: 16 bytes are its key and 12 its nonce."""
+    """Write keystream and tag to `out`. A seed, 16 bytes of key and 12 of nonce, serves one expansion only."""
     if len(seed) != SEED_SIZE:
-        raise ProtocolError(f"a seed has {SEED_SIZE} bytes, not {len(seed)}")
+        raise ProtocolError(f"a seed has {SEED_SIZE} bytes, not {len(seed)}", kind=ErrorKind.INVALID_VALUE)
     AESGCM(seed[:16]).encrypt_into(seed[16:28], zeros, None, out)
 
 
 def _expand_with_rejection(seed: bytes, count: int) -> Vector:
-    """The rare path: draw more words until enough survive. Its first words are those of the common path."""
+    """Draw more words until enough are below p: the rare path. Its first words are those of the common path."""
     drawn = count
     while True:
         drawn += 8
@@ -194,22 +219,24 @@ def _expand_with_rejection(seed: bytes, count: int) -> Vector:
 
 
 def encode(vector: Vector) -> bytes:
-    """Eight little-endian bytes per element: the layout numpy maps without copying."""
+    """Return eight little-endian bytes per element, the layout that numpy maps without copying."""
     return vector.astype("<u8", copy=False).tobytes()
 
 
 def decode(data: bytes, count: int) -> Vector:
-    """The reverse of `encode`; every element must be below p, or one vector would have several encodings."""
+    """Parse what `encode` returned. Reject an element that is not below p: one vector would have several encodings."""
     if len(data) != ELEMENT_SIZE * count:
-        raise ProtocolError(f"{count} field elements take {ELEMENT_SIZE * count} bytes, not {len(data)}")
+        raise ProtocolError(
+            f"{count} field elements take {ELEMENT_SIZE * count} bytes, not {len(data)}", kind=ErrorKind.MALFORMED
+        )
     vector = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
     if vector.size and int(vector.max()) >= P:
-        raise ProtocolError("an element is not below p")
+        raise ProtocolError("an element is not below p", kind=ErrorKind.OUT_OF_RANGE)
     return vector
 
 
 def multiply(left: Vector, right: Vector) -> Vector:
-    """Products of reduced elements, of any shapes that broadcast."""
+    """Return the products of reduced elements, of any shapes that broadcast."""
     product = np.empty(np.broadcast(left, right).shape, dtype=np.uint64)
     # A product of two single numbers is left to the blocks below: without an axis, numpy computes with no arrays.
     if product.ndim and product.size <= _FEW_PRODUCTS:
@@ -224,7 +251,7 @@ def multiply(left: Vector, right: Vector) -> Vector:
 
 
 def _multiply_block(left: Vector, right: Vector, out: Vector) -> None:
-    """With a = 2^31·a₁ + a₀: ab = 2^62·a₁b₁ + 2^31·(a₁b₀ + a₀b₁) + a₀b₀, where 2^62 ≡ 2 and 2^61 ≡ 1."""
+    """Write ab = 2^62·a₁b₁ + 2^31·(a₁b₀ + a₀b₁) + a₀b₀ for a = 2^31·a₁ + a₀, where 2^62 ≡ 2 and 2^61 ≡ 1."""
     left_high, left_low = left >> _HALF_BITS, left & _HALF_MASK
     right_high, right_low = right >> _HALF_BITS, right & _HALF_MASK
     middle = left_high * right_low
@@ -248,7 +275,7 @@ def _multiply_block(left: Vector, right: Vector, out: Vector) -> None:
 
 
 def total(vectors: Vector) -> Vector:
-    """Sums of reduced elements along the last axis, of which there are at most 2^32."""
+    """Return the sums of reduced elements along the last axis, at most 2^32 of them."""
     # The axis is kept to the end: numpy warns when a single number wraps, and `reduce` is made to wrap.
     low: Vector = np.add.reduce(vectors & _LOW_MASK, axis=-1, keepdims=True)
     high: Vector = np.add.reduce(vectors >> _HALF, axis=-1, keepdims=True)
@@ -258,12 +285,12 @@ def total(vectors: Vector) -> Vector:
 
 
 def dot(left: Vector, right: Vector) -> Vector:
-    """Inner products of reduced vectors along the last axis, of any shapes that broadcast."""
+    """Return the inner products of reduced vectors along the last axis, of any shapes that broadcast."""
     return total(multiply(left, right))
 
 
 def power(base: Vector, exponent: int) -> Vector:
-    """Every element to one exponent, which is not negative."""
+    """Return every element to the power of one exponent, which is not negative."""
     result, square = np.ones_like(base), base
     while exponent:
         if exponent & 1:
@@ -275,7 +302,7 @@ def power(base: Vector, exponent: int) -> Vector:
 
 
 def inverse(vector: Vector) -> Vector:
-    """1/v of every element, none of which may be zero: three products each, and a few inversions in all.
+    """Return 1/v of every element v, none of which may be zero (Montgomery's trick: three products for each).
 
     Elements are multiplied in pairs, the products in pairs, and so on to a few; on the way back each pair's inverse,
     times either of the two, is the inverse of the other.
@@ -287,8 +314,8 @@ def inverse(vector: Vector) -> Vector:
         half = levels[-1].size // 2
         levels.append(multiply(levels[-1][:half], levels[-1][half:]))
     if not levels[-1].all():
-        raise ProtocolError("zero has no inverse")
-    # A few numbers are Python's business: as arrays they would take as long as thousands.
+        raise ProtocolError("zero has no inverse", kind=ErrorKind.INVALID_VALUE)
+    # Few enough for Python integers: numpy's overhead per call would cost as much as thousands of elements.
     inverted = np.array(inverse_integers(levels[-1].tolist()), dtype=np.uint64)
     for level in reversed(levels[:-1]):
         half = level.size // 2
@@ -298,10 +325,96 @@ def inverse(vector: Vector) -> Vector:
 
 
 def inverse_integers(values: Sequence[int]) -> list[int]:
-    """1/v of every value, none of which may be zero. GMP inverts a word in the time of two of Python's products."""
+    """Return 1/v of every value v, none of which may be zero. GMP inverts a word as fast as Python multiplies twice."""
     return [int(invert(value, _MODULUS)) for value in values]
 
 
 def multiply_constant(vector: Vector, constant: int) -> Vector:
-    """A reduced vector times a public constant."""
+    """Return a reduced vector times a public constant."""
     return multiply(vector, np.array(constant % P, dtype=np.uint64))
+
+
+LIMBS = 3
+LIMB_BITS = 21
+# Three products of two limbs meet in the middle: 2^8·(2·2^42 + 2^43) < 2^53.
+MAX_INNER = 2**8
+
+Limbs = npt.NDArray[np.float64]
+
+_LIMB = np.uint64(LIMB_BITS)
+_TWO_LIMBS = np.uint64(2 * LIMB_BITS)
+_LIMB_MASK = np.uint64(2**LIMB_BITS - 1)
+_REST = np.uint64(61 - LIMB_BITS)
+_LOW = np.uint64(2 ** (61 - LIMB_BITS) - 1)
+
+
+def multiply_matrices(left: Vector, right: Vector) -> Vector:
+    """Return the product of (…, n, k) and (…, k, m) matrices: any words on the left, reduced on the right."""
+    rows, columns = split_rows(left), split_columns(right)
+    total = multiply_limbs(rows[..., :MAX_INNER], columns[..., :MAX_INNER, :])
+    for start in range(MAX_INNER, left.shape[-1], MAX_INNER):
+        part = slice(start, start + MAX_INNER)
+        total = add(total, multiply_limbs(rows[..., part], columns[..., part, :]))
+    return total
+
+
+def split_rows(matrix: Vector) -> Limbs:
+    """Return (…, n, k) words as (…, 3n, k) limbs: the lowest of all rows, then the middle ones, then the highest."""
+    *stack, rows, inner = matrix.shape
+    limbs = np.empty((*stack, LIMBS, rows, inner))
+    split(matrix, limbs[..., 0, :, :], limbs[..., 1, :, :], limbs[..., 2, :, :])
+    return limbs.reshape(*stack, LIMBS * rows, inner)
+
+
+def split_columns(matrix: Vector) -> Limbs:
+    """Return (…, k, m) elements as (…, k, 3m) limbs, in the same order."""
+    *stack, inner, columns = matrix.shape
+    limbs = np.empty((*stack, inner, LIMBS, columns))
+    split(matrix, limbs[..., 0, :], limbs[..., 1, :], limbs[..., 2, :])
+    return limbs.reshape(*stack, inner, LIMBS * columns)
+
+
+def multiply_limbs(rows: Limbs, columns: Limbs) -> Vector:
+    """Return the product of what `split_rows` and `split_columns` returned, of at most `MAX_INNER` terms per sum."""
+    product = np.matmul(rows, columns)
+    *stack, height, width = product.shape
+    parts = product.reshape(*stack, LIMBS, height // LIMBS, LIMBS, width // LIMBS)
+    return join(np.moveaxis(parts, (-4, -2), (0, 1)))
+
+
+def join(parts: Limbs) -> Vector:
+    """Return the reduced sum of all `parts[i, j]`, the products of limb i on the left and limb j on the right."""
+    places = (
+        parts[0, 0],
+        parts[0, 1] + parts[1, 0],
+        parts[0, 2] + parts[1, 1] + parts[2, 0],
+        parts[1, 2] + parts[2, 1],
+        parts[2, 2],
+    )
+    total = places[-1].astype(np.uint64)
+    for place in reversed(places[:-1]):
+        total = _shift_limb(total)
+        total += place.astype(np.uint64)
+    return reduce(total)
+
+
+def split(matrix: Vector, low: Limbs, middle: Limbs, high: Limbs) -> None:
+    """Write words as three limbs. The highest has 22 bits if a word has all 64."""
+    limb = matrix & _LIMB_MASK
+    # As signed numbers: limbs are far below 2^63, and int64 converts to double faster than uint64.
+    signed = limb.view(np.int64)
+    low[...] = signed
+    np.right_shift(matrix, _LIMB, out=limb)
+    limb &= _LIMB_MASK
+    middle[...] = signed
+    np.right_shift(matrix, _TWO_LIMBS, out=limb)
+    high[...] = signed
+
+
+def _shift_limb(values: Vector) -> Vector:
+    """Return 2^21 times numbers below 2^62, below 2^62 too: as 2^61 ≡ 1, bits that leave at the top re-enter below."""
+    shifted = values >> _REST
+    kept = values & _LOW
+    kept <<= _LIMB
+    shifted += kept
+    return shifted

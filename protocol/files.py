@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, and private files that only their owner can read.
+"""Atomic, durable file writes, and private files that only their owner can read.
 
-Apart from `console`, so that a helper's daemon, which has nobody to show anything to, needs no terminal library.
+Separate from `cli.console`, so that a helper's daemon needs no terminal library.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 
 PRIVATE = 0o600
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file in one step, durable before it shows."""
+    """Replace a file atomically. The content is durable before the new name is visible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _draft(path, data, mode) as draft:
             draft.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
-        # Of the file that was wanted, not of its draft.
+        # Name the file the caller asked for, not its temporary one.
         error.filename, error.filename2 = str(path), None
         raise
 
 
 def write_private_file(path: Path, data: bytes) -> None:
-    """Create a file only its owner can read. Refuses to replace one: a lost key cannot be had back."""
+    """Create a file that only its owner can read. Never replace one: a lost key cannot be recovered."""
     try:
         with _draft(path, data, PRIVATE) as draft:
             # A link, unlike a rename, fails where there is a file already.
@@ -40,30 +40,38 @@ def write_private_file(path: Path, data: bytes) -> None:
             draft.unlink()
             _sync_folder(path.parent)
     except FileExistsError:
-        raise TrefoilError(f"{path} exists already", "Move it away first; keys are never overwritten.") from None
+        raise TrefoilError(
+            f"{path} exists already",
+            "Move it away first; keys are never overwritten.",
+            kind=ErrorKind.FILE_EXISTS,
+        ) from None
     except OSError as error:
-        raise TrefoilError(f"cannot write {path}: {error.strerror}") from None
+        raise TrefoilError(f"cannot write {path}: {error.strerror}", kind=ErrorKind.FILE_UNWRITABLE) from None
 
 
 def read_private_file(path: Path) -> bytes:
-    """Read a private file, unless others could have read or changed it."""
+    """Return the content of a private file. Reject one that others could have read or changed."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise TrefoilError(
-                    f"{path} can be read by others (mode {mode:04o})", f"If it is the right file, run: chmod 600 {path}"
+                    f"{path} can be read by others (mode {mode:04o})",
+                    f"If it is the right file, run: chmod 600 {path}",
+                    kind=ErrorKind.FILE_PERMISSIONS,
                 )
             return file.read()
     except FileNotFoundError:
-        raise TrefoilError(f"there is no key file {path}", "Make one with: trefoil keygen") from None
+        raise TrefoilError(
+            f"there is no key file {path}", "Make one with: trefoil keygen", kind=ErrorKind.FILE_MISSING
+        ) from None
     except OSError as error:
-        raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+        raise TrefoilError(f"cannot read {path}: {error.strerror}", kind=ErrorKind.FILE_UNREADABLE) from None
 
 
 @contextmanager
-def made_together(*paths: Path) -> Iterator[None]:
-    """What the block makes at `paths`, all of it or nothing: those that were not there before go again if it fails."""
+def remove_on_failure(*paths: Path) -> Iterator[None]:
+    """If the block raises, remove those of `paths` that it created, and the folders it created for them."""
     new = [path for path in paths if not os.path.lexists(path)]
     folders = sorted({folder for path in new for folder in path.parents if not folder.exists()}, reverse=True)
     try:
@@ -72,7 +80,7 @@ def made_together(*paths: Path) -> Iterator[None]:
         for path in new:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         for folder in folders:
-            # One that somebody else uses by now stays.
+            # A folder that another process uses by now stays.
             with suppress(OSError):
                 folder.rmdir()
         raise
@@ -80,7 +88,7 @@ def made_together(*paths: Path) -> Iterator[None]:
 
 @contextmanager
 def _draft(path: Path, data: bytes, mode: int) -> Iterator[Path]:
-    """`data` in a file of its own beside `path`, on disk; gone again if the block does not put it in place."""
+    """Yield a durable temporary file with `data` beside `path`; remove it if the block raises."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     draft = Path(name)
     try:
@@ -96,7 +104,7 @@ def _draft(path: Path, data: bytes, mode: int) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A name is durable when its folder is."""
+    """Make a rename durable: a directory entry is durable only once its directory is synced."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -11,13 +11,12 @@ from enum import Enum, IntFlag
 from typing import assert_never
 
 from protocol import field as prime_field
-from protocol.epsilon import validate_terms
-from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol.errors import ErrorKind, ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE
 from protocol.hpke import CLASSICAL, KEY_ID_SIZE, Suite
-from protocol.seconds import HOUR
 from protocol.shape import Shape, shape_of
 from protocol.shares import PARTIES
+from protocol.units import HOUR, validate_terms
 from protocol.wire import HASH_SIZE, Reader, Writer
 
 VERSION = 1
@@ -50,13 +49,13 @@ _SPREAD_SIZE = 2
 
 
 def _span(name: str) -> slice:
-    """Which bytes of a header a field takes."""
+    """Return which bytes of a header a field takes."""
     before = "".join(list(_FIELDS.values())[: list(_FIELDS).index(name)])
     return slice(struct.calcsize(">" + before), struct.calcsize(">" + before + _FIELDS[name]))
 
 
 def _spans_of_three(name: str) -> tuple[slice, slice, slice]:
-    """Which bytes each of the three values of a field takes."""
+    """Return which bytes each of the three values of a field takes."""
     whole = _span(name)
     size = (whole.stop - whole.start) // PARTIES
     first, second, third = (
@@ -86,7 +85,7 @@ class Schema(Enum):
 
 
 class Flags(IntFlag):
-    """Marks of a report. A bit that is not here is refused."""
+    """Bits of the flags field. Any other bit is rejected."""
 
     DEBUG = 1
 
@@ -119,47 +118,57 @@ class ReportTerms:
         check_site(self.caller)
         check_unit(self.unit)
         if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
-            raise ProtocolError(f"a report's time is a whole number of hours since 1970, not {self.time}")
+            raise ProtocolError(
+                f"a report's time is a whole number of hours since 1970, not {self.time}", kind=ErrorKind.OUT_OF_RANGE
+            )
         check_cap(self.shape, self.sensitivity)
 
     @property
     def shape(self) -> Shape:
-        """Which numbers are shared, and what of them is checked."""
+        """Return which numbers are shared, and which of them helpers check."""
         return shape_of(self.buckets, self.kappa, self.cap, self.spread)
 
     @property
     def length(self) -> int:
-        """How many numbers the histogram has."""
+        """Return how many numbers the histogram has."""
         return self.shape.length
 
 
 def schema_of(shape: Shape) -> Schema:
-    """A shape with a cap is a checked one."""
+    """Return the schema of a shape: with a cap it is checked."""
     return Schema.CHECKED_HISTOGRAM if shape.checked else Schema.HISTOGRAM
 
 
 def check_cap(shape: Shape, sensitivity: int) -> None:
-    """No report may move the answer by more than the noise is scaled to."""
+    """Reject a cap with which one report could move the answer by more than the noise is scaled to."""
     if shape.cap > sensitivity:
-        raise ProtocolError(f"a cap of {shape.cap} is above the sensitivity {sensitivity} that the noise is scaled to")
+        raise ProtocolError(
+            f"a cap of {shape.cap} is above the sensitivity {sensitivity} that the noise is scaled to",
+            kind=ErrorKind.INCONSISTENT,
+        )
 
 
 def check_site(site: str) -> None:
-    """A site as it travels: a domain name in lower-case ASCII. What is registrable is the device's business."""
+    """Reject a site that is no domain name in lower-case ASCII. Devices decide what is registrable."""
     if not (0 < len(site) <= MAX_SITE_LENGTH) or not site.isascii() or not site.isprintable() or " " in site:
-        raise ProtocolError(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
+        raise ProtocolError(
+            f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}",
+            kind=ErrorKind.INVALID_VALUE,
+        )
     if site != site.lower():
-        raise ProtocolError(f"a site is written in lower case, not {site!r}")
+        raise ProtocolError(f"a site is written in lower case, not {site!r}", kind=ErrorKind.INVALID_VALUE)
 
 
 def check_unit(unit: str) -> None:
-    """What a histogram counts in, as it travels."""
+    """Reject a unit that is not short printable ASCII."""
     if not (0 < len(unit) <= MAX_UNIT_LENGTH) or not unit.isascii() or not unit.isprintable():
-        raise ProtocolError(f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {unit!r}")
+        raise ProtocolError(
+            f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {unit!r}", kind=ErrorKind.INVALID_VALUE
+        )
 
 
 def coarse_time(now: int) -> int:
-    """The hour that `now` is in, as a header carries it."""
+    """Return the start of the hour that `now` is in, as a header carries it."""
     return now - now % TIME_STEP
 
 
@@ -182,18 +191,20 @@ class Header:
         sized += [(key_id, KEY_ID_SIZE) for key_id in self.key_ids]
         sized += [(commitment, HASH_SIZE) for commitment in self.commitments]
         if any(len(value) != size for value, size in sized):
-            raise ProtocolError("a header field has the wrong length")
+            raise ProtocolError("a header field has the wrong length", kind=ErrorKind.INVALID_VALUE)
         if self.openings:
             prime_field.decode(self.openings, len(self.openings) // ELEMENT_SIZE)
 
     def encode(self) -> bytes:
-        """The bytes a device seals and a helper authenticates."""
+        """Return the bytes a device seals and a helper authenticates."""
         if len(self.openings) != ELEMENT_SIZE * self.terms.shape.openings:
-            raise ProtocolError(f"a header of this shape has {self.terms.shape.openings} openings")
+            raise ProtocolError(
+                f"a header of this shape has {self.terms.shape.openings} openings", kind=ErrorKind.INCONSISTENT
+            )
         return self.prefix() + self.openings
 
     def prefix(self) -> bytes:
-        """All but the openings: 239 bytes of fixed layout, then unit, site and caller; in a checked report the cap."""
+        """Return all but the openings: 239 fixed bytes, then unit, site and caller; in a checked report the cap."""
         terms = self.terms
         fixed = FIXED.pack(
             VERSION,
@@ -217,25 +228,25 @@ class Header:
         return fixed + self.texts() + cap.done()
 
     def texts(self) -> bytes:
-        """Unit, site and caller: what follows the fixed part."""
+        """Return unit, site and caller, encoded: what follows the fixed part."""
         return Writer().text(self.terms.unit).text(self.terms.site).text(self.terms.caller).done()
 
     @classmethod
     def decode(cls, data: bytes) -> Header:
-        """The header in `data`, or `Rejected` with the reason that helpers count it under."""
-        check_known(data)
+        """Parse a header, or raise `Rejected` with the reason that helpers count it under."""
+        check_version(data)
         try:
-            return cls._decode_known(data)
+            return cls._decode_fields(data)
         except Rejected:
             raise
         except ProtocolError as error:
             raise Rejected(Rejection.MALFORMED, str(error)) from None
 
     @classmethod
-    def _decode_known(cls, data: bytes) -> Header:
+    def _decode_fields(cls, data: bytes) -> Header:
         _, suite, schema, flags, helper_set, *rest = FIXED.unpack_from(data)
         key1, key2, key3, nonce, time, epsilon, sensitivity, kappa, buckets, c1, c2, c3, body = rest
-        # As integers: the complement of a Flag is taken among its known bits, and would let the unknown ones pass.
+        # As integers: Python complements a Flag within its declared bits only, which would let unknown bits pass.
         if flags & ~Flags.DEBUG.value:
             raise Rejected(Rejection.MALFORMED, f"unknown flags {flags:#04x}")
         reader = Reader(data[FIXED.size :])
@@ -255,33 +266,28 @@ def _read_cap(reader: Reader, schema: Schema) -> tuple[int, int]:
         case Schema.CHECKED_HISTOGRAM:
             cap, spread = reader.uint(_CAP_SIZE), reader.uint(_SPREAD_SIZE)
             if not cap:
-                raise ProtocolError("a checked report has a cap")
+                raise ProtocolError("a checked report has a cap", kind=ErrorKind.MISSING_FIELD)
             return cap, spread
         case _:
             assert_never(schema)
 
 
 def header_size(unit: str, site: str, caller: str, shape: Shape) -> int:
-    """How many bytes a header with these texts has."""
+    """Return the size in bytes of a header with these texts."""
     checked = _CAP_SIZE + _SPREAD_SIZE + ELEMENT_SIZE * shape.openings if shape.checked else 0
     return FIXED.size + len(Writer().text(unit).text(site).text(caller).done()) + checked
 
 
-def check_known(header: bytes) -> None:
-    """Refuse, by name, what this version does not speak, before looking at anything it might have moved."""
+def check_version(header: bytes) -> None:
+    """Reject an unknown version, suite or schema, before parsing any field that it might have moved."""
     if len(header) < 6:
         raise Rejected(Rejection.MALFORMED, f"a header of {len(header)} bytes")
     version, suite, schema = struct.unpack_from(">HHH", header)
     if version != VERSION:
         raise Rejected(Rejection.UNKNOWN_VERSION, f"version {version}; this is version {VERSION}")
-    if suite not in {known.value for known in Suite}:
+    if suite not in {each.value for each in Suite}:
         raise Rejected(Rejection.UNKNOWN_SUITE, f"suite {suite}")
-    if schema not in {known.value for known in Schema}:
+    if schema not in {each.value for each in Schema}:
         raise Rejected(Rejection.UNKNOWN_SCHEMA, f"schema {schema}")
     if len(header) < FIXED.size:
         raise Rejected(Rejection.MALFORMED, f"a header of {len(header)} bytes")
-
-
-def committed(header: bytes, index: int) -> bytes:
-    """The commitment to seed `index` that `header` carries."""
-    return header[COMMITMENT_SPANS[index]]

@@ -2,11 +2,13 @@
 
 Devices take it from their vendor, never from a site or a single helper. Its digest goes into every report and covers
 names, identity keys and HPKE keys; it leaves out addresses and TLS pins, so that renewing a certificate voids no
-report, and nobody can tag a device by serving it a file of its own.
+report, and nobody can tag a device by serving it a file of its own. The last section is the operators' procedure: one
+assembles the file, each signs it, and all compare its fingerprint.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,10 +16,11 @@ from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.files import write_atomically
 from protocol.hpke import PublicKey, Suite
-from protocol.json_message import JsonObject, decode_json
-from protocol.keys import IDENTITY_KEY_SIZE, SIGNATURE_SIZE, IdentityKey, verify_signature
+from protocol.keys import IDENTITY_KEY_SIZE, SIGNATURE_SIZE, IdentityKey, load_identity, verify_signature
+from protocol.net.json_message import JsonObject, decode_json
 from protocol.shares import PARTIES
 from protocol.wire import Writer, tagged_hash
 
@@ -46,10 +49,13 @@ class HpkeKeyConfig:
     def __post_init__(self) -> None:
         self.key.check_usable()
         if not (0 <= self.not_before < self.not_after < 2**63):
-            raise ProtocolError(f"a key's validity must be a span of time, not {self.not_before} to {self.not_after}")
+            raise ProtocolError(
+                f"a key's validity must be a span of time, not {self.not_before} to {self.not_after}",
+                kind=ErrorKind.OUT_OF_RANGE,
+            )
 
     def state(self, now: int) -> KeyState:
-        """Pending before its window, active in it, expired after."""
+        """Return the state of the key at `now`."""
         if now < self.not_before:
             return KeyState.PENDING
         return KeyState.ACTIVE if now < self.not_after else KeyState.EXPIRED
@@ -67,22 +73,27 @@ class HelperEntry:
 
     def __post_init__(self) -> None:
         if not (0 < len(self.name) <= 100) or not self.name.isprintable():
-            raise ProtocolError("a helper's name is 1 to 100 printable characters")
+            raise ProtocolError("a helper's name is 1 to 100 printable characters", kind=ErrorKind.INVALID_VALUE)
         if len(self.identity_key) != IDENTITY_KEY_SIZE or len(self.tls_pin) != PIN_SIZE:
-            raise ProtocolError(f"helper {self.name}: an identity key and a TLS pin have 32 bytes each")
+            raise ProtocolError(
+                f"helper {self.name}: an identity key and a TLS pin have 32 bytes each", kind=ErrorKind.WRONG_KEY
+            )
         if not self.hpke_keys:
-            raise ProtocolError(f"helper {self.name} has no HPKE key")
+            raise ProtocolError(f"helper {self.name} has no HPKE key", kind=ErrorKind.TOO_FEW)
         if not self.address.startswith("https://") or not self.address.isascii() or not self.address.isprintable():
-            raise ProtocolError(f"helper {self.name}: the address must be an ASCII https:// URL, not {self.address!r}")
+            raise ProtocolError(
+                f"helper {self.name}: the address must be an ASCII https:// URL, not {self.address!r}",
+                kind=ErrorKind.INVALID_VALUE,
+            )
         _host_and_port(self.address)
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Host and port that the helper listens on."""
+        """Return host and port of the helper's address."""
         return _host_and_port(self.address)
 
     def active_key(self, now: int, suite: Suite) -> PublicKey | None:
-        """The key of a suite to seal to now; with several, the one that lasts longest."""
+        """Return the key of a suite to seal to now; of several, the one that expires last."""
         active = [config for config in self.hpke_keys if config.state(now) is KeyState.ACTIVE]
         of_suite = [config for config in active if config.key.suite is suite]
         if not of_suite:
@@ -92,27 +103,34 @@ class HelperEntry:
 
 @dataclass(frozen=True, slots=True)
 class HelperSet:
-    """Three helpers, in the order that makes them party 1, 2 and 3."""
+    """Three helpers, in the order that makes them party 1, 2 and 3.
+
+    >>> trefoil.HelperSet.load("/tmp/trefoil/helpers.json")  # doctest: +SKIP
+    """
 
     number: int
     helpers: tuple[HelperEntry, HelperEntry, HelperEntry]
     signatures: tuple[bytes, ...] = ()
-    # What every report carries, once per set: names, identity keys and HPKE keys with their validity.
+    # Every report carries it. Over names, identity keys and HPKE keys with their validity; computed once.
     digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not (0 < self.number < 2**32):
-            raise ProtocolError("a helper set's number is a positive 32-bit integer")
+            raise ProtocolError("a helper set's number is a positive 32-bit integer", kind=ErrorKind.OUT_OF_RANGE)
         if len(self.helpers) != PARTIES:
-            raise ProtocolError(f"a helper set names three helpers, not {len(self.helpers)}")
+            raise ProtocolError(
+                f"a helper set names three helpers, not {len(self.helpers)}", kind=ErrorKind.INVALID_VALUE
+            )
         if len(self.signatures) > PARTIES:
-            raise ProtocolError(f"a helper set has at most three signatures, not {len(self.signatures)}")
+            raise ProtocolError(
+                f"a helper set has at most three signatures, not {len(self.signatures)}", kind=ErrorKind.INVALID_VALUE
+            )
         _check_distinct(self.helpers)
         object.__setattr__(self, "digest", _digest(self.helpers))
 
     def sealing_keys(self, now: int) -> tuple[PublicKey, PublicKey, PublicKey]:
-        """What a device seals to now: the highest suite in which all three helpers have an active key."""
-        for suite in sorted(Suite, key=lambda known: known.value, reverse=True):
+        """Return the keys a device seals to now: the highest suite in which all three helpers have an active key."""
+        for suite in sorted(Suite, key=lambda each: each.value, reverse=True):
             first, second, third = (helper.active_key(now, suite) for helper in self.helpers)
             if first and second and third:
                 return first, second, third
@@ -120,10 +138,11 @@ class HelperSet:
         raise TrefoilError(
             f"helper {idle[0].name} has no active HPKE key" if idle else "the helpers have no HPKE suite in common",
             "Fetch a newer helper set from your device's vendor.",
+            kind=ErrorKind.EXPIRED,
         )
 
     def signed_bytes(self) -> bytes:
-        """What each helper signs: the digest, and also number, addresses and pins, which the digest leaves out."""
+        """Return what each helper signs: the digest, and also number, addresses and pins, which the digest omits."""
         writer = Writer().uint(FORMAT, 2).uint(self.number, 4).fixed(self.digest, 32)
         for helper in self.helpers:
             writer.text(helper.address).fixed(helper.tls_pin, PIN_SIZE)
@@ -131,18 +150,20 @@ class HelperSet:
 
     @property
     def fingerprint(self) -> str:
-        """What operators compare by telephone: it covers all that they sign, addresses and TLS pins included."""
+        """Return the hash that operators compare out of band. It covers all that they sign, also addresses and pins."""
         digest = tagged_hash("helper set fingerprint", self.signed_bytes()).hex()
         return " ".join(digest[at : at + 8] for at in range(0, len(digest), 8))
 
     def sign(self, key: IdentityKey) -> bytes:
-        """Run by one helper's operator, after comparing the file with the other two."""
+        """Run by one helper's operator: return its signature. The operator has compared the file with the other two."""
         if key.public not in {helper.identity_key for helper in self.helpers}:
-            raise TrefoilError("this identity key belongs to none of the three helpers in the set")
+            raise TrefoilError(
+                "this identity key belongs to none of the three helpers in the set", kind=ErrorKind.WRONG_KEY
+            )
         return key.sign(_SIGNATURE_LABEL, self.signed_bytes())
 
     def signed_by(self, key: IdentityKey) -> HelperSet:
-        """The same set with one more signature, in the place of the helper whose key it is."""
+        """Return the same set with one more signature, in the place of the helper whose key it is."""
         signature = self.sign(key)
         signatures = list(self.padded_signatures)
         signatures[[helper.identity_key for helper in self.helpers].index(key.public)] = signature
@@ -150,11 +171,11 @@ class HelperSet:
 
     @property
     def padded_signatures(self) -> tuple[bytes, ...]:
-        """One signature for each helper, in order; empty where there is none yet."""
+        """Return one signature for each helper, in order; empty where there is none yet."""
         return self.signatures + (b"",) * (PARTIES - len(self.signatures))
 
     def have_signed(self) -> list[bool]:
-        """Which of the three have signed exactly this set."""
+        """Return, for each of the three, whether it has signed exactly this set."""
         message = self.signed_bytes()
         return [
             verify_signature(helper.identity_key, _SIGNATURE_LABEL, message, signature)
@@ -162,16 +183,17 @@ class HelperSet:
         ]
 
     def verify(self) -> None:
-        """Refuse a set that not all three helpers have signed."""
+        """Reject a set that not all three helpers have signed."""
         for helper, signed in zip(self.helpers, self.have_signed(), strict=True):
             if not signed:
                 raise TrefoilError(
                     f"the helper set is not signed by {helper.name}",
                     "Each helper's operator signs it with: trefoil helper-set sign",
+                    kind=ErrorKind.BAD_SIGNATURE,
                 )
 
     def to_json(self) -> dict[str, object]:
-        """The file's content."""
+        """Return the file's content."""
         return {
             "trefoil_helper_set": FORMAT,
             "number": self.number,
@@ -184,10 +206,10 @@ class HelperSet:
         """Read a file's content; signatures are checked by `load`."""
         fields = JsonObject(stored, "helper set")
         if fields.value("trefoil_helper_set") != FORMAT:
-            raise ProtocolError(f"this is not a helper set of format {FORMAT}")
+            raise ProtocolError(f"this is not a helper set of format {FORMAT}", kind=ErrorKind.UNKNOWN_VERSION)
         entries = [entry_from_json(entry) for entry in fields.items("helpers")]
         if len(entries) != PARTIES:
-            raise ProtocolError(f"a helper set names three helpers, not {len(entries)}")
+            raise ProtocolError(f"a helper set names three helpers, not {len(entries)}", kind=ErrorKind.INVALID_VALUE)
         signatures = tuple(
             JsonObject({"signature": text}, "helper set").hexadecimal("signature")
             for text in fields.items("signatures")
@@ -209,23 +231,25 @@ class HelperSet:
         try:
             return cls.from_json(decode_json(path.read_bytes()))
         except FileNotFoundError:
-            raise TrefoilError(f"there is no helper set {path}", "Make one with: trefoil launch") from None
+            raise TrefoilError(
+                f"there is no helper set {path}", "Make one with: trefoil launch", kind=ErrorKind.FILE_MISSING
+            ) from None
         except IsADirectoryError:
             hint = f"Name the file: {path / 'helpers.json'}"
-            raise TrefoilError(f"{path} is a folder, not a helper set", hint) from None
+            raise TrefoilError(f"{path} is a folder, not a helper set", hint, kind=ErrorKind.WRONG_FILE) from None
         except OSError as error:
-            raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+            raise TrefoilError(f"cannot read {path}: {error.strerror}", kind=ErrorKind.FILE_UNREADABLE) from None
         except ProtocolError as error:
-            raise ProtocolError(f"{path} is not a helper set: {error}", error.hint) from None
+            raise ProtocolError(f"{path} is not a helper set: {error}", error.hint, kind=error.kind) from None
 
 
-def realm(helper_set_digest: bytes) -> bytes:
-    """What helpers' messages belong to: one helper set."""
+def message_realm(helper_set_digest: bytes) -> bytes:
+    """Return the domain that helpers sign their messages in: one per helper set."""
     return tagged_hash("helper messages", helper_set_digest)
 
 
 def entry_to_json(helper: HelperEntry) -> dict[str, object]:
-    """One helper as it stands in the file; also what an operator hands to whoever puts a set together."""
+    """Return one helper as it stands in the file: an operator's public entry."""
     return {
         "name": helper.name,
         "identity_key": helper.identity_key.hex(),
@@ -245,7 +269,7 @@ def entry_to_json(helper: HelperEntry) -> dict[str, object]:
 
 
 def entry_from_json(stored: object) -> HelperEntry:
-    """The reverse of `entry_to_json`."""
+    """Parse what `entry_to_json` returned."""
     fields = JsonObject(stored, "helper's entry")
     return HelperEntry(
         name=fields.text("name"),
@@ -261,19 +285,20 @@ def _host_and_port(address: str) -> tuple[str, int]:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ProtocolError(f"{address!r} is not an address: {error}") from None
+        raise ProtocolError(f"{address!r} is not an address: {error}", kind=ErrorKind.INVALID_VALUE) from None
     if not host:
-        raise ProtocolError(f"{address!r} is not an address: it names no host")
+        raise ProtocolError(f"{address!r} is not an address: it names no host", kind=ErrorKind.INVALID_VALUE)
     return host, HTTPS_PORT if port is None else port
 
 
 def _check_distinct(helpers: tuple[HelperEntry, ...]) -> None:
-    """Three organisations with one key between them are not three, and privacy rests on there being three."""
+    """Reject helpers that share a key or a pin: two that do are one party, and privacy needs three."""
     for (first, one), (second, other) in combinations(enumerate(helpers, start=1), 2):
         if shared := _shared(one, other):
             raise ProtocolError(
                 f"helper {first} ({one.name}) and helper {second} ({other.name}) share {shared}",
-                "Each operator makes keys of its own with: trefoil keygen helper. Then put the set together again.",
+                "Each operator makes keys of its own with: trefoil keygen helper. Then assemble the set again.",
+                kind=ErrorKind.DUPLICATE,
             )
     for helper in helpers:
         ids = [config.key.key_id for config in helper.hpke_keys]
@@ -281,27 +306,29 @@ def _check_distinct(helpers: tuple[HelperEntry, ...]) -> None:
             raise ProtocolError(
                 f"helper {helper.name} has two HPKE keys of one id",
                 "A report names keys by their id. List every key once; make another with: trefoil keygen renew",
+                kind=ErrorKind.DUPLICATE,
             )
 
 
 def check_key_ids(sets: Sequence[HelperSet]) -> None:
-    """Among all the sets that someone knows, a key id must mean one key of one helper: lookups go by the id."""
-    known: dict[bytes, tuple[int, PublicKey]] = {}
+    """Reject `sets` in which one key id means two keys, or one key of two helpers: lookups go by the id."""
+    by_id: dict[bytes, tuple[int, PublicKey]] = {}
     for helper_set in sets:
         for party, helper in enumerate(helper_set.helpers):
             for key in (config.key for config in helper.hpke_keys):
-                if known.setdefault(key.key_id, (party, key)) != (party, key):
+                if by_id.setdefault(key.key_id, (party, key)) != (party, key):
                     raise ProtocolError(
                         f"helper set {helper_set.number} has a key of {helper.name} under the id of another key",
                         "Ask its operator for a new key, and the three for a new set.",
+                        kind=ErrorKind.DUPLICATE,
                     )
 
 
 def _shared(one: HelperEntry, other: HelperEntry) -> str | None:
-    """What two helpers have in common that only one may have, if anything."""
+    """Return what two helpers have in common that only one may have, or None."""
     if one.identity_key == other.identity_key:
         return "an identity key"
-    # In any validity: whoever holds a key can open what was sealed to it, now or once.
+    # In any validity: the holder of a key can open everything ever sealed to it.
     if not _held(one).isdisjoint(_held(other)):
         return "an HPKE key"
     if not {config.key.key_id for config in one.hpke_keys}.isdisjoint(config.key.key_id for config in other.hpke_keys):
@@ -310,7 +337,7 @@ def _shared(one: HelperEntry, other: HelperEntry) -> str | None:
 
 
 def _held(helper: HelperEntry) -> set[bytes]:
-    """Every half of every key."""
+    """Return every component key of a helper, X25519 and ML-KEM."""
     return set().union(*(config.key.halves for config in helper.hpke_keys))
 
 
@@ -328,8 +355,72 @@ def _key_from_json(stored: object) -> HpkeKeyConfig:
     fields = JsonObject(stored, "HPKE key")
     number = fields.whole("suite", 2**16 - 1)
     if number not in {suite.value for suite in Suite}:
-        raise ProtocolError(f"the HPKE key is for an unknown cipher suite: {number}")
+        raise ProtocolError(f"the HPKE key is for an unknown cipher suite: {number}", kind=ErrorKind.UNKNOWN_NAME)
     key = PublicKey(Suite(number), fields.hexadecimal("public_key"))
     if fields.hexadecimal("key_id") != key.key_id:
-        raise ProtocolError("a key id does not belong to its public key")
+        raise ProtocolError("a key id does not belong to its public key", kind=ErrorKind.INCONSISTENT)
     return HpkeKeyConfig(key, fields.whole("not_before"), fields.whole("not_after"))
+
+
+def assemble_set(entries: list[Path], number: int, path: Path) -> HelperSet:
+    """Write a set of three entries, in the order given, still without signatures."""
+    if len(entries) != PARTIES:
+        raise TrefoilError(
+            f"a helper set has three entries, not {len(entries)}",
+            "Name three entry files.",
+            kind=ErrorKind.INVALID_VALUE,
+        )
+    if path.exists():
+        raise TrefoilError(
+            f"{path} exists already", "Choose another name, or move it away.", kind=ErrorKind.FILE_EXISTS
+        )
+    first, second, third = (read_entry(entry) for entry in entries)
+    helper_set = HelperSet(number, (first, second, third))
+    write_set(path, helper_set)
+    return helper_set
+
+
+def add_signature(path: Path, key: Path) -> HelperSet:
+    """Sign a set file with one helper's identity. Its operator has compared the fingerprint with the other two."""
+    helper_set = HelperSet.load_unverified(path).signed_by(load_identity(key))
+    write_set(path, helper_set)
+    return helper_set
+
+
+def join(paths: list[Path], path: Path) -> HelperSet:
+    """Merge copies of one set, each with some of the signatures, into one file with all of them."""
+    # What has been signed in the target itself counts too, and would be overwritten otherwise.
+    copies = [HelperSet.load_unverified(copy) for copy in [*paths, *([path] if path.exists() else [])]]
+    joined = copies[0]
+    if any(copy.signed_bytes() != joined.signed_bytes() for copy in copies):
+        raise TrefoilError(
+            "these are not copies of the same helper set, the file to write included",
+            "Start again from one file.",
+            kind=ErrorKind.INCONSISTENT,
+        )
+    signatures = [b""] * PARTIES
+    for copy in copies:
+        for position, signature in enumerate(copy.padded_signatures):
+            signatures[position] = signature or signatures[position]
+    joined = HelperSet(joined.number, joined.helpers, tuple(signatures))
+    write_set(path, joined)
+    return joined
+
+
+def write_set(path: Path, helper_set: HelperSet) -> None:
+    """Replace the file atomically."""
+    write_atomically(path, (json.dumps(helper_set.to_json(), indent=2) + "\n").encode())
+
+
+def read_entry(path: Path) -> HelperEntry:
+    """Return the public entry that `trefoil keygen helper` wrote."""
+    try:
+        return entry_from_json(decode_json(path.read_bytes()))
+    except OSError as error:
+        raise TrefoilError(
+            f"cannot read {path}: {error.strerror}",
+            "Make one with: trefoil keygen helper",
+            kind=ErrorKind.FILE_UNREADABLE,
+        ) from None
+    except ProtocolError as error:
+        raise TrefoilError(f"{path} is not a helper's public entry: {error}", kind=error.kind) from None

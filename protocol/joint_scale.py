@@ -4,8 +4,8 @@
 
 s and every d_j are independent coins of probability c/2^k. With c/2^k = 1/(1 + e^(2^j·γ)) for d_j, and s like d_0, this
 is exactly DLap(1/γ), cut off at 2^L. Every coin is rounded towards ½, so that the probabilities never fall by more than
-e^γ per step: wherever both of two neighbouring answers are possible, the noise is pure ε. What the cut-off adds is δ,
-and it is stated exactly (JOINT.md has the two lemmas).
+e^γ per step: wherever both of two neighbouring answers are possible, the noise is pure ε. The cut-off alone makes δ,
+which is computed exactly (JOINT.md has the two lemmas).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.wire import Writer
 
-# The privacy loss Λ of one person that δ is stated for, at least: more than a device spends on one site in an epoch.
+# δ is stated for a privacy loss Λ of at least this: more than a device spends on one site in an epoch.
 LEAST_LOSS = 15
-# Beyond, there is no privacy left to protect, and the coins' bits grow with it.
+# A privacy loss above this protects nothing, and would need coins of more bits.
 LARGEST_LOSS = 64
 # γ·(2^L − T) ≥ 37 for every change T that is covered: δ is about e^−37/2, and below 2^−52 with every coin rounded.
 TAIL_NATS = 37
@@ -29,7 +29,7 @@ LARGEST_DELTA = Fraction(1, 2**52)
 LOSS_BITS = 12
 # 2^52 is far inside the field's ±2^60.
 MAX_DIGITS = 52
-# Faster rates are served as 16: a bucket in 5 million is off by one, which is more noise than asked for, never less.
+# A larger rate is replaced by 16, which is more noise than requested: one bucket in 4.4 million is off by one.
 LARGEST_RATE = Fraction(16)
 _TERM_BITS = 200
 _LAST_TERM_BITS = 130
@@ -37,28 +37,31 @@ _LAST_TERM_BITS = 130
 
 @dataclass(frozen=True, slots=True)
 class Coin:
-    """True with probability `numerator`/2^`bits`. The numerator is odd, or one bit less would do."""
+    """A random bit that is true with probability `numerator`/2^`bits`. The numerator is odd, so `bits` is minimal."""
 
     bits: int
     numerator: int
 
     def __post_init__(self) -> None:
         if not (self.bits > 0 and 0 < self.numerator < 1 << self.bits and self.numerator % 2 == 1):
-            raise ProtocolError(f"a coin is an odd number over a power of two, not {self.numerator}/2^{self.bits}")
+            raise ProtocolError(
+                f"a coin is an odd number over a power of two, not {self.numerator}/2^{self.bits}",
+                kind=ErrorKind.INVALID_VALUE,
+            )
 
     @property
     def probability(self) -> Fraction:
-        """That it is true."""
+        """Return p, the probability that the coin is true."""
         return Fraction(self.numerator, 1 << self.bits)
 
     @property
     def odds(self) -> Fraction:
-        """Of being false: (1 − p)/p."""
+        """Return the odds that the coin is false, (1 − p)/p."""
         return Fraction((1 << self.bits) - self.numerator, self.numerator)
 
 
 def exp_below(rate: Fraction) -> Fraction:
-    """A rational E with 1 + γ ≤ E ≤ e^γ: a Taylor sum, whose terms are all positive.
+    """Return a rational E with 1 + γ ≤ E ≤ e^γ: a truncated Taylor series, whose terms are all positive.
 
     Each term from the second on is the floored term before it times γ/n, floored to a multiple of 2^−200. The sum
     stops after a term below 2^−130 with n > γ. Two implementations must do exactly this, or their coins may differ.
@@ -73,7 +76,7 @@ def exp_below(rate: Fraction) -> Fraction:
 
 
 def coin_below(odds: Fraction, slack: Fraction) -> Coin:
-    """The coin of fewest bits whose odds are at most `odds` and at least `odds`/(1 + slack)."""
+    """Return the coin of fewest bits whose odds are at most `odds` and at least `odds`/(1 + slack)."""
     # In integers: the fractions are of thousands of bits, and reducing each of them would take most of the time.
     n, d = odds.numerator, odds.denominator
     least = n * slack.denominator
@@ -91,7 +94,7 @@ def coin_below(odds: Fraction, slack: Fraction) -> Coin:
 class JointScale:
     """The coins of one bucket's noise. `change` is the largest change T of the sum for which `delta` is stated.
 
-    Made by `of`; whatever is made is certified, so there is no scale that does not keep what the module says.
+    Made by `of`. The constructor certifies every scale, so that none violates what the module's docstring states.
     """
 
     rate: Fraction
@@ -104,7 +107,7 @@ class JointScale:
 
     @staticmethod
     def of(rate: Fraction, change: int) -> JointScale:
-        """The scale for a query of rate γ = ε/Δ in which one report can change the sum by `change` = Δ + κ.
+        """Return the scale for a query of rate γ = ε/Δ in which one report moves the sum by at most `change` = Δ + κ.
 
         A person may move the sum by more than one report of this query could: by a report that asked for a larger Δ,
         or by several. So δ is stated for every loss up to Λ = max(γ·change, 15), and helpers refuse reports beyond it.
@@ -113,35 +116,36 @@ class JointScale:
 
     @property
     def coins(self) -> tuple[Coin, ...]:
-        """All of a bucket's coins in the order of the circuit: digits, then sign."""
+        """Return all of a bucket's coins in the order of the circuit: digits, then sign."""
         return (*self.digits, self.sign)
 
     @property
     def largest_loss(self) -> Fraction:
-        """γT: one person's loss up to which `delta` is stated."""
+        """Return γT, the largest privacy loss of one person for which `delta` is stated."""
         return self.rate * self.change
 
     def covers(self, change: int) -> bool:
-        """Whether `delta` is stated for somebody who changes the sum by this much."""
+        """Return whether `delta` is stated for a person who moves the sum by `change`."""
         return change <= self.change
 
     def delta(self, change: int | None = None) -> Fraction:
-        """δ(T) = (1 − p_s)·P(G ≥ 2^L − T): for ‖h − h'‖₁ ≤ T, Pr[h + X ∈ S] ≤ e^(γT)·Pr[h' + X ∈ S] + δ(T).
+        """Return δ(T) = (1 − p_s)·P(G ≥ 2^L − T), for T = `change` or the largest change that is covered.
 
-        For a whole vector, whatever its number of buckets: the tail is convex in T, so a change is worst in one bucket.
+        If ‖h − h'‖₁ ≤ T, then Pr[h + X ∈ S] ≤ e^(γT)·Pr[h' + X ∈ S] + δ(T). This holds for a vector of any number of
+        buckets: the tail is convex in T, so the worst case is a change in one bucket.
         """
         span = self.change if change is None else change
         return (1 - self.sign.probability) * self.at_least((1 << len(self.digits)) - span)
 
     @property
     def mean(self) -> Fraction:
-        """Of X: below a thousandth of the scale, and not corrected."""
+        """Return the mean of X. It is below a thousandth of the scale, and no answer is corrected for it."""
         size, flipped = self._magnitude_mean(), self.sign.probability
         return (1 - flipped) * size - flipped * (1 + size)
 
     @property
     def variance(self) -> Fraction:
-        """Of X, exactly."""
+        """Return the exact variance of X."""
         size, flipped = self._magnitude_mean(), self.sign.probability
         spread = sum(
             (coin.probability * (1 - coin.probability) * 4**place for place, coin in enumerate(self.digits)),
@@ -151,7 +155,7 @@ class JointScale:
         return second - self.mean**2
 
     def at_least(self, bound: int) -> Fraction:
-        """P(G ≥ bound). From the top: the first digit in which G and the bound differ decides."""
+        """Return P(G ≥ bound), digit by digit from the top: the first in which G and the bound differ decides."""
         if bound <= 0:
             return Fraction(1)
         if bound >= 1 << len(self.digits):
@@ -167,22 +171,22 @@ class JointScale:
         return above + equal
 
     def probability(self, x: int) -> Fraction:
-        """P(X = x)."""
+        """Return P(X = x)."""
         magnitude = x if x >= 0 else -1 - x
         if magnitude >= 1 << len(self.digits):
             return Fraction(0)
-        found = self.sign.probability if x < 0 else 1 - self.sign.probability
+        product = self.sign.probability if x < 0 else 1 - self.sign.probability
         for place, coin in enumerate(self.digits):
-            found *= coin.probability if magnitude >> place & 1 else 1 - coin.probability
-        return found
+            product *= coin.probability if magnitude >> place & 1 else 1 - coin.probability
+        return product
 
     def within(self, t: int) -> Fraction:
-        """P(|X| ≤ t)."""
+        """Return P(|X| ≤ t)."""
         flipped = self.sign.probability
         return (1 - flipped) * (1 - self.at_least(t + 1)) + flipped * (1 - self.at_least(t))
 
     def half_width(self, confidence: Fraction) -> int:
-        """The least t for which X lies in [−t, t] with at least this probability. Exact: a bisection over rationals."""
+        """Return the least t with P(|X| ≤ t) ≥ `confidence`, exactly: a bisection over rationals."""
         low, high = -1, 1 << len(self.digits)
         while high - low > 1:
             middle = (low + high) // 2
@@ -193,7 +197,7 @@ class JointScale:
         return high
 
     def encode(self) -> bytes:
-        """What the three helpers compare, so that releases which round a coin differently never get to a key."""
+        """Return what the three helpers compare, so that versions which round a coin differently never reach a key."""
         writer = Writer().text(f"{self.rate.numerator}/{self.rate.denominator}").uint(self.change, 8)
         writer.uint(len(self.digits), 1)
         for coin in self.coins:
@@ -205,35 +209,41 @@ class JointScale:
         return sum((coin.probability * 2**place for place, coin in enumerate(self.digits)), Fraction(0))
 
     def _certify(self) -> None:
-        """0 ≤ ln P(g) − ln P(g + 1) ≤ γ for every g, the same from 0 to −1, and δ < 2^−52. Exact, and for every scale.
+        """Raise unless 0 ≤ ln P(g) − ln P(g + 1) ≤ γ for every g, the same from 0 to −1, and δ < 2^−52. Exact.
 
         With j the lowest zero of g, P(g)/P(g + 1) is the odds of digit j divided by those of all digits below it.
         """
         step, below = exp_below(_served(self.rate)), Fraction(1)
         for coin in self.digits:
             if not (below <= coin.odds <= step * below):
-                raise ProtocolError("a digit of the noise is rounded so that its probabilities fall too fast")
+                raise ProtocolError(
+                    "a digit of the noise is rounded so that its probabilities fall too fast",
+                    kind=ErrorKind.OUT_OF_RANGE,
+                )
             below *= coin.odds
         if not (1 <= self.sign.odds <= step):
-            raise ProtocolError("the sign of the noise is rounded so that its probabilities fall too fast")
+            raise ProtocolError(
+                "the sign of the noise is rounded so that its probabilities fall too fast", kind=ErrorKind.OUT_OF_RANGE
+            )
         if self.delta() >= LARGEST_DELTA:
-            raise ProtocolError("the noise is cut off too early: its δ is not below 2^−52")
+            raise ProtocolError("the noise is cut off too early: its δ is not below 2^−52", kind=ErrorKind.OUT_OF_RANGE)
 
 
 def _served(rate: Fraction) -> Fraction:
-    """γ': the rate at which the noise is drawn."""
+    """Return γ', the rate at which the noise is drawn."""
     return min(rate, LARGEST_RATE)
 
 
 @lru_cache(maxsize=64)
 def _scale_of(rate: Fraction, change: int) -> JointScale:
     if rate <= 0 or change <= 0:
-        raise ProtocolError("joint noise needs a rate and a sensitivity above zero")
+        raise ProtocolError("joint noise needs a rate and a sensitivity above zero", kind=ErrorKind.OUT_OF_RANGE)
     loss = max(rate * change, Fraction(LEAST_LOSS))
     if loss > LARGEST_LOSS:
         raise TrefoilError(
             f"joint noise is for a privacy loss of at most {LARGEST_LOSS}, side query included, not {float(loss):.6f}",
             "Ask for a smaller epsilon, or with --noise local.",
+            kind=ErrorKind.TOO_LARGE,
         )
     served = _served(rate)
     count = (math.ceil((TAIL_NATS + loss) / served) - 1).bit_length()
@@ -241,6 +251,7 @@ def _scale_of(rate: Fraction, change: int) -> JointScale:
         raise TrefoilError(
             f"joint noise of scale {float(1 / rate):.3g} takes {count} binary digits; {MAX_DIGITS} is the most",
             "Use a coarser unit (euros instead of cents, say): the scale shrinks with it and the answer loses nothing.",
+            kind=ErrorKind.TOO_LARGE,
         )
     step, below, digits = exp_below(served), Fraction(1), []
     for place in range(count):

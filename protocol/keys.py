@@ -1,6 +1,6 @@
 """Ed25519 identities that sign, and private keys as files that only their owner can read.
 
-An identity signs what a party says in public: a helper its configuration and votes, a querier her queries.
+A helper's identity signs helper sets, messages to its peers, votes and answer shares; a site's signs its queries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 from protocol.hpke import PrivateKey, Suite
 from protocol.wire import Writer
@@ -29,33 +29,35 @@ class IdentityKey:
 
     @classmethod
     def generate(cls) -> IdentityKey:
-        """A fresh identity from the operating system's randomness."""
+        """Return a fresh identity from the operating system's randomness."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_raw(cls, raw: bytes) -> IdentityKey:
-        """The identity whose `raw` bytes were stored."""
+        """Return the identity whose `raw` bytes were stored."""
         if len(raw) != IDENTITY_KEY_SIZE:
-            raise ProtocolError(f"an identity key has {IDENTITY_KEY_SIZE} bytes, not {len(raw)}")
+            raise ProtocolError(
+                f"an identity key has {IDENTITY_KEY_SIZE} bytes, not {len(raw)}", kind=ErrorKind.WRONG_KEY
+            )
         return cls(Ed25519PrivateKey.from_private_bytes(raw))
 
     @property
     def raw(self) -> bytes:
-        """For storing in a private file; never for showing."""
+        """Return the secret bytes, for a private file; never displayed."""
         return self._key.private_bytes_raw()
 
     @property
     def public(self) -> bytes:
-        """32 bytes by which others verify."""
+        """Return the public key, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, label: str, message: bytes) -> bytes:
-        """A signature of `message` for one purpose."""
+        """Return a signature of `message`, bound to the purpose `label`."""
         return self._key.sign(_signed_bytes(label, message))
 
 
 def verify_signature(public: bytes, label: str, message: bytes, signature: bytes) -> bool:
-    """Whether the owner of `public` signed `message` under `label`."""
+    """Return whether the owner of `public` signed `message` under `label`."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed_bytes(label, message))
     except (InvalidSignature, ValueError):
@@ -73,7 +75,10 @@ def save_identity(path: Path, key: IdentityKey) -> None:
 
 
 def load_identity(path: Path | str) -> IdentityKey:
-    """Read an identity back: a helper's, or the key with which a site signs its queries."""
+    """Read an identity back: a helper's, or the key with which a site signs its queries.
+
+    >>> trefoil.load_site_key("/tmp/trefoil/sites/shop.example.key")  # doctest: +SKIP
+    """
     path = Path(path)
     return IdentityKey.from_raw(_hex_field(path, _parse_key_file(path, "identity"), "private"))
 
@@ -89,7 +94,9 @@ def load_hpke_key(path: Path) -> PrivateKey:
     try:
         suite = Suite(stored.get("suite"))
     except ValueError:
-        raise ProtocolError(f"{path} is for an unknown cipher suite: {stored.get('suite')!r}") from None
+        raise ProtocolError(
+            f"{path} is for an unknown cipher suite: {stored.get('suite')!r}", kind=ErrorKind.UNKNOWN_NAME
+        ) from None
     return PrivateKey.from_raw(suite, _hex_field(path, stored, "private"))
 
 
@@ -103,7 +110,9 @@ def _parse_key_file(path: Path, kind: str) -> dict[str, object]:
     except ValueError:
         stored = None
     if not isinstance(stored, dict) or stored.get("trefoil_key") != kind:
-        raise TrefoilError(f"{path} is not a Trefoil {kind} key file", "Make one with: trefoil keygen")
+        raise TrefoilError(
+            f"{path} is not a Trefoil {kind} key file", "Make one with: trefoil keygen", kind=ErrorKind.WRONG_FILE
+        )
     return stored
 
 
@@ -111,4 +120,6 @@ def _hex_field(path: Path, stored: dict[str, object], name: str) -> bytes:
     try:
         return bytes.fromhex(str(stored.get(name)))
     except ValueError:
-        raise TrefoilError(f"{path} is damaged: its {name} field is not hexadecimal") from None
+        raise TrefoilError(
+            f"{path} is damaged: its {name} field is not hexadecimal", kind=ErrorKind.FILE_DAMAGED
+        ) from None

@@ -16,30 +16,29 @@ from functools import lru_cache
 
 import numpy as np
 
-from protocol.denominations import Amount
-from protocol.field import P, Vector, add, from_integers, inverse, multiply, subtract
-from protocol.matrices import multiply_matrices
+from protocol.field import P, Vector, add, from_integers, inverse, multiply, multiply_matrices, subtract
+from protocol.shape import Amount
 
 GROUP = 32
 _NOTHING = [0] * GROUP
 
 
 def groups(buckets: int) -> int:
-    """How many groups there are; the last may be smaller."""
+    """Return the number of groups; the last may be smaller."""
     return -(-buckets // GROUP)
 
 
 def in_groups(numbers: Vector) -> Vector:
-    """Rows of 32 numbers, with zeros at the end of the last."""
+    """Return the numbers as rows of 32, the last padded with zeros."""
     rows = np.zeros((groups(numbers.size), GROUP), dtype=np.uint64)
     rows.reshape(-1)[: numbers.size] = numbers
     return rows
 
 
 def encode(amounts: Sequence[Amount], buckets: int) -> Vector:
-    """Run by a device: the numerators of a histogram with these amounts, in the same steps whatever they are.
+    """Run by a device: return the numerators of the histogram with these amounts.
 
-    Every amount's group is written, though two amounts may have the same.
+    Constant work: the group of every amount is written, even if two amounts share one.
     """
     basis = _basis(buckets)
     places = [max(label - 1, 0) for label, _ in amounts]
@@ -56,7 +55,7 @@ def encode(amounts: Sequence[Amount], buckets: int) -> Vector:
 
 
 def decode(numerators: Vector) -> Vector:
-    """The histogram with these numerators: N(a)/D′(a) for every label, D′(a) being Π (a − b) over the others."""
+    """Return the histogram with these numerators: N(a)/D′(a) for every label, D′(a) being Π (a − b) over the others."""
     buckets = numerators.size
     labels = in_groups(np.arange(1, buckets + 1, dtype=np.uint64))
     table = np.ascontiguousarray(np.moveaxis(powers(labels, GROUP), 0, -1))
@@ -65,20 +64,20 @@ def decode(numerators: Vector) -> Vector:
 
 
 def powers(points: Vector, count: int) -> Vector:
-    """1, r, r², … of every point, `count` of them, along a new first axis."""
+    """Return 1, r, r², … of every point r, `count` of them, along a new first axis."""
     table = np.ones((count, *points.shape), dtype=np.uint64)
-    known, leap = 1, points
-    while known < count:
-        more = min(known, count - known)
-        table[known : known + more] = multiply(table[:more], leap)
-        known += more
+    filled, leap = 1, points
+    while filled < count:
+        more = min(filled, count - filled)
+        table[filled : filled + more] = multiply(table[:more], leap)
+        filled += more
         leap = multiply(leap, leap)
     return table
 
 
 @lru_cache(maxsize=16)
 def denominators(buckets: int) -> Vector:
-    """D of every group: rows of 33 coefficients, the constant first, with zeros at the end of a smaller one."""
+    """Return D of every group: rows of 33 coefficients, the constant first; those of a smaller group end in zeros."""
     labels = in_groups(np.arange(1, buckets + 1, dtype=np.uint64))
     product = np.zeros((len(labels), GROUP + 1), dtype=np.uint64)
     product[:, 0] = 1
@@ -93,7 +92,7 @@ def denominators(buckets: int) -> Vector:
 
 @lru_cache(maxsize=16)
 def _basis(buckets: int) -> Vector:
-    """D(X)/(X − a) for every label: rows of 32 coefficients, by dividing from the top."""
+    """Return D(X)/(X − a) for every label, as rows of 32 coefficients, by synthetic division."""
     whole = np.repeat(denominators(buckets), GROUP, axis=0)[:buckets]
     labels = np.arange(1, buckets + 1, dtype=np.uint64)
     quotient = np.zeros((buckets, GROUP), dtype=np.uint64)
@@ -106,7 +105,7 @@ def _basis(buckets: int) -> Vector:
 
 
 def _slopes(buckets: int) -> Vector:
-    """D′(a) of every label: with v places before it and w after it in its group, (−1)^w · v! · w!."""
+    """Return D′(a) of every label: with v places before it and w after it in its group, (−1)^w · v! · w!."""
     last = buckets - 1
     factorials = [1]
     for number in range(1, GROUP):

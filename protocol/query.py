@@ -1,33 +1,42 @@
-"""A query: what the querier asks of three helpers, in canonical bytes under her signature (SPEC.md §5)."""
+"""A query: what the querier asks of three helpers, in canonical bytes under her signature (SPEC.md §5).
+
+- A *permit* authorises one upload: all three helpers hold the signed query, so each could upload a column to another
+  in the querier's place. A permit is for one helper and reaches only that one. Any other upload is refused unread.
+- A *withdrawal* revokes a query: anyone who holds a signed query can replay it. Without a withdrawal, a malicious
+  helper could let a query fail, wait until its querier has asked another, and then revive the first, so that the
+  second finds its reports spent. A helper that has a withdrawal never votes for the query. All three must vote, so
+  one honest helper is enough.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from protocol.epsilon import MICROS, validate_terms
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.header import MAX_SITE_LENGTH, MAX_UNIT_LENGTH, Schema, check_cap, check_site, check_unit, schema_of
 from protocol.hpke import CLASSICAL, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
-from protocol.noise_mode import NoiseMode as NoiseMode
+from protocol.noise import NoiseMode as NoiseMode
+from protocol.noise import NoiseScale
 from protocol.shape import Shape, shape_of
 from protocol.shares import PARTIES
+from protocol.units import MICROS, validate_terms
 from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash
 
 VERSION = 2
 QUERY_ID_SIZE = 16
 MAX_BATCH = 2**32 - 1
-# Half of what p/2 allows: a bucket's sum stays below it, and the noise has as much room again.
+# Half of p/2: a bucket's sum stays below it, and the other half is headroom for the noise.
 MAX_SUM = 2**59
 _SIGNATURE_LABEL = "query"
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked, of which batch, at which noise, for whose eyes.
+    """What is asked, of which batch, with how much noise, and to which key the answer is sealed.
 
-    `query_id` is the querier's choice, scoped by site and caller: the same id asked again gets the same answer.
+    `query_id` is the querier's choice, scoped by site and caller: resubmitting it is idempotent.
     `suite` is the one that all reports are sealed in, and the answer too. `columns` are the hashes of what each helper
     is given.
     `debug` asks for an answer without noise, over reports that devices marked as debug and no others.
@@ -62,60 +71,78 @@ class Query:
         validate_terms(self.epsilon_micros, self.sensitivity)
         digests = (self.helper_set, self.batch_root, *self.columns)
         if len(self.query_id) != QUERY_ID_SIZE or any(len(digest) != HASH_SIZE for digest in digests):
-            raise ProtocolError("a query id has 16 bytes, and a digest has 32")
+            raise ProtocolError("a query id has 16 bytes, and a digest has 32", kind=ErrorKind.INVALID_VALUE)
         if len(self.columns) != PARTIES:
-            raise ProtocolError("a query has one column for each helper")
+            raise ProtocolError("a query has one column for each helper", kind=ErrorKind.INVALID_VALUE)
         self.answer_public_key.check_usable()
         check_cap(self.shape, self.sensitivity)
         if not (0 < self.batch_size <= MAX_BATCH):
-            raise ProtocolError("a batch holds at least one report", "Collect reports first; the batch is empty.")
+            raise ProtocolError(
+                "a batch holds at least one report",
+                "Collect reports first; the batch is empty.",
+                kind=ErrorKind.TOO_FEW,
+            )
         self._check_sums()
         if not (0 < self.minimum_reports <= self.batch_size):
             raise ProtocolError(
                 f"the minimum of {self.minimum_reports} reports cannot be met by a batch of {self.batch_size}",
                 "Wait for more reports, or ask for a smaller minimum.",
+                kind=ErrorKind.TOO_FEW,
             )
         if not (0 <= self.tolerated_bad_permille <= 1000):
-            raise ProtocolError("the tolerated share of bad reports is 0 to 1000 per mille")
+            raise ProtocolError(
+                "the tolerated share of rejected reports is 0 to 1000 per mille", kind=ErrorKind.OUT_OF_RANGE
+            )
         if not (0 < self.deadline < 2**63):
-            raise ProtocolError("the deadline is a time in seconds since 1970")
+            raise ProtocolError("the deadline is a time in seconds since 1970", kind=ErrorKind.OUT_OF_RANGE)
 
     def _check_sums(self) -> None:
-        """A sum that passes p/2 would come out negative. Without a cap, Δ bounds what an honest report holds."""
+        """Reject sums that could pass p/2 and come out negative. Without a cap, Δ bounds an honest report."""
         largest = max(self.cap or self.sensitivity, self.kappa)
         if self.batch_size * largest >= MAX_SUM:
             raise ProtocolError(
                 f"{self.batch_size} reports of up to {largest} each could sum to 2^59 or more, which would wrap",
                 "Ask in a coarser unit, or about fewer reports.",
+                kind=ErrorKind.TOO_LARGE,
             )
 
     @property
     def gamma(self) -> Fraction:
-        """γ = ε/Δ = 1/b, exactly: the rate of the discrete Laplace noise, as the samplers take it."""
+        """Return γ = ε/Δ = 1/b exactly: the rate of the discrete Laplace noise, as the samplers take it."""
         return Fraction(self.epsilon_micros, MICROS * self.sensitivity)
 
     @property
+    def noise_scale(self) -> NoiseScale:
+        """Return the noise of the answer. A debug query has none."""
+        return NoiseScale(self.noise, self.gamma, self.sensitivity + self.kappa)
+
+    @property
     def length(self) -> int:
-        """How many numbers the answer has, side query included."""
+        """Return how many numbers the answer has, side query included."""
         return self.shape.length
 
     @property
     def shape(self) -> Shape:
-        """Which numbers every report shares, and what of them is checked."""
+        """Return which numbers every report shares, and which of them helpers check."""
         return shape_of(self.buckets, self.kappa, self.cap, self.spread)
 
     @property
     def digest(self) -> bytes:
-        """What every message about this query names."""
+        """Return the hash by which every message names this query."""
         return tagged_hash("query", self.encode())
 
     @property
+    def short_name(self) -> str:
+        """Return enough of the digest to identify the query in a log, too little to fetch its answer."""
+        return self.digest.hex()[:16]
+
+    @property
     def answer_public_key(self) -> PublicKey:
-        """Whom the answer shares are sealed to."""
+        """Return the key that the answer shares are sealed to."""
         return PublicKey(self.suite, self.answer_key)
 
     def encode(self) -> bytes:
-        """The canonical bytes."""
+        """Return the canonical bytes."""
         return (
             Writer()
             .uint(VERSION, 2)
@@ -146,11 +173,13 @@ class Query:
 
     @classmethod
     def decode(cls, data: bytes) -> Query:
-        """The query in `data`, or `ProtocolError`."""
+        """Parse a query."""
         reader = Reader(data)
         version = reader.uint(2)
         if version != VERSION:
-            raise ProtocolError(f"unknown query version {version}; this is version {VERSION}")
+            raise ProtocolError(
+                f"unknown query version {version}; this is version {VERSION}", kind=ErrorKind.UNKNOWN_VERSION
+            )
         query = cls(
             query_id=reader.fixed(QUERY_ID_SIZE),
             site=reader.text(limit=MAX_SITE_LENGTH),
@@ -180,31 +209,32 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class SignedQuery:
-    """A query under the signature of the site's key, which is how helpers know who asks."""
+    """A query under the signature of the site's key, which authenticates the querier."""
 
     query: Query
     signature: bytes
 
     @classmethod
     def sign(cls, query: Query, key: IdentityKey) -> SignedQuery:
-        """Run by the querier."""
+        """Run by the querier: sign with the site's key."""
         return cls(query, key.sign(_SIGNATURE_LABEL, query.encode()))
 
     def verify(self, site_key: bytes) -> None:
-        """Run by a helper, with the key its configuration has for the query's site."""
+        """Run by a helper: reject a signature by any key but the one it has configured for the query's site."""
         if not verify_signature(site_key, _SIGNATURE_LABEL, self.query.encode(), self.signature):
             raise ProtocolError(
                 f"the query is not signed by the key registered for {self.query.site}",
                 "Sign with that site's key, or ask the helpers to register yours.",
+                kind=ErrorKind.BAD_SIGNATURE,
             )
 
     def encode(self) -> bytes:
-        """Query and signature as one message."""
+        """Return query and signature as one message."""
         return Writer().blob(self.query.encode()).fixed(self.signature, SIGNATURE_SIZE).done()
 
     @classmethod
     def decode(cls, data: bytes) -> SignedQuery:
-        """The signed query in `data`; the signature is checked by `verify`."""
+        """Parse a signed query; `verify` checks the signature."""
         reader = Reader(data)
         query = Query.decode(reader.blob(limit=4096))
         signature = reader.fixed(SIGNATURE_SIZE)
@@ -213,36 +243,99 @@ class SignedQuery:
 
 
 def encode_noise_mode(mode: NoiseMode) -> int:
-    """A noise mode as its number on the wire."""
+    """Return a noise mode's number on the wire."""
     return mode.facts.code
 
 
 def decode_noise_mode(code: int) -> NoiseMode:
-    """The noise mode with this number on the wire."""
+    """Return the noise mode with this number on the wire."""
     for mode in NoiseMode:
         if mode.facts.code == code:
             return mode
-    raise ProtocolError(f"unknown noise mode {code}")
+    raise ProtocolError(f"unknown noise mode {code}", kind=ErrorKind.UNKNOWN_NAME)
 
 
 def _read_cap(reader: Reader) -> int:
-    """Schema and cap: one says what the other means, so that a query has one encoding."""
+    """Parse schema and cap, which must agree, so that a query has one encoding."""
     schema, cap = reader.uint(2), reader.uint(8)
-    if schema not in {known.value for known in Schema}:
-        raise ProtocolError(f"unknown schema {schema}")
+    if schema not in {each.value for each in Schema}:
+        raise ProtocolError(f"unknown schema {schema}", kind=ErrorKind.UNKNOWN_NAME)
     if (schema == Schema.CHECKED_HISTOGRAM.value) != (cap > 0):
-        raise ProtocolError(f"schema {schema} does not go with a cap of {cap}")
+        raise ProtocolError(f"schema {schema} does not go with a cap of {cap}", kind=ErrorKind.INCONSISTENT)
     return cap
 
 
 def _read_suite(reader: Reader) -> Suite:
     code = reader.uint(2)
-    if code not in {known.value for known in Suite}:
-        raise ProtocolError(f"unknown cipher suite {code}")
+    if code not in {each.value for each in Suite}:
+        raise ProtocolError(f"unknown cipher suite {code}", kind=ErrorKind.UNKNOWN_NAME)
     return Suite(code)
 
 
 def _boolean(code: int) -> bool:
     if code not in (0, 1):
-        raise ProtocolError(f"{code} is neither 0 nor 1")
+        raise ProtocolError(f"{code} is neither 0 nor 1", kind=ErrorKind.OUT_OF_RANGE)
     return code == 1
+
+
+PERMIT_HEADER = "Trefoil-Permit"
+_PERMIT_LABEL = "column upload"
+
+
+def make_permits(query: Query, key: IdentityKey) -> tuple[bytes, ...]:
+    """Run by the querier: return one permit for each helper, in order."""
+    return tuple(key.sign(_PERMIT_LABEL, _signed_bytes(query, party)) for party in range(PARTIES))
+
+
+def check_permit(query: Query, party: int, permit: bytes, site_key: bytes) -> None:
+    """Run by helper `party`: reject a permit not signed for it by the key it has configured for the query's site."""
+    if not verify_signature(site_key, _PERMIT_LABEL, _signed_bytes(query, party), permit):
+        raise ProtocolError(
+            f"the upload comes without the permit of {query.site} for this helper",
+            "Upload with the saved query that was signed, or ask a new one with --new.",
+            kind=ErrorKind.BAD_SIGNATURE,
+        )
+
+
+def _signed_bytes(query: Query, party: int) -> bytes:
+    return query.digest + Writer().uint(party, 1).done()
+
+
+MAX_SIGNED_QUERY = 8192
+MAX_WITHDRAWAL = MAX_SIGNED_QUERY + 4 + SIGNATURE_SIZE
+_WITHDRAWAL_LABEL = "query withdrawal"
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """A revocation. It contains the signed query, so that even a helper that never saw that query rejects it later."""
+
+    signed: SignedQuery
+    signature: bytes
+
+    @classmethod
+    def sign(cls, signed: SignedQuery, key: IdentityKey) -> Withdrawal:
+        """Run by the querier: sign with the site's key."""
+        return cls(signed, key.sign(_WITHDRAWAL_LABEL, signed.query.digest))
+
+    def verify(self, site_key: bytes) -> None:
+        """Run by a helper: reject a signature by any key but the one it has configured for the query's site."""
+        if not verify_signature(site_key, _WITHDRAWAL_LABEL, self.signed.query.digest, self.signature):
+            raise ProtocolError(
+                f"the withdrawal is not signed by the key registered for {self.signed.query.site}",
+                "Sign with the key that signed the query.",
+                kind=ErrorKind.BAD_SIGNATURE,
+            )
+
+    def encode(self) -> bytes:
+        """Return the message."""
+        return Writer().blob(self.signed.encode()).fixed(self.signature, SIGNATURE_SIZE).done()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Withdrawal:
+        """Parse a withdrawal; `verify` checks the signature."""
+        reader = Reader(data)
+        signed = SignedQuery.decode(reader.blob(limit=MAX_SIGNED_QUERY))
+        signature = reader.fixed(SIGNATURE_SIZE)
+        reader.finish()
+        return cls(signed, signature)

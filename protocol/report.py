@@ -9,33 +9,36 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol import field as prime_field
-from protocol import self_check, validity
-from protocol.errors import ProtocolError, Rejected, Rejection
+from protocol import validity
+from protocol.errors import ErrorKind, ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
-from protocol.header import BODY_HASH_SPAN, NONCE_SIZE, NONCE_SPAN, Header, ReportTerms, committed
+from protocol.header import BODY_HASH_SPAN, COMMITMENT_SPANS, NONCE_SIZE, NONCE_SPAN, Header, ReportTerms
 from protocol.helper_set import HelperSet
-from protocol.hpke import PrivateKey, Suite
+from protocol.hpke import PrivateKey, PublicKey, Suite
 from protocol.shares import BODY_SEED, PARTIES, SEEDS_OF, Entropy, SharedVector, component, share
 from protocol.wire import Reader, Writer
 
-_COMMITMENTS = tuple(hashlib.sha256(b"trefoil/1 seed commitment\0" + bytes([index])) for index in range(PARTIES))
+_COMMITMENTS = tuple(b"trefoil/1 seed commitment\0" + bytes([index]) for index in range(PARTIES))
 _BODY = hashlib.sha256(b"trefoil/1 body\0")
 _REPORT = hashlib.sha256(b"trefoil/1 report\0")
 _PAYLOAD_INFO = tuple(b"trefoil/1 payload for helper " + bytes([party + 1]) for party in range(PARTIES))
 
 
 def payload_size(suite: Suite) -> int:
-    """Bytes of a sealed payload: two seeds, and what sealing adds."""
+    """Return the size of a sealed payload: two seeds, and what sealing adds."""
     return 2 * SEED_SIZE + suite.overhead
 
 
 @dataclass(frozen=True, slots=True)
 class SealedReport:
-    """What leaves the device. Nobody can read it, and real and null reports look the same."""
+    """What leaves the device. Nobody can read it, and real and null reports look the same.
+
+    >>> batch.add(device.measure_conversion("shop.example", purchase))  # doctest: +SKIP
+    """
 
     header: bytes
     body: bytes = field(repr=False)
@@ -43,15 +46,15 @@ class SealedReport:
 
     @property
     def digest(self) -> bytes:
-        """The report's identity: what ledgers and batches key on."""
+        """Return the report's identity, the key of ledgers and batches."""
         return header_digest(self.header)
 
     def terms(self) -> ReportTerms:
-        """The public promise in the header."""
+        """Return the public promise in the header."""
         return Header.decode(self.header).terms
 
     def encode(self) -> bytes:
-        """One report as one message."""
+        """Return the report as one message."""
         writer = Writer().blob(self.header, 2).blob(self.body, 4)
         for payload in self.payloads:
             writer.blob(payload, 2)
@@ -59,7 +62,7 @@ class SealedReport:
 
     @classmethod
     def decode(cls, data: bytes) -> SealedReport:
-        """The report in `data`, or `Rejected`: shape, sizes and header are checked; opening is for helpers."""
+        """Parse a report, or raise `Rejected`. Shape, sizes and header are checked; only helpers can open it."""
         reader = Reader(data)
         try:
             header, body = reader.blob(2), reader.blob(4)
@@ -82,16 +85,56 @@ def seal_report(
     """Run by a device, last step of a conversion: *Share · Seal*. Zeros for a null report take the same path.
 
     `histogram` has `terms.length` numbers. `entropy` exists for test vectors; devices use the operating system's.
-    Seeds are drawn here and forgotten here: a checked report sealed twice with the same seeds would show its content.
+    Seeds are drawn and discarded here: a checked report sealed twice with the same seeds would reveal its content.
     """
+    return _share(histogram, terms, helper_set, entropy).seal()
+
+
+def seal_reports(histograms: Iterable[Sequence[int]], terms: ReportTerms, helper_set: HelperSet) -> list[SealedReport]:
+    """Run by a simulation: `seal_report` of a crowd of devices, the payloads for each helper in one batch."""
+    shared = [_share(histogram, terms, helper_set, os.urandom) for histogram in histograms]
+    keys = helper_set.sealing_keys(terms.time)
+    columns = [
+        keys[party].seal_many([each.seeds_of(party) for each in shared], [each.info_of(party) for each in shared])
+        for party in range(PARTIES)
+    ]
+    payloads = zip(*columns, strict=True)
+    return [SealedReport(each.header, each.body, sealed) for each, sealed in zip(shared, payloads, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedReport:
+    """A report with its header and body, of which the seeds are not sealed yet."""
+
+    header: bytes
+    body: bytes = field(repr=False)
+    seeds: Sequence[bytes] = field(repr=False)
+    keys: Sequence[PublicKey]
+
+    def seeds_of(self, party: int) -> bytes:
+        """Return the plaintext of a helper's payload."""
+        return b"".join(self.seeds[index] for index in SEEDS_OF[party])
+
+    def info_of(self, party: int) -> bytes:
+        return payload_info(party, self.header)
+
+    def seal(self) -> SealedReport:
+        first, second, third = (
+            self.keys[party].seal(self.seeds_of(party), self.info_of(party)) for party in range(PARTIES)
+        )
+        return SealedReport(self.header, self.body, (first, second, third))
+
+
+def _share(histogram: Sequence[int], terms: ReportTerms, helper_set: HelperSet, entropy: Entropy) -> _SharedReport:
     if len(histogram) != terms.length:
-        raise ProtocolError(f"the terms promise {terms.length} numbers, not {len(histogram)}")
+        raise ProtocolError(
+            f"the terms promise {terms.length} numbers, not {len(histogram)}", kind=ErrorKind.INCONSISTENT
+        )
     if not terms.shape.checked:
-        return _seal(share(histogram, entropy=entropy), terms, helper_set, lambda _: b"", entropy)
+        return _commit(share(histogram, entropy=entropy), terms, helper_set, lambda _: b"", entropy)
     draw = _hedged(entropy, helper_set.digest + f"{terms.site} {terms.caller} {terms.time}".encode())
-    return seal_deal(
-        validity.deal(histogram, terms.shape, draw), terms, helper_set, opening=_open_checked, entropy=entropy
-    )
+    dealt = validity.deal(histogram, terms.shape, draw)
+    return _commit(dealt.shared, terms, helper_set, _openings(dealt, terms, _open_checked), entropy)
 
 
 def seal_deal(
@@ -102,32 +145,41 @@ def seal_deal(
     opening: Callable[[validity.Deal, Sequence[int]], list[int]] = validity.open_at,
     entropy: Entropy = os.urandom,
 ) -> SealedReport:
-    """*Seal* of a checked report: points from the prefix, openings there, payloads. Devices call `seal_report`.
+    """Seal a checked report: points from the prefix, openings there, payloads. Devices call `seal_report`.
 
-    Whatever was dealt is sealed, as a device would that lies: helpers find out.
+    Nothing is verified, so that tests can act as a malicious device: helpers verify.
     """
+    return _commit(dealt.shared, terms, helper_set, _openings(dealt, terms, opening), entropy).seal()
+
+
+def _openings(
+    dealt: validity.Deal, terms: ReportTerms, opening: Callable[[validity.Deal, Sequence[int]], list[int]]
+) -> Callable[[bytes], bytes]:
+    """Return the function from a header's prefix, which decides the points, to the encoded openings there."""
 
     def openings(prefix: bytes) -> bytes:
         return validity.encode_openings(opening(dealt, validity.points_of(prefix, terms.shape.points)))
 
-    return _seal(dealt.shared, terms, helper_set, openings, entropy)
+    return openings
 
 
 def _open_checked(dealt: validity.Deal, points: Sequence[int]) -> list[int]:
-    """Openings, after the device's own check."""
+    """Return the openings, after the device's own verification."""
     opened = validity.open_at(dealt, points)
-    if not self_check.holds(dealt, points, opened):
-        raise ProtocolError("the report's proof does not hold", "This is a defect of the device.")
+    if not validity.holds(dealt, points, opened):
+        raise ProtocolError(
+            "the report's proof does not hold", "This is a defect of the device.", kind=ErrorKind.BAD_PROOF
+        )
     return opened
 
 
-def _seal(
+def _commit(
     shared: SharedVector,
     terms: ReportTerms,
     helper_set: HelperSet,
     openings: Callable[[bytes], bytes],
     entropy: Entropy,
-) -> SealedReport:
+) -> _SharedReport:
     keys = helper_set.sealing_keys(terms.time)
     nonce = entropy(NONCE_SIZE)
     body = prime_field.encode(shared.body)
@@ -141,16 +193,11 @@ def _seal(
         body_hash=body_digest(body),
         suite=keys[0].suite,
     ).prefix()
-    header = prefix + openings(prefix)
-    sealed = [
-        keys[party].seal(b"".join(shared.seeds[index] for index in SEEDS_OF[party]), payload_info(party, header))
-        for party in range(PARTIES)
-    ]
-    return SealedReport(header, body, (sealed[0], sealed[1], sealed[2]))
+    return _SharedReport(prefix + openings(prefix), body, shared.seeds, keys)
 
 
 def _hedged(entropy: Entropy, context: bytes) -> validity.Draw:
-    """Seeds from new randomness and from what they are for: a random state that was copied does not repeat them."""
+    """Hedge fresh randomness with the context, so that a cloned random state does not repeat seeds."""
 
     def draw(numbers: bytes) -> validity.Seeds:
         purpose = hashlib.sha256(context + numbers).digest()
@@ -161,34 +208,47 @@ def _hedged(entropy: Entropy, context: bytes) -> validity.Draw:
 
 
 def open_payload(party: int, header: bytes, payload: bytes, key: PrivateKey) -> tuple[bytes, bytes]:
-    """Run by helper `party`: its two seeds, checked against the commitments in `header`, which was decoded before."""
+    """Run by helper `party`: return its two seeds, verified against the commitments in a `header` that was decoded."""
     return check_seeds(party, header, open_seeds(party, header, payload, key))
 
 
 def open_seeds(party: int, header: bytes, payload: bytes, key: PrivateKey) -> bytes:
-    """What was sealed to helper `party` under exactly this header, not yet compared with its commitments."""
+    """Return what was sealed to helper `party` under exactly this header, not yet verified against the commitments."""
     try:
         return key.open(payload, _PAYLOAD_INFO[party] + header)
     except ProtocolError:
         raise Rejected(Rejection.UNOPENABLE) from None
 
 
+def open_many_seeds(
+    party: int, headers: Sequence[bytes], payloads: Sequence[bytes], key: PrivateKey
+) -> list[bytes | None]:
+    """Return what `open_seeds` does for each of many reports that were sealed to one key, None where it would raise."""
+    return key.open_many(payloads, [payload_info(party, header) for header in headers])
+
+
 def check_seeds(party: int, header: bytes, seeds: bytes) -> tuple[bytes, bytes]:
-    """The two seeds of helper `party`, if they are those that `header` commits to."""
+    """Return the two seeds of helper `party`, if they are those that `header` commits to."""
     if len(seeds) != 2 * SEED_SIZE:
         raise Rejected(Rejection.UNOPENABLE, "a payload is exactly two seeds")
-    first, second = seeds[:SEED_SIZE], seeds[SEED_SIZE:]
-    nonce = header[NONCE_SPAN]
-    first_index, second_index = SEEDS_OF[party]
-    if seed_commitment(first_index, nonce, first) != committed(header, first_index):
-        raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {first_index + 1}")
-    if seed_commitment(second_index, nonce, second) != committed(header, second_index):
-        raise Rejected(Rejection.WRONG_COMMITMENT, f"seed {second_index + 1}")
-    return first, second
+    if not all(are_committed(party, [header], [seeds])):
+        raise Rejected(Rejection.WRONG_COMMITMENT)
+    return seeds[:SEED_SIZE], seeds[SEED_SIZE:]
+
+
+def are_committed(party: int, headers: Sequence[bytes], seeds: Sequence[bytes]) -> list[bool]:
+    """Return for each report whether helper `party`'s two seeds are those that its header commits to."""
+    (first, own), (second, other) = ((_COMMITMENTS[index], COMMITMENT_SPANS[index]) for index in SEEDS_OF[party])
+    hashed, nonce = hashlib.sha256, NONCE_SPAN
+    return [
+        hashed(first + header[nonce] + pair[:SEED_SIZE]).digest() == header[own]
+        and hashed(second + header[nonce] + pair[SEED_SIZE:]).digest() == header[other]
+        for header, pair in zip(headers, seeds, strict=True)
+    ]
 
 
 def open_body(header: bytes, body: bytes, length: int) -> Vector:
-    """Run by the two helpers that use the body: checked against its hash in `header`, every element below p."""
+    """Run by the two helpers that use the body: return it, verified against its hash, every element below p."""
     if body_digest(body) != header[BODY_HASH_SPAN]:
         raise Rejected(Rejection.WRONG_BODY)
     try:
@@ -198,7 +258,7 @@ def open_body(header: bytes, body: bytes, length: int) -> Vector:
 
 
 def open_report(party: int, report: SealedReport, keys: Mapping[bytes, PrivateKey]) -> dict[int, Vector]:
-    """Run by helper `party`: all of opening one report, to its two components. Helpers do this in bulk (admission)."""
+    """Run by helper `party`: open one report to its two components. `mpc_helpers.admission` does this in bulk."""
     header = Header.decode(report.header)
     key = keys.get(header.key_ids[party])
     if key is None:
@@ -212,22 +272,22 @@ def open_report(party: int, report: SealedReport, keys: Mapping[bytes, PrivateKe
 
 
 def header_digest(header: bytes) -> bytes:
-    """The identity of the report with this header."""
+    """Return the identity of the report with this header."""
     return _hash(_REPORT, header)
 
 
 def body_digest(body: bytes | memoryview) -> bytes:
-    """What the header says of the body."""
+    """Return the hash that the header has of the body."""
     return _hash(_BODY, body)
 
 
 def seed_commitment(index: int, nonce: bytes, seed: bytes) -> bytes:
-    """What the header says of seed `index`. Every part has a fixed size, so no lengths are needed."""
-    return _hash(_COMMITMENTS[index], nonce + seed)
+    """Return the commitment to seed `index`. Every part has a fixed size, so no lengths are needed."""
+    return hashlib.sha256(_COMMITMENTS[index] + nonce + seed).digest()
 
 
 def payload_info(party: int, header: bytes) -> bytes:
-    """What helper `party`'s payload is bound to: the whole header, and whose payload it is."""
+    """Return the HPKE `info` of helper `party`'s payload: the recipient, and the whole header."""
     return _PAYLOAD_INFO[party] + header
 
 

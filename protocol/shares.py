@@ -5,7 +5,7 @@ expansion of s₃ and sent once as the report's body. Helper i holds two seeds (
 
     helper 1: s₁ s₂      helper 2: s₂ s₃      helper 3: s₃ s₁
 
-so that every component is known to exactly two helpers and any one helper's view is uniform.
+so that exactly two helpers hold every component, and any one helper's view is uniform.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import (
     SEED_SIZE,
     P,
@@ -43,23 +43,23 @@ Entropy = Callable[[int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class SharedVector:
-    """A secret vector, split. The three seeds go out in pairs, one pair to each helper; the body goes to all."""
+    """A secret vector, split. Each helper gets two of the three seeds; helpers 2 and 3 also get the body."""
 
     seeds: tuple[bytes, bytes, bytes] = field(repr=False)
     body: Vector
 
     def components(self, party: int) -> dict[int, Vector]:
-        """The two components that helper `party` (0, 1, 2) can compute: its whole view of the secret."""
+        """Return the two components that helper `party` (0, 1, 2) can compute: its whole view of the secret."""
         return {index: component(index, self.seeds[index], self.body.size, self.body) for index in SEEDS_OF[party]}
 
 
 def component(index: int, seed: bytes, length: int, body: Vector | None) -> Vector:
-    """x₁ and x₂ are expanded from their seeds; x₃ is the body without its mask, and beyond the body the mask alone."""
+    """Return x₁ or x₂ expanded from its seed, or x₃: the body without its mask, and beyond the body the mask alone."""
     expanded = expand(seed, length)
     if index != BODY_SEED:
         return expanded
     if body is None:
-        raise ProtocolError("the third component needs the body")
+        raise ProtocolError("the third component needs the body", kind=ErrorKind.INVALID_VALUE)
     return np.concatenate([subtract(body, expanded[: body.size]), expanded[body.size :]])
 
 
@@ -73,16 +73,16 @@ def share(values: Sequence[int], *, entropy: Entropy = os.urandom) -> SharedVect
 
 
 def reconstruct(components: Sequence[Vector]) -> list[int]:
-    """All three components added up and lifted. Used by tests and vectors; no party of the protocol ever can."""
+    """Return the secret from all three components. For tests and vectors: no party of the protocol holds all three."""
     x1, x2, x3 = components
     return lift(add(add(x1, x2), x3))
 
 
 def to_shamir(party: int, components: dict[int, Vector]) -> Vector:
-    """Run by a helper on its sums: two replicated components to its degree-1 Shamir share at x = party + 1.
+    """Run by a helper on its sums: convert two replicated components to its degree-1 Shamir share at x = party + 1.
 
     Component c belongs to the line through (0, 1) that is zero at the helper lacking it, so its weight at x is
-    1 − x/x_lacking. A linear map, hence applied once to the sums of all reports rather than to each.
+    1 − x/x_lacking. The map is linear, so apply it once to the sums of all reports, not to each report.
     """
     x = party + 1
     total: Vector | None = None
@@ -91,21 +91,23 @@ def to_shamir(party: int, components: dict[int, Vector]) -> Vector:
         weighted = multiply_constant(components[index], (1 - x * pow(x_lacking, -1, P)) % P)
         total = weighted if total is None else add(total, weighted)
     if total is None:
-        raise ProtocolError("a helper holds two components")
+        raise ProtocolError("a helper holds two components", kind=ErrorKind.INVALID_VALUE)
     return total
 
 
 def open_shamir(shares: Sequence[Vector]) -> list[int]:
     """Run by the querier: check that the three shares lie on a line, then read the secret off at x = 0.
 
-    Any one changed share breaks y₁ − 2·y₂ + y₃ = 0 in some bucket: a lying helper is detected, though not named.
+    Any one changed share breaks y₁ − 2·y₂ + y₃ = 0 in some bucket: a malicious helper is detected, but not
+    identified.
     """
     if len(shares) != PARTIES or len({vector.size for vector in shares}) != 1:
-        raise ProtocolError("an answer needs three shares of the same length")
+        raise ProtocolError("an answer needs three shares of the same length", kind=ErrorKind.INVALID_VALUE)
     y1, y2, y3 = shares
     if np.any(subtract(add(y1, y3), add(y2, y2))):
         raise ProtocolError(
             "the three answer shares do not fit together: at least one helper computed or sent a wrong share",
             "Do not use this answer. Ask the three operators to compare their logs for this query.",
+            kind=ErrorKind.INCONSISTENT,
         )
     return lift(subtract(add(y1, y1), y2))

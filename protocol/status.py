@@ -1,7 +1,7 @@
-"""Where a query stands at one helper: its states, why it failed, and the JSON that says so.
+"""The status of a query at one helper: its state, why it failed, and the JSON encoding of both (SPEC.md §7).
 
-Helpers write this message and queriers read it, both here and nowhere else (SPEC.md §7). A helper may be bad, so
-reading refuses whatever is not exactly such a message, and says what is wrong with it.
+Helpers write this message and queriers parse it, both here and nowhere else. A helper may be malicious, so parsing
+rejects everything that is not exactly such a message, and names the fault.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import assert_never
 
-from protocol.errors import ProtocolError, Rejection
-from protocol.json_message import JsonObject
+from protocol.errors import ErrorKind, ProtocolError, Rejection
+from protocol.net.json_message import JsonObject
 from protocol.shares import PARTIES
 
 MAX_TEXT = 2000
@@ -21,8 +21,11 @@ MAX_SECONDS = 10**9
 
 
 class QueryState(Enum):
-    """Where a query is. A failed one may be asked again; a disputed one stays locked, a withdrawn one ended;
-    the answer to an expired one was released, and is not kept any more."""
+    """The states of a query at one helper.
+
+    A failed query may be resubmitted; the reports of a disputed one stay locked; a withdrawn one is never answered; the
+    answer of an expired one was released, and is no longer kept.
+    """
 
     AWAITING = "awaiting"
     QUEUED = "queued"
@@ -38,12 +41,12 @@ class QueryState(Enum):
 
     @property
     def ended(self) -> bool:
-        """Nothing more happens unless the query is asked again."""
+        """Return whether nothing more happens unless the query is resubmitted."""
         return self is QueryState.RELEASED or self.without_answer
 
     @property
     def without_answer(self) -> bool:
-        """Ended, and with a reason instead of an answer."""
+        """Return whether it ended with a reason instead of an answer."""
         match self:
             case QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN | QueryState.EXPIRED:
                 return True
@@ -59,7 +62,7 @@ class QueryState(Enum):
 class Shortfall:
     """Too few reports: `accepted` of `submitted` are acceptable to all three helpers, and `needed` were asked for.
 
-    `left_out` has, for each helper, how many reports it leaves out for which reason.
+    `left_out` has the rejection counts of each helper.
     """
 
     submitted: int
@@ -68,7 +71,7 @@ class Shortfall:
     left_out: tuple[Mapping[Rejection, int], Mapping[Rejection, int], Mapping[Rejection, int]]
 
     def to_json(self) -> dict[str, object]:
-        """As it stands in a failure. Reasons are named by their numbers."""
+        """Return the JSON inside a failure. Reasons are encoded by their numbers."""
         return {
             "submitted": self.submitted,
             "accepted": self.accepted,
@@ -78,12 +81,14 @@ class Shortfall:
 
     @classmethod
     def from_json(cls, stored: object) -> Shortfall:
-        """The reverse."""
+        """Parse what `to_json` returned."""
         fields = JsonObject(stored, "shortfall")
         fields.expect({"submitted", "accepted", "needed", "left_out"})
         counts = [_counts(entry) for entry in fields.items("left_out")]
         if len(counts) != PARTIES:
-            raise ProtocolError("the shortfall does not say what each of the three helpers leaves out")
+            raise ProtocolError(
+                "the shortfall does not say what each of the three helpers leaves out", kind=ErrorKind.TOO_FEW
+            )
         submitted, accepted, needed = (fields.whole(name, MAX_COUNT) for name in ("submitted", "accepted", "needed"))
         return cls(submitted, accepted, needed, (counts[0], counts[1], counts[2]))
 
@@ -92,13 +97,13 @@ def _counts(stored: object) -> dict[Rejection, int]:
     fields = JsonObject(stored, "count of reports left out")
     numbers = {str(reason.number): reason for reason in Rejection}
     if not set(fields.fields()) <= set(numbers):
-        raise ProtocolError("a report is left out for a reason that has no number")
+        raise ProtocolError("a report is left out for a reason that has no number", kind=ErrorKind.UNKNOWN_NAME)
     return {numbers[name]: fields.whole(name, MAX_COUNT) for name in fields.fields()}
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a query has no answer: in which state, and by which helper (0, 1, 2) where it is one."""
+    """Why a query has no answer: in which state, and which helper (0, 1, 2) it is attributed to, if any."""
 
     stage: QueryState
     party: int | None
@@ -108,10 +113,10 @@ class Failure:
 
     def __post_init__(self) -> None:
         if self.party is not None and self.party not in range(PARTIES):
-            raise ProtocolError(f"a failure names helper 0, 1 or 2, not {self.party}")
+            raise ProtocolError(f"a failure names helper 0, 1 or 2, not {self.party}", kind=ErrorKind.OUT_OF_RANGE)
 
     def to_json(self) -> dict[str, object]:
-        """As it stands in a status."""
+        """Return the JSON inside a status."""
         return {
             "stage": self.stage.value,
             "party": self.party,
@@ -122,7 +127,7 @@ class Failure:
 
     @classmethod
     def from_json(cls, stored: object) -> Failure:
-        """The reverse."""
+        """Parse what `to_json` returned."""
         fields = JsonObject(stored, "failure")
         fields.expect({"stage", "party", "reason", "hint", "shortfall"})
         shortfall = fields.value("shortfall")
@@ -137,7 +142,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus:
-    """What anyone who holds a query may know of it. `done` of `total` reports are through the present state."""
+    """What any holder of a query may learn about it. `done` of `total` reports have passed the present state."""
 
     state: QueryState
     done: int = 0
@@ -147,22 +152,22 @@ class QueryStatus:
 
     def __post_init__(self) -> None:
         if (self.failure is not None) != self.state.without_answer:
-            found = "with a failure" if self.failure else "without a reason"
-            raise ProtocolError(f"a query that is {self.state.value} comes {found}")
+            fault = "with a failure" if self.failure else "without a reason"
+            raise ProtocolError(f"a query that is {self.state.value} comes {fault}", kind=ErrorKind.INCONSISTENT)
 
     def to_json(self) -> dict[str, object]:
-        """Run by a helper."""
+        """Run by a helper: return the message."""
         return {
             "state": self.state.value,
             "done": self.done,
             "total": self.total,
             "failure": None if self.failure is None else self.failure.to_json(),
-            "seconds": {state.value: round(spent, 6) for state, spent in self.seconds.items()},
+            "seconds": {state.value: round(spent, 1) for state, spent in self.seconds.items()},
         }
 
     @classmethod
     def from_json(cls, stored: object) -> QueryStatus:
-        """Run by a querier, on whatever a helper sent: a status, or a `ProtocolError` that names the fault."""
+        """Run by a querier on what a helper sent: return a status, or raise `ProtocolError`, naming the fault."""
         fields = JsonObject(stored, "status")
         fields.expect({"state", "done", "total", "failure", "seconds"})
         failure = fields.value("failure")
@@ -180,7 +185,7 @@ def _seconds(stored: object) -> dict[QueryState, float]:
     for name, spent in JsonObject(stored, "seconds").fields().items():
         state = _state(name, "field seconds")
         if isinstance(spent, bool) or not isinstance(spent, int | float) or not (0 <= spent <= MAX_SECONDS):
-            raise ProtocolError(f"the seconds in {state.value} are not a span of time")
+            raise ProtocolError(f"the seconds in {state.value} are not a span of time", kind=ErrorKind.OUT_OF_RANGE)
         seconds[state] = float(spent)
     return seconds
 
@@ -189,4 +194,4 @@ def _state(stored: object, name: str) -> QueryState:
     for state in QueryState:
         if state.value == stored:
             return state
-    raise ProtocolError(f"the {name} is no state of a query")
+    raise ProtocolError(f"the {name} is no state of a query", kind=ErrorKind.UNKNOWN_NAME)

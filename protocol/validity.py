@@ -1,9 +1,13 @@
 """The proof inside a checked report: why three helpers believe its numbers without seeing them (SPEC.md §3.1).
 
-Coins of weight w that go to buckets make a polynomial P with those labels as roots, and Σ w·P′/P over the planes is the
-same sum of fractions as F(X) = Σ h_j/(X − a_j). The device shares numerators of F and the coefficients of every P under
-a mask g of its own. A hash of everything that fixes the shares gives the points r. There the device opens e = 1/P(r),
-which a mask nobody knows makes uniform. Then e·P(r) − 1 = 0 and F(r) − Σ w·e·P′(r) = 0 are linear in the shares.
+The coins of one weight w (a plane, see `shape`) make a polynomial P = g·Π (1 − X/a) over the labels a of the buckets
+that they go to, with a mask g. Σ w·P′/P over all planes is the same sum of fractions as F(X) = Σ h_j/(X − a_j). The
+device shares the numerators of F and the coefficients of every P. The points r are a hash of everything that fixes the
+shares (Fiat-Shamir). There the device opens e = 1/P(r), which is uniform because no helper knows g. Then
+e·P(r) − 1 = 0 and F(r) − Σ w·e·P′(r) = 0 are linear in the shares.
+
+`holds` is the device's own verification before it seals. It works in plain integers on one report, and is written
+independently of what helpers run in bulk, so that each is tested against the other.
 """
 
 from __future__ import annotations
@@ -12,33 +16,35 @@ import hashlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import compress
+from math import prod
 from operator import mul
 
 import numpy as np
 
 from protocol import numerators
-from protocol.denominations import PURSE, Amount, Plane, factor_powers, pay, polynomial
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import P, Vector, expand_many, inverse_integers
-from protocol.shape import Shape
+from protocol.numerators import GROUP
+from protocol.shape import PURSE, Amount, Plane, Shape, factor_powers, pay, polynomial
 from protocol.shares import SharedVector
 
 POINTS_LABEL = b"trefoil/1 validity points\0"
-# Below every point: no label is one, so no denominator is ever zero.
+# Points start here, above every label, so that no denominator r − a is zero.
 LEAST_POINT = 2**17
 WORD_SHIFT = 3
 _P = np.uint64(P)
 _FOUR_WORDS = struct.Struct("<4Q")
 
 Seeds = tuple[bytes, bytes, bytes]
-# Gives three new seeds each time, for the numbers it is handed.
+# Returns three fresh seeds for the numbers passed in.
 Draw = Callable[[bytes], Seeds]
 Polynomials = Sequence[Sequence[int]]
 
 
 def points_of(prefix: bytes, count: int) -> list[int]:
-    """Where a report is evaluated, from all of its header but the openings. A word that is no element is skipped."""
+    """Return where a report is evaluated: a hash of its header without the openings. Other words are skipped."""
     points: list[int] = []
     counter = 0
     while len(points) < count:
@@ -49,16 +55,17 @@ def points_of(prefix: bytes, count: int) -> list[int]:
 
 
 def hash_words(prefix: bytes, counter: int) -> list[int]:
-    """Four words of 61 bits. Nearly every report needs the first hash only."""
+    """Return four words of 61 bits. Nearly every report needs only the first hash (`counter` 0)."""
     digest = hashlib.sha256(POINTS_LABEL + bytes([counter]) + prefix).digest()
     return [word >> WORD_SHIFT for word in _FOUR_WORDS.unpack(digest)]
 
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """What a device holds between Share and Seal. It serves one header and is forgotten.
+    """What a device holds between Share and Seal. Use it for one header, then discard it.
 
-    The same seeds under a second header would be opened at a second point, and show everybody where the report points.
+    A second header would open the same polynomials at other points, and anyone could compute from both which buckets
+    the report counts.
     """
 
     shape: Shape
@@ -66,10 +73,10 @@ class Deal:
     # What the three seeds expand to.
     expanded: Vector = field(repr=False)
     masks: list[int] = field(repr=False)
-    # Without their masks; and which of them each plane has.
+    # The polynomials without their masks, and for each plane the index of its own.
     polynomials: Polynomials = field(repr=False)
     chosen: Sequence[int] = field(repr=False)
-    # What is shared, as many amounts as the spread.
+    # The histogram as (label, value) pairs, padded to `shape.spread` of them.
     amounts: Sequence[Amount] = field(repr=False)
 
 
@@ -84,7 +91,7 @@ def deal(histogram: Sequence[int], shape: Shape, draw: Draw) -> Deal:
     if shape.kappa:
         flag, rest = divmod(histogram[-1], shape.kappa)
         if flag not in (0, 1) or rest:
-            raise ProtocolError(f"a side query's number is 0 or κ = {shape.kappa}")
+            raise ProtocolError(f"a side query's number is 0 or κ = {shape.kappa}", kind=ErrorKind.OUT_OF_RANGE)
         numbers = np.append(numbers, np.uint64(histogram[-1]))
         chosen.append(len(polynomials))
         polynomials.append(polynomial([flag]))
@@ -92,7 +99,7 @@ def deal(histogram: Sequence[int], shape: Shape, draw: Draw) -> Deal:
 
 
 def _prove(amounts: Sequence[Amount], shape: Shape) -> tuple[list[list[int]], list[int]]:
-    """Polynomials, as many of them for every content, and which of them each plane of coins has."""
+    """Return polynomials, and for each plane the index of its own. Only `shape` decides how many there are."""
     given = pay(amounts, _coins(shape))
     if len(amounts) > 1:
         return [polynomial(labels) for labels in given], list(range(len(given)))
@@ -109,7 +116,7 @@ def deal_numbers(
     chosen: Sequence[int] | None = None,
     amounts: Sequence[Amount] = (),
 ) -> Deal:
-    """Share these numbers with these polynomials, whether or not they fit together: helpers will find out.
+    """Share these numbers with these polynomials, whether or not they are consistent: helpers verify.
 
     `chosen` says which polynomial each plane has; without it, each has its own.
     """
@@ -137,40 +144,43 @@ def deal_numbers(
 
 
 def open_at(dealt: Deal, points: Sequence[int]) -> list[int]:
-    """1/P(r) for every point and plane. Masks are not zero and points no labels, so it exists in an honest report."""
+    """Return 1/P(r) for every point and plane. It exists in an honest report: no mask is zero, and no point a label."""
     values, mask = [], iter(dealt.masks)
     terms = max(map(len, dealt.polynomials))
     for point in points:
         powers = powers_of(point, terms)
-        # Of all of them, chosen or not: the same work for every content.
+        # Evaluate all, chosen or not: constant work, whatever the report holds.
         evaluated = [sum(map(mul, polynomial, powers)) for polynomial in dealt.polynomials]
         values += [next(mask) * evaluated[which] for which in dealt.chosen]
     try:
         return inverse_integers(values)
     except ZeroDivisionError:
-        # A proof that is none may have a zero, which has no inverse; then nothing helps it.
+        # Only a forged proof has a zero, which has no inverse. Open it as 0: helpers will reject the report.
         return [pow(value, P - 2, P) for value in values]
 
 
 def histogram_in(shared: Vector, shape: Shape) -> Vector:
-    """The histogram in a shared vector, or in shares or sums of such vectors: its form is undone by a linear map."""
+    """Return the histogram in a shared vector. The map is linear, so it also applies to shares and to sums of them."""
     if not shape.checked:
         return shared[: shape.length]
     return np.concatenate([numerators.decode(shared[: shape.buckets]), shared[shape.buckets : shape.length]])
 
 
 def encode_openings(openings: Sequence[int]) -> bytes:
-    """As the header carries them."""
+    """Return the openings as the header carries them."""
     return struct.pack(f"<{len(openings)}Q", *openings)
 
 
 def _amounts(histogram: Sequence[int], shape: Shape) -> list[Amount]:
-    """As many amounts as the spread, whatever is in the histogram."""
+    """Return the non-zero buckets as (label, value) pairs, padded to `shape.spread` of them with zeros."""
     numbers = histogram[: shape.buckets]
     amounts = list(zip(compress(range(1, shape.buckets + 1), numbers), compress(numbers, numbers), strict=True))
     amounts += [(0, 0)] * (shape.spread - len(amounts))
     if len(amounts) > shape.spread or any(value < 0 for _, value in amounts):
-        raise ProtocolError(f"a histogram has at most {shape.spread} buckets that are not zero, none of them negative")
+        raise ProtocolError(
+            f"a histogram has at most {shape.spread} buckets that are not zero, none of them negative",
+            kind=ErrorKind.OUT_OF_RANGE,
+        )
     return amounts
 
 
@@ -179,8 +189,114 @@ def _coins(shape: Shape) -> Sequence[Plane]:
 
 
 def powers_of(point: int, count: int) -> list[int]:
-    """1, r, r², …"""
+    """Return 1, r, r², …, `count` of them."""
     powers = [1]
     while len(powers) < count:
         powers.append(powers[-1] * point % P)
     return powers
+
+
+_POINT_LABEL = b"trefoil/1 self-check of numerators"
+# Up to this degree, reducing once at the end takes less than reducing at every step.
+_SHORT = 16
+
+
+def holds(dealt: Deal, points: Sequence[int], openings: Sequence[int]) -> bool:
+    """Run by a device before it seals: return whether every residue is zero, from the shares as helpers will have them.
+
+    First check that the shared numerators encode the intended histogram. Then compute F(r) at every point from its few
+    fractions h/(r − a) instead of the numerators. Openings and polynomials are taken from the shares throughout.
+    """
+    shape = dealt.shape
+    secret = reconstruct(dealt)
+    if not _encodes(secret[: shape.buckets], dealt.amounts):
+        return False
+    shared = secret[shape.buckets :].tolist()
+    at, mask_at = shape.length - shape.buckets, shape.explicit - shape.buckets
+    opening = iter(openings)
+    for point in points:
+        paid = part = 0
+        for weight, degree in shape.planes:
+            value, slope = _evaluate(shared[mask_at], shared[at : at + degree], point)
+            opened = next(opening)
+            if opened * value % P != 1:
+                return False
+            part = weight * opened * slope
+            paid += part
+            at, mask_at = at + degree, mask_at + 1
+        # The side query's plane is the last, and belongs to an equation of its own.
+        if shape.kappa:
+            paid -= part
+            if (shared[0] - part * shape.kappa * (point - 1)) % P:
+                return False
+        over, under = _fractions(dealt.amounts, point)
+        if (over - paid * under) % P:
+            return False
+    return True
+
+
+def reconstruct(dealt: Deal) -> Vector:
+    """Return the shared vector x₁ + x₂ + x₃; x₃ is the body without its mask, and beyond the body the mask itself."""
+    first, second, third = dealt.expanded
+    explicit = dealt.shape.explicit
+    secret = first + second
+    secret[:explicit] += dealt.shared.body + (_P - third[:explicit])
+    secret[explicit:] += third[explicit:]
+    # Below 4p. Of so few numbers, a division each takes less than the passes of `field.reduce`.
+    reduced: Vector = secret % _P
+    return reduced
+
+
+def _evaluate(constant: int, coefficients: Sequence[int], point: int) -> tuple[int, int]:
+    """Return P(r), and P′(r) not reduced."""
+    value = slope = 0
+    if len(coefficients) > _SHORT:
+        for coefficient in reversed(coefficients[_SHORT:]):
+            slope = (slope * point + value) % P
+            value = (value * point + coefficient) % P
+        coefficients = coefficients[:_SHORT]
+    for coefficient in reversed(coefficients):
+        slope = slope * point + value
+        value = value * point + coefficient
+    return (value * point + constant) % P, slope * point + value
+
+
+def _encodes(numbers: Vector, amounts: Sequence[Amount]) -> bool:
+    """Return whether `numbers` are the numerators of `amounts`: equal at a point x, and zero in all other groups.
+
+    x is one hash for all reports, so that its powers are cached. Two different numerators, of degree below 32, agree at
+    x with probability 2^-56 (this guards against faults, not adversaries). The work is constant: one evaluation for
+    each amount, and a group that occurs twice is evaluated twice and counted once.
+    """
+    powers, parts = _table(numbers.size)
+    seen: list[int] = []
+    difference = within = 0
+    for label, value in amounts:
+        place = max(label - 1, 0)
+        start = place - place % GROUP
+        row = numbers[start : start + GROUP].tolist()
+        once = int(start not in seen)
+        seen.append(start)
+        within += once * (len(row) - row.count(0))
+        difference += once * sum(map(mul, row, powers)) - value * parts[place]
+    return np.count_nonzero(numbers) == within and not difference % P
+
+
+def _fractions(amounts: Sequence[Amount], point: int) -> tuple[int, int]:
+    """Return numerator and denominator of F(r) = Σ h/(r − a)."""
+    over, under = 0, 1
+    for label, value in amounts:
+        over, under = (over * (point - label) + value * under) % P, under * (point - label) % P
+    return over, under
+
+
+@lru_cache(maxsize=16)
+def _table(buckets: int) -> tuple[list[int], list[int]]:
+    """Return 1, x, x², … and D(x)/(x − a) for every label. Computed from the labels, independently of `numerators`."""
+    (point,) = points_of(_POINT_LABEL, 1)
+    parts = []
+    for start in range(1, buckets + 1, GROUP):
+        gaps = [point - label for label in range(start, min(start + GROUP, buckets + 1))]
+        whole = prod(gaps)
+        parts += [whole // gap % P for gap in gaps]
+    return powers_of(point, GROUP), parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.support.commit_runs import Runs
+    from tests.support.commit_world import Runs
     from tests.support.three_agreements import ThreeAgreements
 
 # A busy machine is no bug: nothing here is decided by how long an example took.
@@ -33,7 +34,6 @@ _LONGEST = (
     "test_stopping.py",
     "test_commit_crashes.py",
     "test_helper.py",
-    "test_commit_rotation.py",
     "test_launcher.py",
     "test_device_commands.py",
     "test_experiments_commands.py",
@@ -41,22 +41,43 @@ _LONGEST = (
     "test_guide.py",
     "test_draws.py",
     "test_joint_noise.py",
-    "test_reloading.py",
+    "test_config.py",
     "test_bad_helper.py",
     "test_uniqueness.py",
-    "test_bad_devices.py",
-    "test_experiments_regression.py",
-    "test_every_command.py",
+    "test_admission_headers.py",
+    "test_experiments_commands.py",
+    "test_cli.py",
     "test_hunt.py",
 )
 
 _SHOWN = "shown at the end"
 
 
+# Markers by folder, and by file where a folder has several kinds.
+_MARKED = {
+    "processes": ("processes", "virtual"),
+    "documents": ("documents",),
+    "browser": ("test_browser.py",),
+    "statistical": ("test_noise_audit.py",),
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, the others as they come; see `make test`."""
+    """Mark tests, and run the longest files first: see `make check` and `make test`."""
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    for item in items:
+        for marker, names in _MARKED.items():
+            if item.path.name in names or item.path.parent.name in names:
+                item.add_marker(marker)
+
+
+@pytest.fixture(autouse=True)
+def unlimited_logs() -> None:
+    """Begin each test with a new minute of every log: the lines of earlier tests count against its own otherwise."""
+    for log in list(logging.root.manager.loggerDict.values()):
+        for limited in getattr(log, "filters", ()):
+            getattr(limited, "_windows", {}).clear()
 
 
 @pytest.fixture
@@ -68,7 +89,7 @@ def show(record_property: Callable[[str, object], None]) -> Callable[[str], None
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
     """For the tests of COMMIT.md: plays worlds."""
-    from tests.support.commit_runs import Runs  # here, so that only those tests wait for it
+    from tests.support.commit_world import Runs  # here, so that only those tests wait for it
 
     # In memory where there is such a place: these crashes kill processes, not power, so fsync would only cost time.
     shared = Path("/dev/shm")

@@ -1,38 +1,22 @@
 """The paper's evaluation: many devices simulated in columns, three accounting policies, every figure.
 
-- `columns`: the column types
-- `world`: impressions, conversions and queries as columns
-- `microbenchmark`: workload of Fig. 4 and Fig. 7
-- `patcg`: workload of Fig. 5
-- `criteo`: workload of Fig. 6
-- `files`: the real data sets, for those who have them
-- `batches`: which conversion goes into which query
-- `matching`: which epochs a conversion asks for
-- `privacy_filters`: many filters charged at once
-- `policies`: Cookie Monster, ARA-like and IPA-like
-- `on_devices`: Cookie Monster on real devices, with any attribution function
-- `own_policy`: policies and functions named on the command line
-- `accuracy`: from an accuracy target to a budget and back
+- `world`: impressions, conversions and queries as columns; batches; the epochs of each window
+- `microbenchmark`: the workload of Figures 4 and 7
+- `patcg`: the workload of Figure 5
+- `criteo`: the workload of Figure 6
+- `files`: readers of the real data sets
+- `policies`: Cookie Monster, ARA-like and IPA-like; many filters charged at once
+- `on_devices`: Cookie Monster on real devices; policies and functions named on the command line
 - `simulation`: the three systems over one world
 - `bias`: what a querier learns from the side query
 - `experiments`: every experiment as a function from options to a result
-- `through_mpc`: one point of Fig. 4 with real devices and helpers
+- `through_mpc`: one point of Figure 4 with real devices and helpers
 - `small_worlds`: devices with a handful of impressions, and what a querier can learn from them, exactly
-- `guarantees`: every promise about sites as such a game
-- `attack`: what colluding sites can learn or destroy
-- `bad_helper`: what one bad helper can learn or destroy
-- `label_worlds`: synthetic publishers and the truth about their impressions
-- `regression`: how good a publisher's model is
-- `label_charges`: what labels cost a device, three ways to account
-- `lost_labels`: what labels that nobody paid for do to a model
-- `labels_through_mpc`: a publisher's model with real devices and helpers
-- `regression_study`: all of these together, as they are written
-- `regression_tables`: how they are printed
-- `plan`: what-if for designers
+- `attack`: what colluding sites can learn or destroy; every guarantee about sites as an exact game
+- `malicious_helper`: what a malicious helper can learn or destroy
+- `regression`: how good a publisher's model is, in simulation and through three helpers
+- `plan`: the ε that a query needs, and its cost
 - `results`: results as they are printed and written
-- `references`: recorded numbers of the paper
-- `figures`: every subfigure, drawn
-- `tables`: how tables look
-- `common_options`: the options that all figures share
+- `figures`: every subfigure, drawn; the recorded numbers of the paper
 - `commands`: `trefoil experiment` and `trefoil plan`
 """

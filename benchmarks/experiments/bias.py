@@ -1,6 +1,6 @@
 """What a querier learns from the side query (Fig. 7): a noisy bound on the error, and which answers to discard.
 
-Whatever is concluded depends on the noise drawn, so everything here is given over many draws, never one.
+Conclusions depend on the noise drawn, so everything here is computed over many draws, never one.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from typing import assert_never
 
 import numpy as np
 
-from benchmarks.experiments.columns import Flags, Floats
 from benchmarks.experiments.policies import Accounting, charges
 from benchmarks.experiments.simulation import NEVER, Run, noise_scale
-from benchmarks.experiments.world import World
-from benchmarks.seeded import generator
-from protocol.epsilon import MICROS
-from protocol.errors import TrefoilError
+from benchmarks.experiments.world import Flags, Floats, World
+from benchmarks.workloads.seeded import generator
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.units import MICROS
 
 BETA = 0.05
 CUTOFFS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3)
 
 
 class Margin(Enum):
-    """How far above the noisy count the bound lies: Theorem 15 takes σ = √2·b, the artifact puts b in σ's place."""
+    """The margin of the bound above the noisy count: Theorem 15 takes σ = √2·b, the artifact puts b in σ's place."""
 
     THEOREM = "theorem"
     ARTIFACT = "artifact"
 
 
 class Bound(Enum):
-    """What the querier concludes from.
+    """The evidence that a bound on the bias uses.
 
     The side query alone; or (as the artifact does) also that no sum exceeds B·Δ, to which no margin is added; or
     nothing but her own record of what she has asked: an answer is unbiased for certain if no epoch can be out of budget
@@ -56,9 +55,13 @@ class Draws:
     def of(cls, world: World, run: Run, count: int, seed: int) -> Draws:
         """Draw the noise of every query `count` times. Seeded: this is a study of noise, not noise that protects."""
         if count < 1:
-            raise TrefoilError(f"the bias study needs at least one draw of the noise, not {count}")
+            raise TrefoilError(
+                f"the bias study needs at least one draw of the noise, not {count}", kind=ErrorKind.OUT_OF_RANGE
+            )
         if run.kappa <= 0:
-            raise TrefoilError("the bias study needs a side query", "Give --kappa a value above 0.")
+            raise TrefoilError(
+                "the bias study needs a side query", "Give --kappa a value above 0.", kind=ErrorKind.MISSING_OPTION
+            )
         rng = generator(seed)
         scale = noise_scale(world)
         shape = (count, world.submitted)
@@ -81,17 +84,17 @@ class Study:
     errors: Floats
 
     def accepted(self, cutoff: float) -> Floats:
-        """Share of queries whose estimated error is within the cutoff, in each draw."""
+        """Return the share of queries whose estimated error is within the cutoff, in each draw."""
         share: Floats = (self.estimates <= cutoff).mean(axis=1)
         return share
 
     def worst(self, cutoff: float) -> Floats:
-        """The largest true error among accepted queries, in each draw; zero where none was accepted."""
+        """Return the largest true error among accepted queries, in each draw; zero where none was accepted."""
         worst: Floats = np.where(self.estimates <= cutoff, self.errors, 0.0).max(axis=1)
         return worst
 
     def as_json(self) -> dict[str, object]:
-        """The study as it is written out."""
+        """Return the study as it is written to JSON."""
         return {
             "margin": self.margin.value,
             "bound": self.bound.value,
@@ -113,7 +116,7 @@ class Study:
 
 
 def studies_of(world: World, run: Run, draws: Draws) -> list[Study]:
-    """Every bound with every margin; her own record knows no margin."""
+    """Study every bound with every margin; the querier's own record has none."""
     measured = [study(world, run, draws, margin, bound) for bound in list(Bound)[:2] for margin in Margin]
     return [*measured, study(world, run, draws, Margin.THEOREM, Bound.OWN_RECORD)]
 
@@ -123,7 +126,7 @@ def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound) ->
     side = (draws.flags + _margin(margin, draws.scale)) / run.kappa * world.cap
     match bound:
         case Bound.SIDE_QUERY:
-            # A negative bound says no more than zero does.
+            # A negative bound is no tighter than zero.
             used = np.maximum(side, 0.0)
         case Bound.BEST_OF_BOTH:
             batch = np.bincount(world.conversions.query, minlength=world.submitted)
@@ -144,7 +147,7 @@ def study(world: World, run: Run, draws: Draws, margin: Margin, bound: Bound) ->
 
 
 def certainly_unbiased(world: World, run: Run, capacity: int = MICROS) -> Flags:
-    """Queries whose epochs cannot have run out, whoever the device belongs to: all asked for so far fits the budget.
+    """Return the queries whose epochs cannot have run out on any device: all requests so far fit the budget.
 
     A device is in a batch at most once, so that each query takes at most ⌈ε·(Δ + κ)/Δ⌉ from each epoch it spans. What
     counts are the reports: a query takes part from its first one on, though its batch is full only later.
@@ -156,15 +159,15 @@ def certainly_unbiased(world: World, run: Run, capacity: int = MICROS) -> Flags:
     np.maximum.at(full, conversions.query, conversions.time)
     certain = np.zeros(world.submitted, dtype=np.bool_)
     for query in range(world.submitted):
-        asked = (begun <= full[query]) & (queries.advertiser == queries.advertiser[query])
+        concurrent = (begun <= full[query]) & (queries.advertiser == queries.advertiser[query])
         epochs = range(int(run.first_epoch[query]), int(run.last_epoch[query]) + 1)
-        spans = (asked & (run.first_epoch <= epoch) & (epoch <= run.last_epoch) for epoch in epochs)
+        spans = (concurrent & (run.first_epoch <= epoch) & (epoch <= run.last_epoch) for epoch in epochs)
         certain[query] = all(int(prices[span].sum()) <= capacity for span in spans)
     return certain
 
 
 def _margin(margin: Margin, scale: Floats) -> Floats:
-    """σ·ln(1/β)/√2, with σ the noise's standard deviation √2·b, or b itself."""
+    """Return σ·ln(1/β)/√2, with σ the noise's standard deviation √2·b, or b itself."""
     match margin:
         case Margin.THEOREM:
             sigma = math.sqrt(2) * scale

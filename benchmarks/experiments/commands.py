@@ -1,32 +1,97 @@
-"""`trefoil experiment ...` and `trefoil plan`. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""`trefoil experiment` and `trefoil plan`: the commands, and the options that all figures share."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from benchmarks.experiments.common_options import (
-    Accounting,
-    AccountingChoice,
-    Common,
-    EpochDays,
-    Function,
-    Kappa,
-    Policy,
-    Scale,
-    Seed,
-    WorkloadChoice,
-)
-from benchmarks.origin import write_results
-from protocol.choices import JsonFile, NoiseChoice, PlotPlace
-from protocol.console import out, progress, write_json
-from protocol.errors import TrefoilError
-from protocol.noise_mode import NoiseMode
+from benchmarks.experiments import experiments, figures
+from benchmarks.experiments.attack import attack_table, guarantee_table, measure, measure_guarantees
+from benchmarks.experiments.experiments import BIAS_CONVERSIONS, DEFAULT_KNOB, EXTRA_IMPRESSIONS, BiasWorkload
+from benchmarks.experiments.files import read_criteo, read_patcg
+from benchmarks.experiments.malicious_helper import malicious_helper_table, measure_malicious_helper
+from benchmarks.experiments.microbenchmark import Microbenchmark, generate
+from benchmarks.experiments.on_devices import own_policies
+from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
+from benchmarks.experiments.policies import Accounting
+from benchmarks.experiments.regression import regression_settings, run_study, study_through_helpers
+from benchmarks.experiments.results import Options, Result, study_table
+from benchmarks.experiments.through_mpc import mpc_table, run_through_mpc
+from benchmarks.results.origin import write_results
+from protocol.cli.console import out, picture_file, progress, save_figure, write_json
+from protocol.cli.options import JsonFile, NoiseChoice, PlotPlace
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.noise import NoiseMode
 
-if TYPE_CHECKING:
-    from benchmarks.experiments.results import Options
+AccountingOption = Annotated[Accounting, typer.Option(help="The paper's accounting, or its public artifact's.")]
+Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
+EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.")]
+Scale = Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")]
+Policy = Annotated[
+    list[str] | None, typer.Option("--policy", metavar="MODULE:CLASS", help="A policy of your own beside the three.")
+]
+Function = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--function",
+        metavar="NAME",
+        help="Also run real devices with this attribution function: last, first, equal, last-n, slots, or your own "
+        "as module:function.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The options that every figure has: size of the workload, length of its epochs, and the output files."""
+
+    epoch_days: int | None
+    seed: int
+    scale: float
+    json: Path | None
+    plot: Path | None
+
+    def options(
+        self,
+        accounting: Accounting,
+        kappa: float,
+        policies_named: Sequence[str] | None = None,
+        functions: Sequence[str] | None = None,
+    ) -> Options:
+        """Return the options of the experiment itself."""
+        days = 7 if self.epoch_days is None else self.epoch_days
+        chosen = Options(accounting, kappa, days, self.seed, self.scale)
+        return replace(chosen, own=own_policies(policies_named or (), functions or ()))
+
+    def lengths(self) -> tuple[int, ...]:
+        """Return the epoch lengths that a figure compares: all of them, or the one of --epoch-days."""
+        return experiments.EPOCH_LENGTHS if self.epoch_days is None else (self.epoch_days,)
+
+    def draw(self, figure: Callable[..., Any], *results: object) -> dict[str, Any]:
+        """Draw the figure's plots in memory, by name; none without --plot. Any: matplotlib has no types."""
+        drawn: dict[str, Any] = {} if self.plot is None else figure(*results)
+        return drawn
+
+    def finish(self, results: Sequence[Result], drawings: Mapping[str, Any]) -> None:
+        """Show tables; write plots, and the JSON last: an interrupted run leaves nothing that looks whole."""
+        for result in results:
+            out.print(result.table(), highlight=False)
+        for name, drawn in drawings.items():
+            if self.plot is not None:
+                save_figure(picture_file(self.plot, name, only=len(drawings) == 1), drawn)
+        whole = [result.as_json() for result in results]
+        if len(whole) == 1:
+            write_results(self.json, whole[0], self.seed)
+        elif self.json is not None:
+            points = [point for result in results for point in result.as_points()]
+            write_results(self.json, {"experiment": "all", "experiments": whole, "points": points}, self.seed)
+
 
 app = typer.Typer(help="The paper's experiments: every figure with one command.", no_args_is_help=True)
 
@@ -36,7 +101,7 @@ def microbenchmark(
     *,
     participation: Annotated[float | None, typer.Option(help="Knob 1: share of users in each batch.")] = None,
     rate: Annotated[float | None, typer.Option(help="Knob 2: impressions per user and day.")] = None,
-    accounting: Accounting = AccountingChoice.PAPER,
+    accounting: AccountingOption = Accounting.PAPER,
     kappa: Kappa = 0.0,
     policy: Policy = None,
     function: Function = None,
@@ -48,21 +113,18 @@ def microbenchmark(
     mpc: Annotated[bool, typer.Option("--mpc", help="Also run the point through devices and three helpers.")] = False,
 ) -> None:
     """Figure 4: budget spent by the three systems as users and impressions vary. One point if a knob is given."""
-    from benchmarks.experiments.experiments import DEFAULT_KNOB, figure_4_settings
-    from benchmarks.experiments.experiments import microbenchmark as run
-
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     one = mpc or participation is not None or rate is not None
     knobs = (_or(participation, DEFAULT_KNOB), _or(rate, DEFAULT_KNOB))
-    settings = [knobs] if one else figure_4_settings()
+    settings = [knobs] if one else experiments.figure_4_settings()
     if mpc:
         _check_mpc(options, settings)
     with progress("microbenchmark", len(settings) * round(40_000 * common.scale)) as advance:
-        result = run(options, settings, advance)
+        result = experiments.microbenchmark(options, settings, advance)
     if mpc:
         result.findings["mpc"] = _through_mpc(options, *knobs)
-    common.finish([result], common.draw("draw_figure_4", result))
+    common.finish([result], common.draw(figures.draw_figure_4, result))
 
 
 @app.command(epilog="Example: trefoil experiment bias --accounting artifact --json bias.json --plot plots")
@@ -70,9 +132,9 @@ def bias(
     *,
     draws: Annotated[int, typer.Option(min=1, help="How often the noise is drawn.")] = 500,
     workload: Annotated[
-        WorkloadChoice, typer.Option(help="The paper's heavy load, or one of its data sets, synthetic.")
-    ] = WorkloadChoice.MICROBENCHMARK,
-    accounting: Accounting = AccountingChoice.PAPER,
+        BiasWorkload, typer.Option(help="The paper's heavy load, or one of its data sets, synthetic.")
+    ] = BiasWorkload.MICROBENCHMARK,
+    accounting: AccountingOption = Accounting.PAPER,
     kappa: Annotated[
         float, typer.Option(help="Weight of the side query, in the value's unit.", show_default="a tenth of the cap")
     ] = 0.0,
@@ -85,18 +147,15 @@ def bias(
     plot: PlotPlace = None,
 ) -> None:
     """Figure 7: what the bias side query costs, and what its bound is worth, over many draws of the noise."""
-    from benchmarks.experiments.experiments import BIAS_CONVERSIONS, BiasWorkload
-    from benchmarks.experiments.experiments import bias as run
-    from benchmarks.experiments.results import study_table
-
-    if plot is not None and workload is not WorkloadChoice.MICROBENCHMARK:
-        raise TrefoilError("Figure 7 is the microbenchmark's", "Leave --plot or --workload out.")
+    if plot is not None and workload is not BiasWorkload.MICROBENCHMARK:
+        raise TrefoilError(
+            "Figure 7 is the microbenchmark's", "Omit --plot or --workload.", kind=ErrorKind.CONFLICTING_OPTIONS
+        )
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
-    chosen = BiasWorkload(workload.value)
-    with progress("bias", round(BIAS_CONVERSIONS[chosen] * common.scale)) as advance:
-        result, studies = run(options, draws, advance, chosen)
-    drawings = common.draw("draw_figure_7", result, studies)
+    with progress("bias", round(BIAS_CONVERSIONS[workload] * common.scale)) as advance:
+        result, studies = experiments.bias(options, draws, advance, workload)
+    drawings = common.draw(figures.draw_figure_7, result, studies)
     out.print(study_table(studies), highlight=False)
     common.finish([result], drawings)
 
@@ -106,7 +165,7 @@ def patcg(
     *,
     impressions: Annotated[Path | None, typer.Option(help="Real exposures: a parquet file, or a folder.")] = None,
     conversions: Annotated[Path | None, typer.Option(help="Real conversions: a parquet file, or a folder.")] = None,
-    accounting: Accounting = AccountingChoice.PAPER,
+    accounting: AccountingOption = Accounting.PAPER,
     kappa: Kappa = 0.0,
     policy: Policy = None,
     function: Function = None,
@@ -117,25 +176,26 @@ def patcg(
     plot: PlotPlace = None,
 ) -> None:
     """Figure 5: one large advertiser, 24 million conversions; synthetic unless the real files are given."""
-    from benchmarks.experiments.experiments import patcg as run
-    from benchmarks.experiments.files import read_patcg
-
     if (impressions is None) != (conversions is None):
-        raise TrefoilError("the real files come in pairs", "Give both --impressions and --conversions, or neither.")
+        raise TrefoilError(
+            "the real files come in pairs",
+            "Give both --impressions and --conversions, or neither.",
+            kind=ErrorKind.MISSING_OPTION,
+        )
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     events = read_patcg(impressions, conversions) if impressions and conversions else None
     with progress("patcg", len(lengths) * round(24_113_018 * common.scale)) as advance:
-        result = run(options, lengths, events, advance)
-    common.finish([result], common.draw("draw_figure_5", result))
+        result = experiments.patcg(options, lengths, events, advance)
+    common.finish([result], common.draw(figures.draw_figure_5, result))
 
 
 @app.command(epilog="Example: trefoil experiment criteo --data CriteoSearchData --json criteo.json")
 def criteo(
     *,
     data: Annotated[Path | None, typer.Option(help="The real log, tab-separated.")] = None,
-    accounting: Accounting = AccountingChoice.PAPER,
+    accounting: AccountingOption = Accounting.PAPER,
     kappa: Kappa = 0.0,
     policy: Policy = None,
     function: Function = None,
@@ -146,23 +206,19 @@ def criteo(
     plot: PlotPlace = None,
 ) -> None:
     """Figure 6: many advertisers of all sizes; synthetic unless the real log is given."""
-    from benchmarks.experiments.experiments import EXTRA_IMPRESSIONS
-    from benchmarks.experiments.experiments import criteo as run
-    from benchmarks.experiments.files import read_criteo
-
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     log = read_criteo(data) if data else None
     with progress("criteo", (len(lengths) + len(EXTRA_IMPRESSIONS)) * round(400_000 * common.scale)) as advance:
-        result = run(options, lengths, EXTRA_IMPRESSIONS, log, advance)
-    common.finish([result], common.draw("draw_figure_6", result))
+        result = experiments.criteo(options, lengths, EXTRA_IMPRESSIONS, log, advance)
+    common.finish([result], common.draw(figures.draw_figure_6, result))
 
 
 @app.command(name="all", epilog="Example: trefoil experiment all --scale 0.1 --json all.json --plot plots")
 def everything(
     *,
-    accounting: Accounting = AccountingChoice.PAPER,
+    accounting: AccountingOption = Accounting.PAPER,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
     scale: Scale = 1.0,
@@ -170,8 +226,6 @@ def everything(
     plot: PlotPlace = None,
 ) -> None:
     """Every figure, one after the other. The JSON has one entry per experiment, and all points together."""
-    from benchmarks.experiments import experiments
-
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, 0.0)
     lengths = common.lengths()
@@ -184,22 +238,18 @@ def everything(
         advance(note="criteo done")
         figure_5 = experiments.patcg(options, lengths)
         advance(note="patcg done")
-    drawings = common.draw("draw_figure_4", figure_4) | common.draw("draw_figure_5", figure_5)
-    drawings |= common.draw("draw_figure_6", figure_6) | common.draw("draw_figure_7", figure_7, studies)
+    drawings = common.draw(figures.draw_figure_4, figure_4) | common.draw(figures.draw_figure_5, figure_5)
+    drawings |= common.draw(figures.draw_figure_6, figure_6) | common.draw(figures.draw_figure_7, figure_7, studies)
     common.finish([figure_4, figure_5, figure_6, figure_7], drawings)
 
 
 @app.command(epilog="Example: trefoil experiment attack --json attack.json")
 def attack(json: JsonFile = None) -> None:
-    """What sites, alone or together, or one bad helper with the querier, can learn or destroy."""
-    from benchmarks.experiments.attack import attack_table, measure
-    from benchmarks.experiments.bad_helper import bad_helper_table, measure_bad_helper
-    from benchmarks.experiments.guarantees import guarantee_table, measure_guarantees
-
-    guarantees, attacks, findings = measure_guarantees(), measure(), measure_bad_helper()
+    """Measure what sites, alone or colluding, or a malicious helper with the querier, can learn or destroy."""
+    guarantees, attacks, findings = measure_guarantees(), measure(), measure_malicious_helper()
     out.print(guarantee_table(guarantees), highlight=False)
     out.print(attack_table(attacks), highlight=False)
-    out.print(bad_helper_table(findings), highlight=False)
+    out.print(malicious_helper_table(findings), highlight=False)
     measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
     promised = [one.as_json() for one in guarantees]
     write_results(json, {"experiment": "attack", "guarantees": promised, **measured}, seed=0)
@@ -213,45 +263,36 @@ def regression(
     epsilon: Annotated[list[float] | None, typer.Option(help="ε of the reports; repeatable.")] = None,
     noise: Annotated[list[NoiseMode] | None, typer.Option(help="Noise modes; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 8,
-    devices: Annotated[int, typer.Option(min=0, help="How many devices are charged; 0 leaves charges out.")] = 4_000,
     mpc: Annotated[
         bool, typer.Option("--mpc", help="Instead: every cell with noise through devices and three helpers, once.")
     ] = False,
     json: JsonFile = None,
 ) -> None:
-    """Appendix A: a publisher's model from conversions it cannot see; what it is worth, and what it costs."""
-    from benchmarks.experiments.regression import settings
-    from benchmarks.experiments.regression_study import run_study, study_through_helpers
-
+    """Measure how good a publisher's model is if it is fitted to conversions that it cannot see (Appendix A)."""
     modes = noise or [NoiseMode.LOCAL, NoiseMode.JOINT]
     epsilons = epsilon or ([1.0] if mpc else [0.1, 0.3, 1.0, 3.0])
     sizes = reports or ([20_000] if mpc else [2_000, 20_000, 100_000])
-    cells = settings(sizes, columns or ([16] if mpc else [8, 16, 64]), epsilons, modes)
-    study = study_through_helpers(cells) if mpc else run_study(cells, modes[0], seeds, devices)
-    for table in study.tables():
-        out.print(table, highlight=False)
+    cells = regression_settings(sizes, columns or ([16] if mpc else [8, 16, 64]), epsilons, modes)
+    study = study_through_helpers(cells) if mpc else run_study(cells, seeds)
+    out.print(study.table(), highlight=False)
     write_results(json, study.to_json(), seed=0)
 
 
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:
-    """Refuse before any work what real devices would not do."""
-    from benchmarks.experiments.microbenchmark import Microbenchmark
-    from benchmarks.experiments.policies import Accounting
-
+    """Reject before any work what real devices do not support."""
     Microbenchmark(*settings[0], options.seed, options.scale)
     if options.accounting is not Accounting.PAPER or options.kappa:
-        raise TrefoilError("--mpc runs real devices: the paper's accounting, no side query", "Leave both options out.")
+        raise TrefoilError(
+            "--mpc runs real devices: the paper's accounting, no side query",
+            "Omit --accounting and --kappa.",
+            kind=ErrorKind.CONFLICTING_OPTIONS,
+        )
 
 
 def _through_mpc(options: Options, participation: float, rate: float) -> list[dict[str, object]]:
-    """One point's queries through devices, sealed reports and three helpers, in every noise mode."""
-    import time
-
-    from benchmarks.experiments.microbenchmark import Microbenchmark, generate
-    from benchmarks.experiments.through_mpc import mpc_table, run_through_mpc
-
+    """Run one point's queries through devices, sealed reports and three helpers, in every noise mode."""
     spec = Microbenchmark(participation, rate, options.seed, options.scale)
-    now = int(time.time())  # noqa: TID251 - the edge: helpers live by the real clock
+    now = int(time.time())  # noqa: TID251 - an edge: helpers read the wall clock
     with progress("sealed reports", len(NoiseMode) * spec.conversions) as advance:
         results = run_through_mpc(generate(spec), options.epoch_days, list(NoiseMode), now, advance)
     out.print(mpc_table(results), highlight=False)
@@ -265,7 +306,7 @@ def _or(value: float | None, default: float) -> float:
 def plan(
     reports: Annotated[int, typer.Option(help="Reports in one query.")],
     value_cap: Annotated[int, typer.Option(help="Largest value of one conversion, in your unit.")],
-    error: Annotated[float, typer.Option(help="Relative error you can live with, such as 0.05.")] = 0.05,
+    error: Annotated[float, typer.Option(help="Acceptable relative error, such as 0.05.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="How often the answer is to be within it, such as 0.99.")] = 0.99,
     noise: NoiseChoice = NoiseMode.LOCAL,
     expected_mean: Annotated[float | None, typer.Option(help="Mean value per report.", show_default="the cap")] = None,
@@ -278,9 +319,10 @@ def plan(
     impressions_per_day: Annotated[float, typer.Option(help="Impressions a person sees a day (knob 2).")] = 0.1,
     json: JsonFile = None,
 ) -> None:
-    """Which ε a query needs, what it costs a device under each policy, and how many a month the budget allows."""
-    from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
+    """Compute the ε that a query needs, its cost to a device under each policy, and the queries a month.
 
+    Example: trefoil plan --reports 2000 --value-cap 5 --error 0.05 --confidence 0.99
+    """
     mean = float(value_cap) if expected_mean is None else expected_mean
     wanted = Plan(
         reports=reports,
@@ -300,6 +342,6 @@ def plan(
     prices = costs(wanted)
     for table in plan_tables(wanted, prices):
         out.print(table, highlight=False)
-    if (told := warning(wanted, prices)) is not None:
-        out.print(told, highlight=False)
+    if (text := warning(wanted, prices)) is not None:
+        out.print(text, highlight=False)
     write_json(json, plan_json(wanted, prices))

@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.experiments.accuracy import query_epsilon
-from benchmarks.experiments.batches import LEFT_OUT, fill_batches
-from benchmarks.experiments.columns import Floats, Ints, first_of_runs, stable_order
-from benchmarks.experiments.world import Queries, World, assemble, check_scale, keep_known, renumber
-from benchmarks.seeded import generator
-from protocol.errors import TrefoilError
-from protocol.seconds import DAY
+from benchmarks.experiments.world import (
+    LEFT_OUT,
+    Floats,
+    Ints,
+    QueryColumns,
+    World,
+    assemble,
+    check_scale,
+    fill_batches,
+    first_of_runs,
+    keep_known,
+    query_epsilon,
+    renumber,
+    stable_order,
+)
+from benchmarks.workloads.seeded import generator
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.units import DAY
 
 IMPRESSIONS = 12_000_000
 CONVERSIONS = 1_300_000
@@ -62,7 +73,7 @@ class Log:
 
 
 def synthesize(seed: int, scale: float = 1.0) -> Log:
-    """A log with the published marginals. A sale is one of its buyer's own clicks, some time later."""
+    """Draw a log with the published marginals. A sale is one of its buyer's own clicks, some time later."""
     check_scale(scale)
     rng = generator(seed)
     sales = _sizes(CONVERSIONS, LARGEST_CONVERSIONS, CONVERSION_DECAY, scale)
@@ -88,9 +99,9 @@ def synthesize(seed: int, scale: float = 1.0) -> Log:
 
 
 def augment(log: Log, extra: int, seed: int) -> Log:
-    """Criteo++: so many more impressions per conversion, uniform in the 30 days before it."""
+    """Add `extra` impressions per conversion, uniform in the 30 days before it (Criteo++)."""
     if extra < 0:
-        raise TrefoilError(f"the number of extra impressions cannot be negative: {extra}")
+        raise TrefoilError(f"the number of extra impressions cannot be negative: {extra}", kind=ErrorKind.OUT_OF_RANGE)
     rng = generator(seed)
     back = rng.integers(0, WINDOW_DAYS * DAY + 1, extra * len(log.time))
     return replace(
@@ -102,7 +113,7 @@ def augment(log: Log, extra: int, seed: int) -> Log:
 
 
 def world_of(log: Log, scale: float = 1.0) -> World:
-    """Leave out the largest advertiser, form batches per (advertiser, category), and keep what is in one."""
+    """Drop the largest advertiser, form batches per (advertiser, category), and keep what is in one."""
     largest = int(np.argmax(np.bincount(log.advertiser)))
     wanted = np.flatnonzero((log.advertiser != largest) & (log.category != UNKNOWN))
     size, least = max(2, round(BATCH * scale)), max(1, round(LEAST_BATCH * scale))
@@ -113,15 +124,15 @@ def world_of(log: Log, scale: float = 1.0) -> World:
     converts = np.zeros(users, dtype=np.bool_)
     converts[log.user[rows]] = True
     seen = np.flatnonzero(converts[log.seen_user])
-    known, place = keep_known(log.seen_advertiser[seen] * users + log.seen_user[seen], owners)
+    kept, place = keep_known(log.seen_advertiser[seen] * users + log.seen_user[seen], owners)
     # ε follows the batch's size, as at the published scale.
     published = np.maximum(1, np.rint(reports / scale)).astype(np.int64)
     epsilon = [query_epsilon(CAP, ASSUMED_MEAN * int(n)) for n in published]
     return assemble(
-        impressions=(place[known], log.seen_time[seen[known]]),
+        impressions=(place[kept], log.seen_time[seen[kept]]),
         conversions=(owner, log.time[rows], log.value[rows] * UNIT, query),
         owner_advertiser=owners // users,
-        queries=Queries(np.asarray(epsilon, dtype=np.int64), advertiser),
+        queries=QueryColumns(np.asarray(epsilon, dtype=np.int64), advertiser),
         cap=CAP * UNIT,
         window=WINDOW_DAYS * DAY,
         unit=UNIT,
@@ -130,7 +141,7 @@ def world_of(log: Log, scale: float = 1.0) -> World:
 
 
 def _batches(log: Log, wanted: Ints, size: int, least: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """The rows that are in a batch, their queries, and each query's advertiser and number of reports."""
+    """Return the rows that are in a batch, their queries, and each query's advertiser and number of reports."""
     group = log.advertiser[wanted] * (int(log.category.max()) + 1) + log.category[wanted]
     order = stable_order(group)
     starts = np.append(np.flatnonzero(first_of_runs(group[order])), len(order))
@@ -149,7 +160,11 @@ def _batches(log: Log, wanted: Ints, size: int, least: int) -> tuple[Ints, Ints,
         reports += counts.tolist()
         owners += [int(log.advertiser[here[0]])] * len(counts)
     if not reports:
-        raise TrefoilError(f"no product of any advertiser has {least} conversions", "Use more data, or --scale.")
+        raise TrefoilError(
+            f"no product of any advertiser has {least} conversions",
+            "Use more data, or --scale.",
+            kind=ErrorKind.TOO_FEW,
+        )
     return (
         np.concatenate(rows),
         np.concatenate(queries),
@@ -159,7 +174,7 @@ def _batches(log: Log, wanted: Ints, size: int, least: int) -> tuple[Ints, Ints,
 
 
 def _sizes(total: int, largest: int, decay: float, scale: float) -> Ints:
-    """Advertisers' sizes by rank: the largest as published, the others falling by a power of the rank to the total."""
+    """Return advertisers' sizes by rank: the largest as published, the others by a power law to the total."""
     rank = np.arange(2, ADVERTISERS + 1, dtype=np.float64)
     share = rank**-decay
     rest = (total - largest) * share / share.sum()
@@ -167,7 +182,7 @@ def _sizes(total: int, largest: int, decay: float, scale: float) -> Ints:
 
 
 def _users(coins: Floats, permutation: Callable[[int], Ints], users: int) -> Ints:
-    """Who clicks: someone new, until everyone has clicked once; now and then the person before, once more."""
+    """Draw who clicks: new people until everyone has clicked once, and at times the previous person again."""
     again = coins < AGAIN
     again[0] = False
     people = permutation(max(users, int((~again).sum()))) % users
@@ -176,7 +191,7 @@ def _users(coins: Floats, permutation: Callable[[int], Ints], users: int) -> Int
 
 
 def _categories(coins: Floats, advertiser: Ints, sales: Ints) -> Ints:
-    """A product category per sale: more of them for larger advertisers, the first ones more popular, many unknown."""
+    """Draw a product category per sale: larger advertisers have more, the first are most popular, many are unknown."""
     choices = np.maximum(1.0, sales / 2000)[advertiser] ** 0.7
     # Squaring favours the first categories.
     category = (coins[0] ** 2 * choices).astype(np.int64)
@@ -184,6 +199,6 @@ def _categories(coins: Floats, advertiser: Ints, sales: Ints) -> Ints:
 
 
 def _pieces(coins: Floats, product: Ints) -> Ints:
-    """How many pieces were bought, 1 to 5."""
+    """Draw how many pieces were bought, 1 to 5."""
     pieces = 1 + np.searchsorted(np.cumsum(PIECES)[:-1], coins, side="right").astype(np.int64)
     return np.where(product % SINGLY == 0, 1, pieces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from typing import assert_never
 
 import numpy as np
@@ -18,8 +18,8 @@ from benchmarks.experiments.policies import AraLike, CookieMonster, DevicePolicy
 from benchmarks.experiments.results import Options, Point, Result
 from benchmarks.experiments.simulation import Simulation, simulate
 from benchmarks.experiments.world import Epochs, World
-from protocol.errors import TrefoilError
-from protocol.seconds import DAY
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.units import DAY
 
 PARTICIPATIONS = (0.001, 0.01, 0.1, 0.5, 1.0)
 RATES = (0.001, 0.01, 0.1, 1.0)
@@ -34,8 +34,8 @@ LONGEST_PATCG_EPOCH = 60
 Advance = Callable[[int], None]
 
 
-class BiasWorkload(Enum):
-    """Where bounds on the bias are tried: the paper's heavy load, and its two data sets."""
+class BiasWorkload(StrEnum):
+    """The workloads of the bias study: the paper's heavy load, and its two data sets."""
 
     MICROBENCHMARK = "microbenchmark"
     PATCG = "patcg"
@@ -50,8 +50,8 @@ BIAS_CONVERSIONS = {
 }
 
 
-def nobody(_: int) -> None:
-    """Progress that nobody watches."""
+def no_progress(_: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class Recorder:
     """Runs settings and gathers their points into a result."""
 
     result: Result
-    advance: Advance = nobody
+    advance: Advance = no_progress
 
     def run(self, setting: Setting) -> Simulation:
-        """All systems over one setting, and where the time went."""
+        """Run all systems over one setting, and record the time of each part."""
         options, world = setting.options, setting.world
         started = time.perf_counter()
         epochs = Epochs(options.epoch_days * DAY)
@@ -108,13 +108,13 @@ class Recorder:
 
 
 def figure_4_settings() -> list[tuple[float, float]]:
-    """Every (participation, rate) that Figure 4 shows: one knob moves, the other stays at 0.1."""
+    """Return every (participation, rate) of Figure 4: one knob moves, the other stays at 0.1."""
     along = [(participation, DEFAULT_KNOB) for participation in PARTICIPATIONS]
     return along + [(DEFAULT_KNOB, rate) for rate in RATES if rate != DEFAULT_KNOB]
 
 
-def microbenchmark(options: Options, settings: Sequence[tuple[float, float]], advance: Advance = nobody) -> Result:
-    """Figure 4: all three systems at each (participation, rate)."""
+def microbenchmark(options: Options, settings: Sequence[tuple[float, float]], advance: Advance = no_progress) -> Result:
+    """Run Figure 4: all three systems at each (participation, rate)."""
     specs = [Microbenchmark(knob1, knob2, options.seed, options.scale) for knob1, knob2 in settings]
     for spec in specs:
         _check_epoch(options.epoch_days, spec.days)
@@ -131,12 +131,12 @@ def microbenchmark(options: Options, settings: Sequence[tuple[float, float]], ad
 def bias(
     options: Options,
     draws: int = 500,
-    advance: Advance = nobody,
+    advance: Advance = no_progress,
     workload: BiasWorkload = BiasWorkload.MICROBENCHMARK,
 ) -> tuple[Result, list[Study]]:
-    """Figure 7: the microbenchmark under heavy load, without the side query and with it; or one of the data sets.
+    """Run Figure 7: the microbenchmark under heavy load, or one of the data sets, without the side query and with it.
 
-    Without a κ it is a tenth of the value cap, as in the paper.
+    κ defaults to a tenth of the value cap, as in the paper.
     """
     started = time.perf_counter()
     setting = _bias_setting(options, workload)
@@ -173,9 +173,12 @@ def _bias_setting(options: Options, workload: BiasWorkload) -> Setting:
 
 
 def patcg(
-    options: Options, epoch_lengths: Sequence[int], events: patcg_set.Events | None = None, advance: Advance = nobody
+    options: Options,
+    epoch_lengths: Sequence[int],
+    events: patcg_set.Events | None = None,
+    advance: Advance = no_progress,
 ) -> Result:
-    """Figure 5: one large advertiser, at each length of an epoch. Without events, a synthetic set is drawn."""
+    """Run Figure 5: one large advertiser, at each length of an epoch. Without events, a synthetic set is drawn."""
     for days in epoch_lengths:
         _check_epoch(days, LONGEST_PATCG_EPOCH)
     recorder = Recorder(Result("patcg", options), advance)
@@ -194,9 +197,9 @@ def criteo(
     epoch_lengths: Sequence[int],
     extras: Sequence[int] = (),
     log: criteo_log.Log | None = None,
-    advance: Advance = nobody,
+    advance: Advance = no_progress,
 ) -> Result:
-    """Figure 6: many advertisers, at each length of an epoch; then with extra impressions (Criteo++)."""
+    """Run Figure 6: many advertisers, at each length of an epoch; then with extra impressions (Criteo++)."""
     for days in epoch_lengths:
         _check_epoch(days, criteo_log.DAYS)
     recorder = Recorder(Result("criteo", options), advance)
@@ -229,7 +232,7 @@ def criteo(
 
 
 def _policies(setting: Setting) -> tuple[list[DevicePolicy], IpaLike | None]:
-    """The policies of a setting that run on devices, once for each κ where they have a side query; and the central."""
+    """Return a setting's policies on devices, once for each κ where they have a side query, and its central one."""
     accounting, unit = setting.options.accounting, setting.world.unit
     kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
     made = [
@@ -242,13 +245,13 @@ def _policies(setting: Setting) -> tuple[list[DevicePolicy], IpaLike | None]:
 
 
 def _within_ipa_maximum(simulation: Simulation) -> int:
-    """How many of Cookie Monster's queries have an error no larger than the largest that IPA's few have."""
+    """Return how many of Cookie Monster's queries have an error at most the maximum of IPA's few."""
     largest = simulation.of(System.IPA_LIKE)[0].errors.max(initial=0.0)
     return int((simulation.of(System.COOKIE_MONSTER)[0].errors <= largest).sum())
 
 
 def more_left(simulation: Simulation) -> float:
-    """For what share of devices and advertisers Cookie Monster spent less than both baselines did."""
+    """Return the share of (device, advertiser) pairs for which Cookie Monster spent less than both baselines."""
     ours = simulation.of(System.COOKIE_MONSTER)[0].owner_average
     others = [simulation.of(system)[0].owner_average for system in (System.IPA_LIKE, System.ARA_LIKE)]
     return float((ours < np.minimum(*others)).mean())
@@ -257,7 +260,9 @@ def more_left(simulation: Simulation) -> float:
 def _check_epoch(epoch_days: int, data_days: int) -> None:
     if epoch_days > data_days:
         raise TrefoilError(
-            f"an epoch of {epoch_days} days is longer than the data, {data_days} days", "Give a smaller --epoch-days."
+            f"an epoch of {epoch_days} days is longer than the data, {data_days} days",
+            "Give a smaller --epoch-days.",
+            kind=ErrorKind.OUT_OF_RANGE,
         )
 
 

@@ -1,20 +1,87 @@
-"""Every subfigure of the paper's evaluation, drawn from results, recorded numbers beside ours."""
+"""Draw every subfigure of the paper's evaluation from results, with the numbers recorded by the paper and its artifact.
+
+Recorded numbers are only drawn beside ours; nothing is computed from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments import references
 from benchmarks.experiments.bias import CUTOFFS, Bound, Margin, Study
-from benchmarks.experiments.columns import Floats
 from benchmarks.experiments.policies import System
 from benchmarks.experiments.results import Point, Result
-from benchmarks.picture import legend_above as _legend
-from benchmarks.picture import plotted as _plot
-from protocol.epsilon import MICROS
+from benchmarks.experiments.world import Floats
+from protocol.cli.console import legend_above as _legend
+from protocol.cli.console import new_plot as _plot
+from protocol.units import MICROS
+
+
+@dataclass(frozen=True, slots=True)
+class MicrobenchmarkReference:
+    """One row of Figure 4 over ten seeds of the artifact: mean and range of the average, range of the maximum."""
+
+    participation: float
+    rate: float
+    system: System
+    average: float
+    average_range: tuple[float, float]
+    maximum_range: tuple[float, float]
+    rmsre: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunReference:
+    """One system's recorded run: average budget, queries run, and RMSRE as far as it is known."""
+
+    system: System
+    average: float | None = None
+    executed: int | None = None
+    quartiles: tuple[float, float, float, float, float] | None = None
+    kappa: float = 0.0
+
+
+MICROBENCHMARK = (
+    MicrobenchmarkReference(0.1, 0.1, System.IPA_LIKE, 0.5887, (0.5884, 0.5910), (0.9210, 0.9210), 0.015845),
+    MicrobenchmarkReference(0.1, 0.1, System.ARA_LIKE, 0.030787, (0.030729, 0.030878), (0.276, 0.322), 0.015845),
+    MicrobenchmarkReference(0.1, 0.1, System.COOKIE_MONSTER, 0.013225, (0.013174, 0.013292), (0.230, 0.276), 0.015845),
+    MicrobenchmarkReference(1.0, 0.1, System.ARA_LIKE, 0.270187, (0.270018, 0.270339), (0.691, 0.783), 0.015833),
+    MicrobenchmarkReference(1.0, 0.1, System.COOKIE_MONSTER, 0.116366, (0.115496, 0.116897), (0.645, 0.737), 0.015833),
+    MicrobenchmarkReference(0.1, 0.01, System.COOKIE_MONSTER, 0.002850, (0.002805, 0.002885), (0.230, 0.276), 0.034973),
+)
+
+BIAS = (
+    RunReference(System.IPA_LIKE, 0.967, 21, (0.0155, 0.0156, 0.0156, 0.0156, 0.0157)),
+    RunReference(System.ARA_LIKE, 0.565, 400, (0.0155, 0.0157, 0.434, 0.971, 1.000)),
+    RunReference(System.COOKIE_MONSTER, 0.358, 400, (0.0155, 0.0156, 0.117, 0.187, 0.214)),
+    RunReference(System.COOKIE_MONSTER, 0.428, 400, (0.0155, 0.0159, 0.175, 0.229, 0.262), kappa=0.5),
+)
+
+PATCG = (
+    RunReference(System.IPA_LIKE, 0.6908, 3),
+    RunReference(System.ARA_LIKE, 0.2768, 80),
+    RunReference(System.COOKIE_MONSTER, 0.001325, 80),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CriteoReference:
+    """Recorded RMSRE on the real log with 7-day epochs."""
+
+    system: System
+    median: float | None
+    maximum: float
+
+
+CRITEO = (
+    CriteoReference(System.IPA_LIKE, None, 0.0307),
+    CriteoReference(System.ARA_LIKE, 0.0289, 0.1440),
+    CriteoReference(System.COOKIE_MONSTER, 0.0196, 0.0378),
+)
+
 
 # By name, without an ending. Any: matplotlib has no types.
 Figures = dict[str, Any]
@@ -27,7 +94,7 @@ RECORDED = "recorded (artifact)"
 
 
 def draw_figure_4(result: Result) -> Figures:
-    """4a to 4d: average and maximum budget along both knobs. A single point needs no figure, but gets one."""
+    """Draw 4a to 4d: average and maximum budget along both knobs. A single point gets a figure too."""
     rate, participation = _common(result.points)
     plots = {}
     for letter, knob, largest in (("a", 1, False), ("b", 1, True), ("c", 2, False), ("d", 2, True)):
@@ -40,7 +107,7 @@ def draw_figure_4(result: Result) -> Figures:
 
 
 def draw_figure_5(result: Result) -> Figures:
-    """5a: budget as queries come in; 5b: CDF of the error; 5c: error by length of the epoch."""
+    """Draw 5a: budget as queries come in; 5b: CDF of the error; 5c: error by length of the epoch."""
     main = _at_epoch(result.points)
     return {
         "figure-5a": _plot(lambda axes: _budget_by_query(axes, main)),
@@ -50,20 +117,20 @@ def draw_figure_5(result: Result) -> Figures:
 
 
 def draw_figure_6(result: Result) -> Figures:
-    """6a and 6d: CDF of budget over devices and advertisers; 6b: CDF of the error; 6c: error by length of the epoch."""
+    """Draw 6a and 6d: CDF of budget over devices and advertisers; 6b: CDF of the error; 6c: error by epoch length."""
     plain = [point for point in result.points if point.extra_impressions is None]
     augmented = [point for point in result.points if point.extra_impressions is not None]
     main = _at_epoch(plain)
     return {
         "figure-6a": _plot(lambda axes: _budget_cdf(axes, main)),
-        "figure-6b": _plot(lambda axes: _error_cdf(axes, main, references.CRITEO)),
+        "figure-6b": _plot(lambda axes: _error_cdf(axes, main, CRITEO)),
         "figure-6c": _plot(lambda axes: _error_by_epoch(axes, plain)),
         "figure-6d": _plot(lambda axes: _budget_cdf(axes, [*main, *augmented])),
     }
 
 
 def draw_figure_7(result: Result, studies: Sequence[Study]) -> Figures:
-    """7a: average budget; 7b: CDF of the error, with one draw's estimates; 7c: error by cutoff, over all draws."""
+    """Draw 7a: average budget; 7b: CDF of the error, with one draw's estimates; 7c: error by cutoff, over all draws."""
     artifact = next(s for s in studies if s.margin is Margin.ARTIFACT and s.bound is Bound.BEST_OF_BOTH)
     theorem = next(s for s in studies if s.margin is Margin.THEOREM and s.bound is Bound.BEST_OF_BOTH)
     return {
@@ -74,20 +141,20 @@ def draw_figure_7(result: Result, studies: Sequence[Study]) -> Figures:
 
 
 def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:
-    """Colour, shape and name of every system that has a point, by its label; the paper's always look the same."""
-    found: dict[str, tuple[str, str, str]] = {}
+    """Return colour, marker and name of every system that has a point; the paper's always look the same."""
+    by_label: dict[str, tuple[str, str, str]] = {}
     for run in (point.run for point in points):
-        if run.label not in found:
-            own = sum(label not in {system.value for system in System} for label in found)
-            found[run.label] = (*OWN_STYLES[own % len(OWN_STYLES)], run.label)
+        if run.label not in by_label:
+            own = sum(label not in {system.value for system in System} for label in by_label)
+            by_label[run.label] = (*OWN_STYLES[own % len(OWN_STYLES)], run.label)
             if run.system is not None:
                 facts = run.system.facts
-                found[run.label] = facts.colour, facts.marker, facts.title
-    return found
+                by_label[run.label] = facts.colour, facts.marker, facts.title
+    return by_label
 
 
 def _plain_ticks(axis: Any) -> None:
-    """0.02 and 0.05 instead of powers of ten, for ranges of about one decade."""
+    """Write 0.02 and 0.05 instead of powers of ten, for ranges of about one decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -96,14 +163,14 @@ def _plain_ticks(axis: Any) -> None:
 
 
 def _common(points: Sequence[Point]) -> tuple[float | None, float | None]:
-    """The rate that stays while participation moves, and the participation that stays while the rate moves."""
+    """Return the rate that is fixed while participation varies, and the participation fixed while the rate varies."""
     rates = [point.rate for point in points]
     participations = [point.participation for point in points]
     return max(rates, key=rates.count), max(participations, key=participations.count)
 
 
 def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, largest: bool) -> None:
-    """Budget of each system along one knob."""
+    """Plot the budget of each system along one knob."""
     for name, (colour, marker, label) in _styles(points).items():
         along = [p for p in points if p.run.label == name and (p.rate if knob == 1 else p.participation) == fixed]
         along.sort(key=lambda p: (p.participation or 0) if knob == 1 else (p.rate or 0))
@@ -124,7 +191,7 @@ def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, la
 
 def _recorded_knob(axes: Any, knob: int, largest: bool) -> None:
     label: str | None = RECORDED
-    for row in references.MICROBENCHMARK:
+    for row in MICROBENCHMARK:
         if (row.rate if knob == 1 else row.participation) != 0.1:
             continue
         low, high = row.maximum_range if largest else row.average_range
@@ -135,20 +202,20 @@ def _recorded_knob(axes: Any, knob: int, largest: bool) -> None:
 
 
 def _at_epoch(points: Sequence[Point]) -> list[Point]:
-    """The points at 7-day epochs, or at the only length there is."""
+    """Return the points at 7-day epochs, or at the only length there is."""
     main = [point for point in points if point.epoch_days == MAIN_EPOCH]
     return main or [point for point in points if point.epoch_days == points[0].epoch_days]
 
 
 def _budget_by_query(axes: Any, points: Sequence[Point]) -> None:
-    """Average budget after each query, in the order batches fill up; over all filters there are in the end."""
+    """Plot the average budget after each query, in the order in which batches fill up, over all final filters."""
     styles = _styles(points)
     for point in points:
         colour, marker, label = styles[point.run.label]
         spent = np.cumsum(point.run.paid[point.run.order]) / MICROS / max(1, point.run.filters)
         axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, label=label, marker=marker, markersize=3)
     submitted = len(points[0].run.paid)
-    for number, row in enumerate(references.PATCG):
+    for number, row in enumerate(PATCG):
         axes.plot([submitted], [row.average], "x", color="black", markersize=9, label=None if number else RECORDED)
     axes.set_yscale("log")
     axes.set_xlabel("queries submitted")
@@ -156,8 +223,8 @@ def _budget_by_query(axes: Any, points: Sequence[Point]) -> None:
     _legend(axes)
 
 
-def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[references.CriteoReference] = ()) -> None:
-    """Share of submitted queries with an error up to x; a line that stops early ran fewer."""
+def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[CriteoReference] = ()) -> None:
+    """Plot the share of submitted queries with an error up to x; a line that stops early ran fewer."""
     styles = _styles(points)
     for point in points:
         colour, _, label = styles[point.run.label]
@@ -183,7 +250,7 @@ def _step(axes: Any, values: Floats, total: int, colour: str, label: str) -> Non
 
 
 def _error_by_epoch(axes: Any, points: Sequence[Point]) -> None:
-    """Boxes: median, quartiles, minimum and maximum of the error at each length of an epoch."""
+    """Plot median, quartiles, minimum and maximum of the error at each length of an epoch."""
     lengths = sorted({point.epoch_days for point in points})
     for offset, (name, (colour, _, label)) in enumerate(_styles(points).items()):
         here = {point.epoch_days: point.run.errors for point in points if point.run.label == name}
@@ -216,7 +283,7 @@ def _boxes(axes: Any, boxes: Sequence[Floats], places: Sequence[float], colour: 
 
 
 def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
-    """One number per device and advertiser: the average over epochs of what its filters spent."""
+    """Plot the CDF over device and advertiser of the average that its filters spent per epoch."""
     shades = {3: "-.", 6: "--", 9: ":"}
     styles = _styles(points)
     for point in points:
@@ -244,12 +311,12 @@ def _label(point: Point) -> tuple[str, str]:
 
 
 def _average_bars(axes: Any, points: Sequence[Point]) -> None:
-    """Average budget of each system, with and without the side query."""
+    """Plot the average budget of each system, with and without the side query."""
     for place, point in enumerate(points):
         colour, _ = _label(point)
         axes.bar([place], [point.run.average], color=colour, width=0.6)
         axes.annotate(f"{point.run.average:.3f}", (place, point.run.average + 0.04), ha="center", fontsize=8)
-    for place, row in enumerate(references.BIAS):
+    for place, row in enumerate(BIAS):
         axes.plot([place], [row.average], "x", color="black", markersize=9, label=None if place else RECORDED)
     axes.set_xticks(range(len(points)), [_label(point)[1].replace(", ", "\n") for point in points], fontsize=8)
     axes.set_ylabel("avg. budget across device-epochs (ε)")
@@ -258,7 +325,7 @@ def _average_bars(axes: Any, points: Sequence[Point]) -> None:
 
 
 def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
-    """Share of queries up to an error, true and as estimated from the side query in the first draw."""
+    """Plot the share of queries up to an error, true and as estimated from the side query in the first draw."""
     for point in points:
         colour, label = _label(point)
         ordered = np.sort(point.run.errors)
@@ -274,7 +341,7 @@ def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
         linestyle=":",
         label="its estimate, one draw",
     )
-    for row in references.BIAS:
+    for row in BIAS:
         if row.quartiles and row.executed == 400:
             axes.plot([0.25, 0.5, 0.75], row.quartiles[1:4], "x", color="black", markersize=6)
     axes.plot([], [], "x", color="black", label=f"{RECORDED}: quartiles")
@@ -286,7 +353,7 @@ def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
 
 
 def _cutoffs(axes: Any, studies: Sequence[Study]) -> None:
-    """For each cutoff, the worst true error among accepted queries: how it is spread over the draws of the noise."""
+    """Plot for each cutoff how the worst true error among accepted queries varies over the draws of the noise."""
     for offset, study in enumerate(studies):
         colour = (KAPPA_COLOUR, "#555555")[offset]
         places = [index + (offset - 0.5) * 0.3 for index in range(len(CUTOFFS))]

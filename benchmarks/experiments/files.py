@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.experiments import criteo, patcg
-from benchmarks.experiments.columns import Floats, Ints, stable_order
-from protocol.errors import TrefoilError
+from benchmarks.experiments.world import Floats, Ints, stable_order
+from protocol.errors import ErrorKind, TrefoilError
 
 # The Criteo Sponsored Search Conversion Log, in the order of its columns; the file has no header.
 CRITEO_COLUMNS = (
@@ -32,9 +32,9 @@ def read_patcg(impressions: Path, conversions: Path) -> patcg.Events:
     time, seen_time = _seconds(done["conv_timestamp"], conversions), _seconds(seen["exp_timestamp"], impressions)
     amount = _floats(done["conv_amount"], conversions)
     if len(person) == 0:
-        raise TrefoilError(f"{conversions} has no conversions")
+        raise TrefoilError(f"{conversions} has no conversions", kind=ErrorKind.TOO_FEW)
     if not np.all(amount >= 0):
-        raise TrefoilError(f"{conversions} has negative or missing amounts in conv_amount")
+        raise TrefoilError(f"{conversions} has negative or missing amounts in conv_amount", kind=ErrorKind.OUT_OF_RANGE)
     converts = np.flatnonzero(np.isin(seen_person, person))
     order, seen_order = _order(person, time), _order(seen_person[converts], seen_time[converts])
     return patcg.Events(
@@ -56,7 +56,11 @@ def read_criteo(path: Path) -> criteo.Log:
     kept &= np.isfinite(numbers["click_timestamp"])
     sold = np.flatnonzero(kept & (numbers["Sale"] == 1))
     if len(sold) == 0:
-        raise TrefoilError(f"{path} has no sale with partner, user and product", "Is it the Criteo log, tab-separated?")
+        raise TrefoilError(
+            f"{path} has no sale with partner, user and product",
+            "Is it the Criteo log, tab-separated?",
+            kind=ErrorKind.TOO_FEW,
+        )
     rows = np.flatnonzero(kept)
     clicked = np.nan_to_num(numbers["click_timestamp"]).astype(np.int64)
     delay = np.nan_to_num(numbers["Time_delay_for_conversion"]).astype(np.int64)
@@ -73,26 +77,31 @@ def read_criteo(path: Path) -> criteo.Log:
 
 
 def pieces(amount: Floats, price: Floats) -> Ints:
-    """min(5, max(1, amount // price)), and 1 where either is missing."""
-    known = np.isfinite(amount) & np.isfinite(price) & (price > 0)
-    whole = np.where(known, amount, 1.0) // np.where(known, price, 1.0)
+    """Return min(5, max(1, amount // price)), and 1 where either is missing."""
+    valid = np.isfinite(amount) & np.isfinite(price) & (price > 0)
+    whole = np.where(valid, amount, 1.0) // np.where(valid, price, 1.0)
     counted: Ints = np.clip(whole, 1, criteo.CAP).astype(np.int64)
     return counted
 
 
 def _parquet(path: Path, columns: Sequence[str]) -> Any:
-    """The named columns of a parquet file, or of all parquet files in a folder."""
+    """Read the named columns of a parquet file, or of all parquet files in a folder."""
     import pyarrow as arrow
     import pyarrow.dataset
 
     files = sorted([*path.glob("*.pqt"), *path.glob("*.parquet")]) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
-        raise TrefoilError(f"no parquet file at {path}", "Give a .parquet or .pqt file, or the folder that holds them.")
+        raise TrefoilError(
+            f"no parquet file at {path}",
+            "Give a .parquet or .pqt file, or the folder that holds them.",
+            kind=ErrorKind.FILE_MISSING,
+        )
     try:
         return arrow.dataset.dataset([str(file) for file in files], format="parquet").to_table(columns=list(columns))
     except (arrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise TrefoilError(
-            f"{path} could not be read as parquet with columns {', '.join(columns)}: {_first_line(error)}"
+            f"{path} could not be read as parquet with columns {', '.join(columns)}: {_first_line(error)}",
+            kind=ErrorKind.FILE_UNREADABLE,
         ) from error
 
 
@@ -101,7 +110,9 @@ def _criteo_table(path: Path) -> Any:
     import pyarrow.csv as csv
 
     if not path.is_file():
-        raise TrefoilError(f"no file at {path}", "Give the unpacked CriteoSearchData file.")
+        raise TrefoilError(
+            f"no file at {path}", "Give the unpacked CriteoSearchData file.", kind=ErrorKind.FILE_MISSING
+        )
     types = {name: arrow.float64() for name in _NUMBERS} | {name: arrow.string() for name in _NAMES}
     try:
         return csv.read_csv(
@@ -119,6 +130,7 @@ def _criteo_table(path: Path) -> Any:
         raise TrefoilError(
             f"{path} is not the Criteo log: {_first_line(error)}",
             f"It has {len(CRITEO_COLUMNS)} tab-separated columns and no header.",
+            kind=ErrorKind.WRONG_FILE,
         ) from error
 
 
@@ -127,15 +139,17 @@ def _first_line(error: Exception) -> str:
 
 
 def _floats(column: Any, path: Path, missing: float | None = None) -> Floats:
-    """A column of numbers; missing ones get a stand-in, or are an error."""
+    """Return a column of numbers. Missing ones are NaN, or an error if `missing` is None."""
     if missing is None and column.null_count:
-        raise TrefoilError(f"{path} has {column.null_count} rows with a missing value")
+        raise TrefoilError(f"{path} has {column.null_count} rows with a missing value", kind=ErrorKind.MISSING_FIELD)
     import pyarrow as arrow
 
     try:
         numbers = column.cast(arrow.float64())
     except arrow.ArrowException as error:
-        raise TrefoilError(f"{path} has text where numbers belong: {_first_line(error)}") from error
+        raise TrefoilError(
+            f"{path} has text where numbers belong: {_first_line(error)}", kind=ErrorKind.WRONG_TYPE
+        ) from error
     result: Floats = (
         numbers.to_numpy(zero_copy_only=False) if hasattr(numbers, "chunks") is False else numbers.to_numpy()
     )
@@ -143,7 +157,7 @@ def _floats(column: Any, path: Path, missing: float | None = None) -> Floats:
 
 
 def _seconds(column: Any, path: Path) -> Ints:
-    """A column of times as whole seconds since 1970."""
+    """Return a column of times as whole seconds since 1970."""
     import pyarrow as arrow
 
     if arrow.types.is_timestamp(column.type):
@@ -152,7 +166,7 @@ def _seconds(column: Any, path: Path) -> Ints:
 
 
 def _encode(column: Any) -> Ints:
-    """Whole numbers in place of names, by first appearance; -1 where missing."""
+    """Return integer codes for names, by first appearance; -1 where missing."""
     import pyarrow.compute as compute
 
     combined = column.combine_chunks() if hasattr(column, "combine_chunks") else column
@@ -162,16 +176,18 @@ def _encode(column: Any) -> Ints:
 
 
 def _encode_together(first: Any, second: Any) -> tuple[Ints, Ints]:
-    """The same numbers for the same names in both columns."""
+    """Return integer codes for two columns, equal for equal names."""
     import pyarrow as arrow
 
     if first.type != second.type:
-        raise TrefoilError(f"device_id is {first.type} in one file and {second.type} in the other")
+        raise TrefoilError(
+            f"device_id is {first.type} in one file and {second.type} in the other", kind=ErrorKind.INCONSISTENT
+        )
     codes = _encode(arrow.chunked_array([*first.chunks, *second.chunks], type=first.type))
     return codes[: len(first)], codes[len(first) :]
 
 
 def _order(owner: Ints, time: Ints) -> Ints:
-    """By owner, then time, equal ones as they stand."""
+    """Return a stable order by owner, then time."""
     by_time = stable_order(time)
     return by_time[stable_order(owner[by_time])]

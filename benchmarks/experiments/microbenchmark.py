@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.experiments.accuracy import query_epsilon
-from benchmarks.experiments.columns import Ints
-from benchmarks.experiments.world import Queries, World, assemble, check_scale, renumber
-from benchmarks.seeded import generator
-from protocol.errors import TrefoilError
-from protocol.seconds import DAY
+from benchmarks.experiments.world import Ints, QueryColumns, World, assemble, check_scale, query_epsilon, renumber
+from benchmarks.workloads.seeded import generator
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.units import DAY
 
 # 2024-01-02 and 2024-02-01, 00:00 UTC: impressions have a month's start, so that every window has data to look at.
 IMPRESSIONS_FROM = 1_704_153_600
@@ -23,7 +21,7 @@ UNIT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Microbenchmark:
-    """What the paper sets: both knobs, and the sizes they act on. `repeats` is how often each product is queried."""
+    """The paper's parameters: both knobs, and the sizes they act on. `repeats` is how often each product is queried."""
 
     participation: float = 0.1
     rate: float = 0.1
@@ -38,38 +36,43 @@ class Microbenchmark:
 
     def __post_init__(self) -> None:
         if not (0 < self.participation <= 1):
-            raise TrefoilError(f"participation must be above 0 and at most 1, not {self.participation}")
+            raise TrefoilError(
+                f"participation must be above 0 and at most 1, not {self.participation}", kind=ErrorKind.OUT_OF_RANGE
+            )
         if not (0 <= self.rate <= 1000):
-            raise TrefoilError(f"impressions per day must be between 0 and 1000, not {self.rate}")
+            raise TrefoilError(
+                f"impressions per day must be between 0 and 1000, not {self.rate}", kind=ErrorKind.OUT_OF_RANGE
+            )
         check_scale(self.scale)
         if self.batch < 1 or self.repeats < 1 or self.products < 1 or self.days <= 31:
             raise TrefoilError(
-                "there would be no users: a batch needs at least one report", "Use a larger --scale, or leave it out."
+                "there would be no users: a batch needs at least one report",
+                "Use a larger --scale, or leave it out.",
+                kind=ErrorKind.TOO_FEW,
             )
 
     @property
     def batch(self) -> int:
-        """Reports per query, B."""
+        """Return the reports per query, B."""
         return round(self.published_batch * self.scale)
 
     @property
     def users(self) -> int:
-        """Knob 1: so many that one batch is the given share of them."""
+        """Return the number of users (knob 1), of whom one batch is the given share."""
         return math.ceil(self.batch / self.participation)
 
     @property
     def impressions_each(self) -> int:
-        """Knob 2, over the whole time, rounded up."""
+        """Return the impressions of one user (knob 2) over the whole time, rounded up."""
         return math.ceil(self.rate * self.days)
 
     @property
     def conversions(self) -> int:
-        """How many reports are asked for in all."""
         return self.batch * self.repeats * self.products
 
 
 def generate(spec: Microbenchmark) -> World:
-    """Draw the world of a specification; the same seed gives the same world."""
+    """Draw the world of a specification; it is a function of the seed."""
     rng = generator(spec.seed)
     queries = spec.products * spec.repeats
     batch_of = np.repeat(np.arange(queries, dtype=np.int64), spec.batch)
@@ -84,7 +87,7 @@ def generate(spec: Microbenchmark) -> World:
         impressions=_impressions(spec, len(owners)),
         conversions=(owner, times.ravel() + CONVERSIONS_FROM, np.rint(values * UNIT).astype(np.int64), batch_of),
         owner_advertiser=np.zeros(len(owners), dtype=np.int64),
-        queries=Queries(np.full(queries, epsilon, dtype=np.int64), np.zeros(queries, dtype=np.int64)),
+        queries=QueryColumns(np.full(queries, epsilon, dtype=np.int64), np.zeros(queries, dtype=np.int64)),
         cap=spec.cap * UNIT,
         window=spec.window_days * DAY,
         unit=UNIT,
@@ -93,7 +96,7 @@ def generate(spec: Microbenchmark) -> World:
 
 
 def _impressions(spec: Microbenchmark, owners: int) -> tuple[Ints, Ints]:
-    """The impressions of the people who convert. The others' touch no filter and no report, so none are drawn."""
+    """Draw the impressions of the people who convert. Those of others affect no filter and no report."""
     # A stream of its own: the conversions of a seed do not change with the number of impressions.
     rng = generator(spec.seed + 2**32)
     times = rng.integers(0, (spec.days - 1) * DAY, size=(owners, spec.impressions_each), dtype=np.int64)

@@ -1,34 +1,31 @@
-"""Cookie Monster on real devices, one for each owner, with whatever attribution function one likes.
+"""Cookie Monster on real devices, one for each owner, with any attribution function; and policies of one's own.
 
-As a policy it stands beside those that run in columns, which know last touch alone. A device runs some ten thousand
-conversions a second, not millions.
+As a policy it stands beside those that run in columns, which support last touch alone. A device runs some ten thousand
+conversions a second, not millions. `--policy` names a class, `--function` an attribution function.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from benchmarks.experiments.columns import Ints
-from benchmarks.experiments.matching import Matches
-from benchmarks.experiments.policies import PolicyOutcome, System
-from benchmarks.experiments.world import World
-from device.attribution import AttributionFunction
+from benchmarks.experiments.policies import DevicePolicy, PolicyOutcome, System
+from benchmarks.experiments.world import Ints, Matches, World
+from device.attribution import OURS, AttributionFunction, imported, named_function
+from device.budget import FilterKind, report_sensitivity
 from device.conversion import AttributionRequest
 from device.device import Device
-from device.impression import Impression, ImpressionOptions
+from device.events import Impression, ImpressionOptions
 from device.limits import MAX_EPOCHS, DeviceLimits
-from device.memory_store import MemoryStore
-from device.privacy_filter import FilterKind
-from device.privacy_loss import report_sensitivity
 from device.report import PlainSeal
-from protocol.epsilon import MICROS
-from protocol.errors import TrefoilError
-from protocol.seconds import DAY
+from device.stores.memory_store import MemoryStore
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.units import DAY, MICROS
 
 SITE, PUBLISHER = "shop.example", "news.example"
 # Filters that all sites share are not part of the paper's accounting: too large here ever to refuse.
@@ -68,7 +65,9 @@ class OnDevices:
         """Make and charge every report on a device of its owner."""
         if len(world.conversions.owner) > MOST_CONVERSIONS:
             raise TrefoilError(
-                f"real devices measure at most {MOST_CONVERSIONS:,} conversions here", "Give a smaller --scale."
+                f"real devices measure at most {MOST_CONVERSIONS:,} conversions here",
+                "Give a smaller --scale.",
+                kind=ErrorKind.TOO_LARGE,
             )
         first = int(matches.first_epoch.min())
         consumed = np.zeros((world.owners, int(matches.last_epoch.max()) - first + 1), dtype=np.int64)
@@ -96,6 +95,7 @@ class _Life:
             site_budget=policy.capacity,
             global_budget=UNBOUNDED,
             impression_site_quota=UNBOUNDED,
+            side_query_quota=UNBOUNDED,
             epoch_days=days,
             # Nothing is pruned, so that every budget can be counted at the end.
             max_lookback_days=MAX_EPOCHS * days,
@@ -129,14 +129,39 @@ class _Life:
         )
 
     def spent(self) -> dict[int, int]:
-        """What each epoch has paid."""
+        """Return what each epoch has paid."""
         own = [ledger for owner, ledger in self._store.filters().items() if owner.kind is FilterKind.SITE]
         return dict(entry for ledger in own for entry in ledger.entries())
 
 
 def _happenings(world: World) -> list[_Happening]:
-    """Everything that happens to each owner, in order."""
+    """Yield the events of each owner, in order."""
     seen = zip(world.impressions.owner.tolist(), world.impressions.time.tolist(), strict=True)
     done = zip(world.conversions.owner.tolist(), world.conversions.time.tolist(), strict=True)
     impressions = [_Happening(owner, time, -1) for owner, time in seen]
     return sorted([*impressions, *(_Happening(owner, time, row) for row, (owner, time) in enumerate(done))])
+
+
+def own_policies(classes: Sequence[str], functions: Sequence[str]) -> tuple[DevicePolicy, ...]:
+    """Return the policies that `--policy` and `--function` name, in that order."""
+    return (*map(policy_named, classes), *map(on_devices, functions))
+
+
+def policy_named(name: str) -> DevicePolicy:
+    """Return an instance of the class `module:Class`, created without arguments."""
+    hint = "Name a class as module:Class; benchmarks/GUIDE.md has one."
+    kind = imported(name, "policy", hint)
+    if not (isinstance(kind, type) and callable(getattr(kind, "run", None)) and hasattr(kind, "system")):
+        raise TrefoilError(
+            f"{name} is no policy: it needs `system` and `run(world, matches)`", hint, kind=ErrorKind.WRONG_TYPE
+        )
+    try:
+        policy: DevicePolicy = kind()
+    except TypeError as error:
+        raise TrefoilError(f"{name} cannot be made: {error}", hint, kind=ErrorKind.WRONG_TYPE) from None
+    return policy
+
+
+def on_devices(name: str) -> OnDevices:
+    """Return the policy of an attribution function on real devices: one bucket as in the workloads, two for slots."""
+    return OnDevices(name, named_function(name), buckets=OURS[name].least_buckets if name in OURS else 1)

@@ -11,13 +11,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.experiments.accuracy import query_epsilon
-from benchmarks.experiments.batches import LEFT_OUT, fill_batches
-from benchmarks.experiments.columns import Floats, Ints, first_of_runs
-from benchmarks.experiments.world import Conversions, Impressions, Queries, World, check_scale
-from benchmarks.seeded import generator
-from protocol.errors import TrefoilError
-from protocol.seconds import DAY
+from benchmarks.experiments.world import (
+    LEFT_OUT,
+    Conversions,
+    Floats,
+    Impressions,
+    Ints,
+    QueryColumns,
+    World,
+    check_scale,
+    fill_batches,
+    first_of_runs,
+    query_epsilon,
+)
+from benchmarks.workloads.seeded import generator
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.units import DAY
 
 CONVERSIONS = 24_113_018
 PER_CONVERTER = 1.5
@@ -54,13 +63,15 @@ class Events:
 
 
 def synthesize(seed: int, scale: float = 1.0) -> Events:
-    """A set with the published marginals. Everyone who converts does so once; the rest is spread evenly on top."""
+    """Draw a set with the published marginals. Everyone who converts does so once; the rest is spread evenly on top."""
     check_scale(scale)
     rng = generator(seed)
     conversions, impressions = round(CONVERSIONS * scale), round(IMPRESSIONS * scale)
     people, exposed = round(conversions / PER_CONVERTER), round(impressions / PER_EXPOSED)
     if exposed < 1:
-        raise TrefoilError("at this scale nobody sees an advertisement", "Use a larger --scale.")
+        raise TrefoilError(
+            "no one sees an advertisement at this scale", "Use a larger --scale.", kind=ErrorKind.TOO_FEW
+        )
     who = rng.choice(people, exposed, replace=False)
     person = _once_each_and_more(rng.integers(0, people, conversions - people), people)
     seen_person = np.sort(who)[_once_each_and_more(rng.integers(0, exposed, impressions - exposed), exposed)]
@@ -86,7 +97,11 @@ def world_of(events: Events, scale: float = 1.0) -> World:
         query[rows[batch != LEFT_OUT]] = batch[batch != LEFT_OUT] + queries
         queries += int(batch.max(initial=LEFT_OUT)) + 1
     if queries == 0:
-        raise TrefoilError(f"no product has {least} conversions, so no batch is full", "Use more data, or --scale.")
+        raise TrefoilError(
+            f"no product has {least} conversions, so no batch is full",
+            "Use more data, or --scale.",
+            kind=ErrorKind.TOO_FEW,
+        )
     return _world(events, query, queries, scale)
 
 
@@ -106,7 +121,7 @@ def _world(events: Events, query: Ints, queries: int, scale: float) -> World:
             place[events.seen_person[seen]], events.seen_time[seen], np.zeros(len(seen), dtype=np.int64)
         ),
         conversions=Conversions(place[events.person[kept]], events.time[kept], events.value[kept], query[kept]),
-        queries=Queries(np.full(queries, epsilon, dtype=np.int64), np.zeros(queries, dtype=np.int64)),
+        queries=QueryColumns(np.full(queries, epsilon, dtype=np.int64), np.zeros(queries, dtype=np.int64)),
         cap=CAP * UNIT,
         window=WINDOW_DAYS * DAY,
         unit=UNIT,
@@ -115,13 +130,13 @@ def _world(events: Events, query: Ints, queries: int, scale: float) -> World:
 
 
 def cents(amount: Floats) -> Ints:
-    """Amounts in whole cents, capped."""
+    """Return amounts in whole cents, capped."""
     whole: Ints = np.rint(np.minimum(amount, CAP) * UNIT).astype(np.int64)
     return whole
 
 
 def _products(first: Ints, person: Ints) -> Ints:
-    """Uniform products, a person's next conversion being for the next product.
+    """Draw uniform products; a person's next conversion is for the next product.
 
     Drawn independently, so many people would buy the same product twice within a batch that the last batch of most
     products falls below 280,000; the published set fills all 80.
@@ -132,12 +147,12 @@ def _products(first: Ints, person: Ints) -> Ints:
 
 
 def _once_each_and_more(more: Ints, people: int) -> Ints:
-    """Everyone once, and again for each time they are named in `more`; sorted."""
+    """Return everyone once, and again for each time they occur in `more`; sorted."""
     return np.repeat(np.arange(people, dtype=np.int64), 1 + np.bincount(more, minlength=people))
 
 
 def _sorted_times(person: Ints, offset: Ints) -> Ints:
-    """Random times put in order within each person, by one sort of a combined key; `person` is sorted already."""
+    """Return random times sorted within each person, by one sort of a combined key; `person` is sorted already."""
     key = person * (DAYS * DAY) + offset
     key.sort()
     return key - person * (DAYS * DAY) + START

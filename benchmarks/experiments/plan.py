@@ -12,12 +12,10 @@ from functools import cache
 from rich.table import Table
 
 from benchmarks.experiments.policies import Crowd, System
-from benchmarks.experiments.tables import plain_table
-from protocol.epsilon import MAX_EPSILON, MICROS, charge, show
-from protocol.errors import TrefoilError
-from protocol.noise_law import law_of
-from protocol.noise_scale import MAX_CONFIDENCE, NoiseScale
-from protocol.query import NoiseMode
+from protocol.cli.console import plain_table
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.noise import MAX_CONFIDENCE, NoiseMode, NoiseScale, law_of
+from protocol.units import MAX_EPSILON, MICROS, charge, show
 
 MONTH_DAYS = 30
 
@@ -43,41 +41,53 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.reports < 1 or self.value_cap < 1 or self.buckets < 1:
-            raise TrefoilError("reports, value cap and buckets must be at least 1")
+            raise TrefoilError("reports, value cap and buckets must be at least 1", kind=ErrorKind.OUT_OF_RANGE)
         if not (0 < self.expected_mean <= self.value_cap):
             raise TrefoilError(
                 f"the expected mean must be above 0 and at most the value cap, {self.value_cap}",
                 "It is the mean over all reports, those that find no impression counted as 0.",
+                kind=ErrorKind.OUT_OF_RANGE,
             )
         if not (0 < self.error < math.inf and 0 < self.confidence <= MAX_CONFIDENCE):
-            raise TrefoilError(f"the error must be above 0, and the confidence between 0 and {MAX_CONFIDENCE}")
+            raise TrefoilError(
+                f"the error must be above 0, and the confidence between 0 and {MAX_CONFIDENCE}",
+                kind=ErrorKind.OUT_OF_RANGE,
+            )
         if self.window_days < 0 or self.epoch_days < 1 or self.kappa < 0:
-            raise TrefoilError("window and κ cannot be negative, and an epoch lasts at least a day")
+            raise TrefoilError(
+                "window and κ cannot be negative, and an epoch lasts at least a day", kind=ErrorKind.OUT_OF_RANGE
+            )
         if not (0 < self.participation <= 1 and self.impressions_per_day >= 0):
-            raise TrefoilError("participation is above 0 and at most 1, and impressions per day cannot be negative")
+            raise TrefoilError(
+                "participation is above 0 and at most 1, and impressions per day cannot be negative",
+                kind=ErrorKind.OUT_OF_RANGE,
+            )
         if not (0 < self.capacity <= MAX_EPSILON):
-            raise TrefoilError(f"the budget of an epoch must be above 0 and at most {MAX_EPSILON}, not {self.capacity}")
-        # Looked for now, so that a plan that cannot be met is refused before it is shown.
+            raise TrefoilError(
+                f"the budget of an epoch must be above 0 and at most {MAX_EPSILON}, not {self.capacity}",
+                kind=ErrorKind.OUT_OF_RANGE,
+            )
+        # Computed now, so that an infeasible plan is rejected before it is shown.
         self.epsilon_under(self.noise)
 
     @property
     def sensitivity(self) -> int:
-        """Δ: the value cap for one bucket or one-epoch windows, twice that otherwise (Theorem 18)."""
+        """Return Δ: the value cap for one bucket or one-epoch windows, twice that otherwise (Theorem 18)."""
         return self.value_cap if self.buckets == 1 or self.most_epochs == 1 else 2 * self.value_cap
 
     @property
     def most_epochs(self) -> int:
-        """How many epochs a window touches at most."""
+        """Return the largest number of epochs that a window touches."""
         return math.ceil(self.window_days / self.epoch_days) + 1 if self.window_days else 1
 
     @property
     def exposure(self) -> float:
-        """How likely an epoch holds a relevant impression, if they come at random."""
+        """Return the probability that an epoch holds a relevant impression, for Poisson impressions."""
         return 1 - math.exp(-self.impressions_per_day * self.epoch_days)
 
     @property
     def allowed(self) -> int:
-        """How far an answer may be off, in whole units. Decimals count as they were written, not as doubles."""
+        """Return the allowed error in whole units. Decimals count as they were written, not as doubles."""
         return math.floor(Fraction(str(self.error)) * self.reports * Fraction(str(self.expected_mean)))
 
     @property
@@ -92,25 +102,29 @@ class Plan:
         return math.ceil(self.sensitivity / noise * MICROS)
 
     def epsilon_under(self, noise: NoiseMode) -> int:
-        """The same target under another noise."""
+        """Return the least ε in micros that meets the target under `noise`."""
         return _least_epsilon(noise, self.sensitivity, self.kappa, self.allowed, self.confidence)
 
     def within(self, noise: NoiseMode) -> float:
-        """How often an answer at the planned ε is within the error, under `noise`."""
+        """Return the probability that an answer at the planned ε is within the error, under `noise`."""
         return scale_of(noise, self.epsilon, self.sensitivity, self.kappa).coverage(self.allowed)
 
 
 def scale_of(noise: NoiseMode, epsilon: int, sensitivity: int, kappa: int) -> NoiseScale:
-    """The noise of a query at this ε, in micros."""
+    """Return the noise of a query at this ε, in micros."""
     return NoiseScale(noise, Fraction(epsilon, MICROS * sensitivity), sensitivity + kappa)
 
 
 @cache
 def _least_epsilon(noise: NoiseMode, sensitivity: int, kappa: int, allowed: int, confidence: float) -> int:
-    """By halving: the less noise, the more of it lies within what is allowed."""
+    """Return the least ε by bisection: coverage grows with ε."""
     low, high = 0, law_of(noise).largest_epsilon(sensitivity, kappa)
     if scale_of(noise, high, sensitivity, kappa).coverage(allowed) < confidence:
-        raise TrefoilError("no ε is large enough for this target", "Ask for more reports, or allow a larger error.")
+        raise TrefoilError(
+            "no ε is large enough for this target",
+            "Ask for more reports, or allow a larger error.",
+            kind=ErrorKind.INCONSISTENT,
+        )
     while high - low > 1:
         middle = (low + high) // 2
         if scale_of(noise, middle, sensitivity, kappa).coverage(allowed) >= confidence:
@@ -122,7 +136,7 @@ def _least_epsilon(noise: NoiseMode, sensitivity: int, kappa: int, allowed: int,
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """What one such query costs an epoch under one policy, in micros, and how many a month a budget allows."""
+    """The cost of one such query to an epoch under one policy, in micros, and the queries a month."""
 
     system: System
     typical: int
@@ -131,7 +145,7 @@ class PlanCost:
     average: int
 
     def as_json(self) -> dict[str, object]:
-        """The cost as it is written out, in ε."""
+        """Return the cost as it is written to JSON, in ε."""
         return {
             "system": self.system.value,
             "typical_epoch_cost": self.typical / MICROS,
@@ -142,7 +156,7 @@ class PlanCost:
 
 
 def costs(plan: Plan) -> list[PlanCost]:
-    """Each policy's price to an epoch, and the queries a month that fit its budget.
+    """Return each policy's price to an epoch, and the queries a month that fit its budget.
 
     `every_batch` is for a person who is in every batch with an impression in every epoch and the largest value: no
     answer is biased up to there. `average` is where the budget of an average person's epoch runs out.
@@ -156,16 +170,16 @@ def costs(plan: Plan) -> list[PlanCost]:
         participation=plan.participation,
         exposure=plan.exposure,
     )
-    found = []
+    entries = []
     for system in System:
         typical, worst, average = system.facts.planned(crowd)
         every_batch, average_person = _per_month(plan, worst, worst), _per_month(plan, typical, average)
-        found.append(PlanCost(system, typical, worst, every_batch, average_person))
-    return found
+        entries.append(PlanCost(system, typical, worst, every_batch, average_person))
+    return entries
 
 
 def _per_month(plan: Plan, once: int, price: float) -> int:
-    """Queries per 30 days at which an epoch's budget lasts for as long as the epoch is asked for.
+    """Return the queries per 30 days at which an epoch's budget lasts as long as windows reach it.
 
     That is its own length and the window after it: until then some query's window still reaches it. None at all if the
     epoch cannot pay even `once`, whatever it pays on average.
@@ -173,19 +187,23 @@ def _per_month(plan: Plan, once: int, price: float) -> int:
     if once > plan.capacity * MICROS:
         return 0
     if price <= 0:
-        raise TrefoilError("nobody would ever pay: there are no impressions", "Give --impressions-per-day above 0.")
+        raise TrefoilError(
+            "no device would pay: there are no impressions",
+            "Give --impressions-per-day above 0.",
+            kind=ErrorKind.OUT_OF_RANGE,
+        )
     affordable = math.floor(plan.capacity * MICROS / price)
     return affordable * MONTH_DAYS // (plan.window_days + plan.epoch_days)
 
 
 def answers_within(plan: Plan, noise: NoiseMode) -> float:
-    """The relative root-mean-square error of the answer at the planned ε, under `noise`."""
+    """Return the relative root-mean-square error of the answer at the planned ε, under `noise`."""
     scale = scale_of(noise, plan.epsilon, plan.sensitivity, plan.kappa)
     return scale.standard_deviation / (plan.reports * plan.expected_mean)
 
 
 def warning(plan: Plan, prices: list[PlanCost]) -> str | None:
-    """What to say when devices could not pay for such a query even once; None when they can."""
+    """Return a warning if devices could not pay for such a query even once, else None."""
     on_device = next(cost for cost in prices if cost.system is System.COOKIE_MONSTER)
     if on_device.worst <= plan.capacity * MICROS:
         return None
@@ -197,7 +215,7 @@ def warning(plan: Plan, prices: list[PlanCost]) -> str | None:
 
 
 def plan_tables(plan: Plan, prices: list[PlanCost]) -> list[Table]:
-    """The answer as a person reads it."""
+    """Return the plan as tables."""
     return [_price_table(plan, prices), _noise_table(plan)]
 
 
@@ -229,16 +247,16 @@ def _comparisons(plan: Plan) -> tuple[Callable[[NoiseMode], float], ...]:
 
 
 def under_every_noise(compute: Callable[[NoiseMode], float]) -> dict[NoiseMode, float | None]:
-    """A number under every mode; None where the mode cannot be asked for: no ε is enough, or too large for `joint`."""
-    found: dict[NoiseMode, float | None] = dict.fromkeys(NoiseMode)
+    """Return `compute` of every mode; None where the mode cannot be used: no ε suffices, or `joint` refuses it."""
+    entries: dict[NoiseMode, float | None] = dict.fromkeys(NoiseMode)
     for mode in NoiseMode:
         with suppress(TrefoilError):
-            found[mode] = compute(mode)
-    return found
+            entries[mode] = compute(mode)
+    return entries
 
 
 def plan_json(plan: Plan, prices: list[PlanCost]) -> dict[str, object]:
-    """The answer as `--json` writes it."""
+    """Return the plan as it is written to JSON."""
     needed, kept, error = (
         {mode.value: value for mode, value in under_every_noise(compute).items()} for compute in _comparisons(plan)
     )

@@ -1,27 +1,103 @@
-"""Three ways to account for privacy, side by side: Cookie Monster, ARA-like and IPA-like.
+"""Three ways to account for privacy: Cookie Monster, ARA-like and IPA-like, with many filters charged at once.
 
 Cookie Monster is what `device/` does; the other two are the paper's baselines and exist only here. A system is its name
 in `System` and its record in `System.facts`; experiments, plans and figures take all they need of it from there.
+
+Charges on one filter are sequential: each is paid if what remains covers it, and refused otherwise. Filters are
+independent, so the k-th charges of all contested filters are decided together, in rounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import ClassVar, NamedTuple, Protocol, assert_never
 
 import numpy as np
 
-from benchmarks.experiments.columns import Flags, Ints
-from benchmarks.experiments.matching import Matches
-from benchmarks.experiments.privacy_filters import spend, spend_windows
-from benchmarks.experiments.world import Queries, World
-from protocol.epsilon import MICROS
+from benchmarks.experiments.world import Flags, Ints, Matches, QueryColumns, World, first_of_runs, stable_order
+from protocol.units import MICROS
 
 
-class Accounting(Enum):
-    """Whose rule for a window of several epochs: the paper's report sensitivity, or the artifact's full ε."""
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Which charges were paid (in the order given), and what each filter that was asked has paid in all."""
+
+    paid: Flags
+    filters: Ints
+    totals: Ints
+
+
+def spend(filters: Ints, amounts: Ints, capacity: int) -> Spending:
+    """Charge `filters[i]` with `amounts[i]`, in rising i on each filter. Amounts are micros, zero or more."""
+    if len(filters) == 0:
+        return Spending(np.zeros(0, dtype=np.bool_), filters, amounts)
+    order = stable_order(filters)
+    sorted_filters, sorted_amounts = filters[order], amounts[order]
+    starts = np.flatnonzero(first_of_runs(sorted_filters))
+    demanded = np.add.reduceat(sorted_amounts, starts)
+    paid_sorted = np.ones(len(filters), dtype=np.bool_)
+    counts = np.diff(np.append(starts, len(filters)))
+    # A filter whose charges all fit together refuses none of them, whatever their order.
+    contested = np.flatnonzero(demanded > capacity)
+    _rounds(sorted_amounts, starts[contested], counts[contested], capacity, paid_sorted)
+    totals = np.add.reduceat(np.where(paid_sorted, sorted_amounts, 0), starts)
+    paid = np.empty(len(filters), dtype=np.bool_)
+    paid[order] = paid_sorted
+    return Spending(paid, sorted_filters[starts], totals)
+
+
+def _rounds(amounts: Ints, starts: Ints, counts: Ints, capacity: int, paid: Flags) -> None:
+    """Decide the k-th charge of every contested filter, for k = 0, 1, ...; linear in the number of charges."""
+    remaining = np.full(len(starts), capacity, dtype=np.int64)
+    active = np.arange(len(starts))
+    k = 0
+    while len(active):
+        charge = starts[active] + k
+        covered = remaining[active] >= amounts[charge]
+        paid[charge] = covered
+        remaining[active] -= np.where(covered, amounts[charge], 0)
+        k += 1
+        active = active[counts[active] > k]
+
+
+def spend_windows(first: Ints, last: Ints, amounts: Ints, starts: Ints, span: int, capacity: int) -> tuple[Flags, Ints]:
+    """Charge all or nothing: conversion i pays `amounts[i]` in each epoch first[i] to last[i], or nowhere.
+
+    Conversions are grouped by owner (`starts`), in arrival order. The k-th conversions of all owners are decided
+    together. Returns which were paid, and what every owner has paid in each of `span` epochs.
+    """
+    counts = np.diff(starts)
+    consumed = np.zeros((len(counts), span), dtype=np.int64)
+    paid = np.zeros(len(first), dtype=np.bool_)
+    active = np.flatnonzero(counts)
+    k = 0
+    while len(active):
+        conversion = starts[active] + k
+        paid[conversion] = _pay_windows(
+            consumed, active, first[conversion], last[conversion], amounts[conversion], capacity
+        )
+        k += 1
+        active = active[counts[active] > k]
+    return paid, consumed
+
+
+def _pay_windows(consumed: Ints, owner: Ints, first: Ints, last: Ints, amounts: Ints, capacity: int) -> Flags:
+    """Charge one conversion of each owner: check every epoch of its window first, then charge all of them."""
+    covered = np.ones(len(owner), dtype=np.bool_)
+    width = int((last - first).max()) + 1
+    for step in range(width):
+        epoch = np.minimum(first + step, last)
+        covered &= consumed[owner, epoch] + amounts <= capacity
+    for step in range(width):
+        here = np.flatnonzero(covered & (first + step <= last))
+        consumed[owner[here], first[here] + step] += amounts[here]
+    return covered
+
+
+class Accounting(StrEnum):
+    """The rule for a window of several epochs: the paper's report sensitivity, or the artifact's full ε."""
 
     PAPER = "paper"
     ARTIFACT = "artifact"
@@ -36,7 +112,7 @@ class System(Enum):
 
     @property
     def facts(self) -> SystemFacts:
-        """Of this system. One without them does not pass the type check."""
+        """The record of this system. A system without one does not pass the type check."""
         match self:
             case System.IPA_LIKE:
                 return SystemFacts("IPA-like", "#4c72b0", "s", False, _ipa_like, IpaLike.planned)
@@ -49,8 +125,9 @@ class System(Enum):
 
 
 class Crowd(NamedTuple):
-    """What a plan expects of people: micros that ε is, and that an on-device epoch pays for the mean report, the
-    largest and none; how much of the population is in a query, and how much of that has impressions in an epoch.
+    """What a plan assumes about people. `price` is ε; `mean`, `most` and `idle` are the charges to an on-device epoch
+    for the mean report, the largest report and none; all in micros. `participation` is the share of people in a query,
+    `exposure` the share of them with an impression in an epoch.
     """
 
     price: int
@@ -62,7 +139,7 @@ class Crowd(NamedTuple):
 
 
 class PlannedPrices(NamedTuple):
-    """What a query costs an epoch, in micros: with a typical report, with the largest, and averaged over everybody."""
+    """The cost of a query to an epoch, in micros: for a typical report, for the largest, and averaged over people."""
 
     typical: int
     worst: int
@@ -70,8 +147,8 @@ class PlannedPrices(NamedTuple):
 
 
 class SystemFacts(NamedTuple):
-    """All there is to know of a system: how figures show it, told apart by colour and by shape; whether it has a side
-    query, and so runs once for each κ; its policy for an accounting and a κ in units; and what a plan says of it.
+    """The record of a system: its title, colour and marker in figures; whether it has a side query, and so runs once
+    for each κ; `policy` makes its policy from an accounting and a κ in units; `planned` returns its prices in a plan.
     """
 
     title: str
@@ -84,7 +161,7 @@ class SystemFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """What a device policy did with a part of a world.
+    """The outcome of a device policy on a part of a world.
 
     `report`: value reported per conversion, `bucket` where it is counted; `flagged`: the side query's bit; `paid`:
     micros each conversion cost; `consumed`: micros by owner and epoch, from `first_epoch` on.
@@ -112,7 +189,7 @@ class DevicePolicy(Protocol):
 
 
 def label_of(policy: DevicePolicy) -> str:
-    """What a policy is called in tables, figures and results."""
+    """Return the name of a policy in tables, figures and results."""
     named: str | None = getattr(policy, "label", None)
     if named is not None:
         return named
@@ -120,7 +197,7 @@ def label_of(policy: DevicePolicy) -> str:
 
 
 def charges(accounting: Accounting, epsilon: Ints, sensitivity: Ints | int, cap: int) -> Ints:
-    """⌈ε·Δ_x/Δ⌉ in micros for whole columns, rounding up: `protocol.epsilon.charge`.
+    """Return ⌈ε·Δ_x/Δ⌉ in micros for whole columns, as `protocol.units.charge` does.
 
     A device also evaluates the standard's formula in doubles and takes the larger of the two; so does the paper's
     accounting here, in the same order of operations, so that not one micro differs.
@@ -150,7 +227,7 @@ class CookieMonster:
 
     @staticmethod
     def planned(crowd: Crowd) -> PlannedPrices:
-        """Only who is in a query pays, and by what is in the epoch."""
+        """Return the charge: only devices in a query pay, by the content of the epoch."""
         shared = crowd.exposure * crowd.mean + (1 - crowd.exposure) * crowd.idle
         return PlannedPrices(crowd.mean, crowd.most, crowd.participation * shared)
 
@@ -176,7 +253,7 @@ class CookieMonster:
         )
 
     def _charged(self, matches: Matches) -> tuple[Ints, Ints, Ints]:
-        """The (conversion, epoch) pairs that are charged, with the epoch's run of impressions, or -1 without any."""
+        """Return the (conversion, epoch) pairs that are charged, with the epoch's run of impressions, -1 if none."""
         conversion, epoch, run = matches.relevant_epochs()
         if not self.kappa:
             return conversion, epoch, run
@@ -188,7 +265,7 @@ class CookieMonster:
         return everywhere, requested, runs
 
     def _sensitivity(self, world: World, matches: Matches) -> Ints:
-        """How far one epoch's data can move the report, in units."""
+        """Return how far one epoch's data can move the report, in units."""
         value = world.conversions.value
         match self.accounting:
             case Accounting.PAPER:
@@ -212,7 +289,7 @@ class AraLike:
 
     @staticmethod
     def planned(crowd: Crowd) -> PlannedPrices:
-        """Only who is in a query pays, and all of ε."""
+        """Return the charge: only devices in a query pay, all of ε."""
         return PlannedPrices(crowd.price, crowd.price, crowd.participation * crowd.price)
 
     def run(self, world: World, matches: Matches) -> PolicyOutcome:
@@ -242,7 +319,7 @@ class AraLike:
 
 @dataclass(frozen=True, slots=True)
 class Central:
-    """What the IPA-like policy did: which queries ran, and what each (advertiser, epoch) paid for each query."""
+    """The outcome of the IPA-like policy: which queries ran, and what each (advertiser, epoch) paid for each query."""
 
     executed: Flags
     paid: Ints
@@ -259,10 +336,10 @@ class IpaLike:
 
     @staticmethod
     def planned(crowd: Crowd) -> PlannedPrices:
-        """One central filter: everyone's budget goes with every query."""
+        """Return the charge: one central filter, so every query charges everyone."""
         return PlannedPrices(crowd.price, crowd.price, crowd.price)
 
-    def run(self, queries: Queries, cap: int, order: Ints, first: Ints, last: Ints) -> Central:
+    def run(self, queries: QueryColumns, cap: int, order: Ints, first: Ints, last: Ints) -> Central:
         """Run the queries in the order their batches fill up; first and last are their epochs, the ends included."""
         price = charges(self.accounting, queries.epsilon, cap, cap)
         executed = np.zeros(len(order), dtype=np.bool_)
@@ -287,20 +364,20 @@ def _ipa_like(accounting: Accounting, _: int) -> IpaLike:
 
 
 def _span(matches: Matches) -> tuple[int, int]:
-    """The first epoch ever requested, and how many there are up to the last."""
+    """Return the first epoch ever requested, and the number of epochs from it to the last."""
     first = int(matches.first_epoch.min())
     return first, int(matches.last_epoch.max()) - first + 1
 
 
 def _sum_by(group: Ints, amounts: Ints, groups: int) -> Ints:
-    """Sums of amounts by group, in integers; groups are rising."""
+    """Return integer sums of amounts by group. Requires groups in rising order."""
     running = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(amounts)))
     edges = np.searchsorted(group, np.arange(groups + 1))
     return np.diff(running[edges])
 
 
 def _last_touch(world: World, matches: Matches, conversion: Ints, run: Ints, paid: Flags) -> tuple[Ints, Ints, Flags]:
-    """The report of each conversion from the epochs that paid, and whether an unpaid epoch may have changed it.
+    """Return each conversion's report from the epochs that paid, and whether an unpaid epoch may have changed it.
 
     Pairs are sorted by conversion, oldest epoch first, so a later pair overwrites an earlier one: what remains is
     the newest. Flag (Thm 16): some epoch could not pay, and no later paid epoch has a relevant impression.

@@ -11,17 +11,16 @@ import numpy as np
 from rich.table import Table
 
 from benchmarks.experiments.bias import Bound, Study
-from benchmarks.experiments.columns import Floats
 from benchmarks.experiments.policies import Accounting, DevicePolicy
 from benchmarks.experiments.simulation import Run
-from benchmarks.experiments.tables import plain_table
-from benchmarks.experiments.world import check_scale
-from protocol.errors import TrefoilError
+from benchmarks.experiments.world import Floats, check_scale
+from protocol.cli.console import plain_table
+from protocol.errors import ErrorKind, TrefoilError
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every experiment can be told."""
+    """The options of every experiment."""
 
     accounting: Accounting = Accounting.PAPER
     kappa: float = 0.0
@@ -33,18 +32,24 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.epoch_days < 1:
-            raise TrefoilError(f"an epoch must last at least one day, not {self.epoch_days}")
+            raise TrefoilError(
+                f"an epoch must last at least one day, not {self.epoch_days}", kind=ErrorKind.OUT_OF_RANGE
+            )
         check_scale(self.scale)
         if not (0 <= self.kappa <= 1000):
-            raise TrefoilError(f"κ must be 0 or more, in the value's own unit, not {self.kappa}")
+            raise TrefoilError(
+                f"κ must be 0 or more, in the value's own unit, not {self.kappa}", kind=ErrorKind.OUT_OF_RANGE
+            )
         if not (0 <= self.seed < 2**32):
-            raise TrefoilError(f"the seed must be between 0 and 2^32 - 1, not {self.seed}")
+            raise TrefoilError(f"the seed must be between 0 and 2^32 - 1, not {self.seed}", kind=ErrorKind.OUT_OF_RANGE)
 
     def kappa_units(self, unit: int) -> int:
-        """κ in a world's whole units."""
+        """Return κ in a world's whole units."""
         units = round(self.kappa * unit)
         if abs(units - self.kappa * unit) > 1e-9:
-            raise TrefoilError(f"κ = {self.kappa} is finer than this workload's unit, 1/{unit}")
+            raise TrefoilError(
+                f"κ = {self.kappa} is finer than this workload's unit, 1/{unit}", kind=ErrorKind.INVALID_VALUE
+            )
         return units
 
 
@@ -62,7 +67,7 @@ class Point:
     extra_impressions: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        """The point as every result file has it."""
+        """Return the point as it is written to JSON."""
         run = self.run
         return {
             "participation": self.participation,
@@ -101,12 +106,12 @@ class Result:
 
     @property
     def conversions(self) -> int:
-        """Conversions simulated, counting each setting once however many systems it was run through."""
+        """Return the conversions simulated, counting each setting once, not once per system."""
         settings = {(p.participation, p.rate, p.epoch_days, p.extra_impressions): p.conversions for p in self.points}
         return sum(settings.values())
 
     def as_json(self) -> dict[str, object]:
-        """The result as `--json` writes it."""
+        """Return the result as it is written to JSON."""
         total = sum(self.profile.values())
         return {
             "experiment": self.experiment,
@@ -123,17 +128,17 @@ class Result:
         }
 
     def as_points(self) -> list[dict[str, object]]:
-        """The points alone, each naming its experiment."""
+        """Return the points alone, each with the name of its experiment."""
         return [{"experiment": self.experiment, **point.as_json()} for point in self.points]
 
     def table(self) -> Table:
-        """The points as a person reads them, leaving out columns that nothing is known for."""
+        """Return the points as a table, without columns that would be empty."""
         title = f"{self.experiment} ({self.options.accounting.value} accounting, seed {self.options.seed})"
         rows = [_row(point) for point in self.points]
-        shown = [name for name in rows[0] if any(row[name] for row in rows)]
-        table = plain_table(title, shown, words={"system"}, no_wrap=True)
+        headings = [name for name in rows[0] if any(row[name] for row in rows)]
+        table = plain_table(title, headings, words={"system"}, no_wrap=True)
         for row in rows:
-            table.add_row(*(row[name] for name in shown))
+            table.add_row(*(row[name] for name in headings))
         return table
 
 
@@ -156,7 +161,7 @@ def _row(point: Point) -> dict[str, str]:
 
 
 def study_table(studies: Sequence[Study], cutoff: float = 0.05) -> Table:
-    """What each way to bound the bias is worth, over all draws of the noise."""
+    """Return a table of the bounds on the bias, over all draws of the noise."""
     title = f"bias bounds over {len(studies[0].estimates)} draws of the noise, cutoff {cutoff:g}"
     columns = ("bound", "margin", "covers count", "covers bias", "accepted", "draws within", "median worst")
     table = plain_table(title, columns, words={"bound", "margin"})
@@ -175,16 +180,16 @@ def study_table(studies: Sequence[Study], cutoff: float = 0.05) -> Table:
 
 
 def mean(values: Floats) -> float | None:
-    """The mean, or nothing where no query ran."""
+    """Return the mean, or None if no query ran."""
     return float(values.mean()) if len(values) else None
 
 
 def quartiles(values: Floats) -> list[float] | None:
-    """Minimum, first quartile, median, third quartile, maximum; or nothing where no query ran."""
+    """Return minimum, quartiles and maximum, or None if no query ran."""
     return [float(x) for x in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])] if len(values) else None
 
 
 def peak_memory() -> int:
-    """The most memory this process has held, in bytes."""
+    """Return the peak memory of this process, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

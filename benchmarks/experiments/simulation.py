@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.experiments.columns import Flags, Floats, Ints
-from benchmarks.experiments.matching import Matches, match
 from benchmarks.experiments.policies import DevicePolicy, IpaLike, PolicyOutcome, System, label_of
-from benchmarks.experiments.world import Epochs, World
-from protocol.epsilon import MICROS
+from benchmarks.experiments.world import Epochs, Flags, Floats, Ints, Matches, World, match
+from protocol.units import MICROS
 
 BLOCK = 1_000_000
 # Times are compared only with each other; far below and above any.
@@ -45,7 +43,7 @@ class Run:
 
     @property
     def average(self) -> float:
-        """Budget consumed over all filters, divided by their number: ε per device and epoch."""
+        """Return the budget consumed per filter: ε per device and epoch."""
         return self.consumed / MICROS / self.filters if self.filters else 0.0
 
     @property
@@ -55,13 +53,13 @@ class Run:
 
     @property
     def errors(self) -> Floats:
-        """RMSRE of the queries that ran and whose true answer is not zero."""
+        """Return the RMSRE of the queries that ran and whose true answer is not zero."""
         return self.rmsre[self.executed & (self.truth > 0)]
 
 
 @dataclass(slots=True)
 class _Batches:
-    """What is known of each query's batch: true sum, epochs spanned, and when it is full."""
+    """Each query's batch: true sum, epochs spanned, and when it is full."""
 
     truth: Ints
     first_epoch: Ints
@@ -81,11 +79,11 @@ class _Batches:
         np.maximum.at(self.full, query, part.conversions.time)
 
     def order(self) -> Ints:
-        """The queries as their batches fill up; those that fill in the same second as they are numbered."""
+        """Return the queries in the order in which their batches fill up; ties by number."""
         return np.lexsort((np.arange(len(self.full)), self.full))
 
     def spans(self, advertiser: Ints) -> Ints:
-        """How many epochs each advertiser's queries span, from the first ever requested to the last."""
+        """Return how many epochs each advertiser's queries span, from the first ever requested to the last."""
         advertisers = int(advertiser.max()) + 1
         first = np.full(advertisers, NEVER)
         last = np.full(advertisers, -NEVER)
@@ -128,7 +126,7 @@ class Simulation:
     matching_seconds: float
 
     def of(self, system: System) -> list[Run]:
-        """The runs of one system: with and without a side query, where both were asked for."""
+        """Return the runs of one system: with and without a side query, if both were requested."""
         return [run for run in self.runs if run.system is system]
 
 
@@ -162,7 +160,7 @@ def simulate(
 
 
 def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
-    """Every query runs; the denominator is (devices that converted) times (epochs ever requested), by advertiser."""
+    """Run every query; the denominator is (devices that converted) times (epochs ever requested), by advertiser."""
     spans = batches.spans(world.queries.advertiser)
     owner_spans = spans[world.owner_advertiser]
     spent = np.concatenate(tally.owner_spent)
@@ -188,7 +186,7 @@ def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:
 
 
 def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
-    """Queries in the order their batches fill up; one device, and the epochs from the first to the last that paid."""
+    """Run queries in the order in which batches fill up, on one device, over the epochs from first to last payment."""
     started = time.perf_counter()
     order = batches.order()
     result = policy.run(world.queries, world.cap, order, batches.first_epoch, batches.last_epoch)
@@ -218,7 +216,7 @@ def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
 
 
 def _paying_spans(paying: list[tuple[int, int]], advertisers: int) -> Ints:
-    """For each advertiser, the number of epochs from the first that paid to the last."""
+    """Return for each advertiser the number of epochs from the first that paid to the last."""
     widths = np.zeros(advertisers, dtype=np.int64)
     for advertiser in {who for who, _ in paying}:
         epochs = [epoch for who, epoch in paying if who == advertiser]
@@ -227,12 +225,12 @@ def _paying_spans(paying: list[tuple[int, int]], advertisers: int) -> Ints:
 
 
 def noise_scale(world: World) -> Floats:
-    """b = Δ/ε of each query, in units, for batches of the published size brought down to the world's scale."""
+    """Return b = Δ/ε of each query, in units, for batches of the published size scaled down to the world."""
     return world.scale * world.cap * MICROS / world.queries.epsilon
 
 
 def rmsre(world: World, truth: Ints, answer: Ints, spread: float = 1.0) -> Floats:
-    """Analytic root mean square relative error: sqrt((Q − Q̃)² + 2·b²)/Q; not a number where Q is zero.
+    """Return the analytic root mean square relative error sqrt((Q − Q̃)² + 2·b²)/Q; NaN where Q is zero.
 
     `spread` is how many times the deviation of one bucket's noise at Δ = cap the answer has.
     """

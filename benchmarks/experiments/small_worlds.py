@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple, Protocol, TypeVar
 
-from device.coins import DeviceCoins
+from device.budget import FilterKind, FilterOwner, PrivacyFilter
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
-from device.impression import ImpressionOptions
+from device.epoch import DeviceCoins
+from device.events import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.memory_store import MemoryStore
-from device.privacy_filter import FilterKind, FilterOwner, PrivacyFilter
 from device.report import PlainSeal
-from protocol.seconds import DAY, HOUR
+from device.stores.memory_store import MemoryStore
+from protocol.units import DAY, HOUR
 
 WEEK = 7 * DAY
 # Where epoch 0 of every small world begins.
@@ -37,7 +37,7 @@ Options = ConversionOptions | AttributionRequest
 
 
 class Event(NamedTuple):
-    """One impression: its epoch, its bucket, how many days into the epoch it was seen, where, and for whom."""
+    """One impression: its epoch, its bucket, how many days into the epoch it was seen, where, and saved by whom."""
 
     epoch: int
     bucket: int
@@ -45,6 +45,8 @@ class Event(NamedTuple):
     site: str = PUBLISHER
     priority: int = 0
     match_value: int = 0
+    # The site of the frame that saved it, if it is another than `site`.
+    caller: str | None = None
 
     @property
     def time(self) -> int:
@@ -58,7 +60,7 @@ State = TypeVar("State", bound=Hashable)
 
 
 class Clock:
-    """A clock that whoever plays sets."""
+    """A clock that the player sets."""
 
     def __init__(self, now: int = NOW) -> None:
         self.now = now
@@ -78,7 +80,7 @@ class RewindableStore(MemoryStore):
         self._watched = watched
 
     def spending(self) -> Spending:
-        """What every watched filter has paid: the part of a device's state that queries change."""
+        """Return what every watched filter has paid: the part of a device's state that queries change."""
         watched = [(owner, ledger) for owner, ledger in self._filters.items() if owner.kind in self._watched]
         return tuple(sorted((owner, *entry) for owner, ledger in watched for entry in ledger.entries()))
 
@@ -109,12 +111,12 @@ class WorldQuery:
 
 
 def query(*options: Options, site: str = QUERIER, conversion: str = "") -> WorldQuery:
-    """An answer over one report for each of `options`."""
+    """Return a query over one report for each of `options`."""
     return WorldQuery(tuple(Call(option, site, conversion) for option in options))
 
 
 def noise_rate(options: Options) -> Fraction:
-    """γ in micro-epsilons per unit: what the helpers add noise for, at the least, when they admit this report."""
+    """Return γ in micro-epsilons per unit: the least noise rate under which helpers admit this report."""
     conversion = options.checked(QUERIER, QUERIER, DeviceLimits())
     return Fraction(conversion.loss_terms.epsilon_micros, conversion.loss_terms.query_sensitivity)
 
@@ -131,14 +133,14 @@ AnyQuestion = TypeVar("AnyQuestion", bound=ReleasedAnswer, contravariant=True)
 
 
 class Player(Protocol[State, AnyQuestion]):
-    """Whoever can be asked in any state, to find the best next question from there."""
+    """A respondent that can be asked in any state, to find the best next query from there."""
 
     @property
     def fresh(self) -> State:
         """The state before the first question."""
         ...
 
-    def step(self, state: State, asked: AnyQuestion, /) -> tuple[tuple[int, ...], State]: ...
+    def step(self, state: State, question: AnyQuestion, /) -> tuple[tuple[int, ...], State]: ...
 
 
 class SmallWorld:
@@ -158,17 +160,17 @@ class SmallWorld:
         self.fresh: Spending = ()
         self._steps: dict[tuple[Spending, WorldQuery], tuple[tuple[int, ...], Spending]] = {}
 
-    def ask(self, asked: WorldQuery) -> tuple[int, ...]:
-        """The device's part of the sum that `asked` releases."""
-        reports = [self.device.measure_conversion(call.site, call.options) for call in asked.calls]
+    def ask(self, question: WorldQuery) -> tuple[int, ...]:
+        """Return the device's part of the sum that `question` releases."""
+        reports = [self.device.measure_conversion(call.site, call.options) for call in question.calls]
         return tuple(sum(numbers) for numbers in zip(*reports, strict=True))
 
-    def step(self, spending: Spending, asked: WorldQuery) -> tuple[tuple[int, ...], Spending]:
-        """What the device says to `asked` when its filters stand at `spending`, and where they stand afterwards."""
-        if (spending, asked) not in self._steps:
+    def step(self, spending: Spending, question: WorldQuery) -> tuple[tuple[int, ...], Spending]:
+        """Return the device's report for `question` with its filters at `spending`, and their state afterwards."""
+        if (spending, question) not in self._steps:
             self.store.rewind(spending)
-            self._steps[spending, asked] = self.ask(asked), self.store.spending()
-        return self._steps[spending, asked]
+            self._steps[spending, question] = self.ask(question), self.store.spending()
+        return self._steps[spending, question]
 
 
 class TwoDevices:
@@ -183,19 +185,19 @@ class TwoDevices:
         self.fresh: tuple[Spending, Spending] = ((), ())
 
     def step(
-        self, state: tuple[Spending, Spending], asked: WorldQuery
+        self, state: tuple[Spending, Spending], question: WorldQuery
     ) -> tuple[tuple[int, ...], tuple[Spending, Spending]]:
-        """Each question is about one conversion, and so about one of the devices."""
-        (call,) = asked.calls
+        """Ask about one conversion, and so about one of the devices."""
+        (call,) = question.calls
         if call.conversion in self._moved:
-            report, spending = self._devices[1].step(state[1], asked)
+            report, spending = self._devices[1].step(state[1], question)
             return report, (state[0], spending)
-        report, spending = self._devices[0].step(state[0], asked)
+        report, spending = self._devices[0].step(state[0], question)
         return report, (spending, state[1])
 
 
 def fixed_coins(credit: float = 0.5) -> DeviceCoins:
-    """Coins that always fall the same way: sensitivity is for fixed coins."""
+    """Return coins that always fall the same way: sensitivity is for fixed coins."""
     return DeviceCoins(epoch_start=lambda: 0.0, credit=lambda: credit)
 
 
@@ -206,35 +208,35 @@ def populate(device: PlainDevice, store: MemoryStore, clock: Clock, events: Iter
     for event in sorted(events, key=lambda event: event.time):
         clock.now = event.time
         options = ImpressionOptions(event.bucket, event.match_value, priority=event.priority)
-        device.save_impression(event.site, options)
+        device.save_impression(event.site, options, intermediary=event.caller)
     clock.now = NOW
 
 
 def l1(first: Sequence[int], second: Sequence[int]) -> int:
-    """‖first − second‖₁."""
+    """Return ‖first − second‖₁."""
     return sum(abs(one - other) for one, other in zip(first, second, strict=True))
 
 
 def worst_loss(world: Player[State, Asked], neighbour: Player[State, Asked], menu: Sequence[Asked]) -> Fraction:
-    """The largest log-likelihood ratio that any adaptive querier can see, sup ln P(o)/P'(o), in the unit of rates.
+    """Return the largest log-likelihood ratio that an adaptive querier can see, sup ln P(o)/P'(o), in units of rates.
 
     By induction over what is left to ask. A transcript's ratio is the product of its answers' ratios; an answer to q
     contributes at most γ_q·‖ρ − ρ'‖₁, whatever was answered before, and attains it with positive probability. The
     filters depend on what was asked and never on the noise, so the next choice is a move from a pair of states. States
     only ever fill up, so the game ends, unless some query tells the two apart and costs neither anything: such a query
-    can be asked for ever, and the loss is UNBOUNDED.
+    can be asked without end, and the loss is UNBOUNDED.
     """
     solved: dict[tuple[State, State], Fraction] = {}
 
     def solve(mine: State, theirs: State) -> Fraction:
-        known = solved.get((mine, theirs))
-        if known is not None:
-            return known
+        loss = solved.get((mine, theirs))
+        if loss is not None:
+            return loss
         best = Fraction(0)
-        for asked in menu:
-            report, mine_next = world.step(mine, asked)
-            other, theirs_next = neighbour.step(theirs, asked)
-            gain = asked.rate * l1(report, other)
+        for question in menu:
+            report, mine_next = world.step(mine, question)
+            other, theirs_next = neighbour.step(theirs, question)
+            gain = question.rate * l1(report, other)
             if (mine_next, theirs_next) != (mine, theirs):
                 gain += solve(mine_next, theirs_next)
             elif gain:
@@ -249,5 +251,5 @@ def worst_loss(world: Player[State, Asked], neighbour: Player[State, Asked], men
 
 
 def w3c(buckets: int = 2, *, lookback_days: int = 13, **options: object) -> ConversionOptions:
-    """The standard's call. Thirteen days before NOW reach both epochs, six only epoch 1."""
+    """Return the standard's call. Thirteen days before NOW reach both epochs, six only epoch 1."""
     return ConversionOptions(TREFOIL_SERVICE, buckets, lookback_days=lookback_days, **options)  # type: ignore[arg-type]  # checked where it is used

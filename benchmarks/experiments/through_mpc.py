@@ -18,32 +18,29 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from benchmarks.experiments.columns import Floats, Ints
 from benchmarks.experiments.policies import Accounting, CookieMonster
 from benchmarks.experiments.simulation import Run, simulate
-from benchmarks.experiments.tables import plain_table
-from benchmarks.experiments.world import Conversions, Epochs, World
-from device.checked_request import CheckedRequest
+from benchmarks.experiments.world import Conversions, Epochs, Floats, Ints, World
 from device.conversion import AttributionRequest
 from device.device import Device
 from device.epoch import EpochCalendar
-from device.impression import Impression, ImpressionOptions
+from device.events import Impression, ImpressionOptions
 from device.limits import DeviceLimits
-from device.memory_store import MemoryStore
 from device.report import HelperSetSeal
+from device.request import CheckedRequest
+from device.stores.memory_store import MemoryStore
 from mpc_helpers.local.launcher import Launched, launched, prepare
 from protocol.batch import BatchReader, BatchWriter
-from protocol.epsilon import MICROS
-from protocol.errors import TrefoilError
+from protocol.cli.console import plain_table
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
-from protocol.noise_scale import NoiseScale, shape
+from protocol.noise import NoiseMode, law_of
 from protocol.querier.ask import Querier
+from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, make_query
-from protocol.querier.worth import QueryResult
-from protocol.query import NoiseMode
 from protocol.report import SealedReport
-from protocol.seconds import DAY
+from protocol.units import DAY, MICROS
 
 SHOP = "shop.example"
 PUBLISHER = "news.example"
@@ -67,33 +64,33 @@ class ModeResult:
 
     @property
     def errors(self) -> Floats:
-        """What the helpers added: answer minus the sum of the reports."""
+        """Return the noise: answer minus the sum of the reports."""
         return (self.answers - self.predicted).astype(np.float64)
 
     @property
     def measured(self) -> float:
-        """Root mean square of the noise over the queries."""
+        """Return the root mean square of the noise over the queries."""
         return math.sqrt(float(np.mean(self.errors**2)))
 
     @property
     def sampling_error(self) -> float:
-        """Relative standard error of the mean square over n queries: its excess kurtosis is 3/r (`noise_scale`)."""
-        return math.sqrt((2 + 3 / float(shape(self.mode))) / len(self.answers))
+        """Relative standard error of the mean square over n queries: its excess kurtosis is 3/r (`protocol.noise`)."""
+        return math.sqrt((2 + 3 / float(law_of(self.mode).shape)) / len(self.answers))
 
     @property
     def standard_errors_off(self) -> float:
-        """How many of its own standard errors the measured mean square is away from the promised variance."""
+        """Return the distance of the measured mean square from the promised variance, in standard errors."""
         return (self.measured**2 / self.deviation**2 - 1) / self.sampling_error
 
     @property
     def rmsre(self) -> tuple[float, float]:
-        """Relative error over the queries: measured, and analytic with the mode's variance."""
+        """Return the relative error over the queries: measured, and analytic with the mode's variance."""
         relative = (self.answers - self.truth) / self.truth
         analytic = ((self.truth - self.predicted) ** 2 + self.deviation**2) / self.truth**2
         return math.sqrt(float(np.mean(relative**2))), math.sqrt(float(np.mean(analytic)))
 
     def as_json(self) -> dict[str, object]:
-        """The comparison as it is written out."""
+        """Return the comparison as it is written to JSON."""
         measured, analytic = self.rmsre
         return {
             "noise": self.mode.value,
@@ -112,8 +109,8 @@ class ModeResult:
 
 @dataclass(frozen=True, slots=True)
 class SealedToday:
-    """Seals as devices do, dated `now`: a device lives through the experiment's months on a simulated clock, and
-    helpers take no report that is months old.
+    """Seals as devices do, dated `now`: devices run on a simulated clock over months, and helpers admit no report that
+    is months old.
     """
 
     helper_set: HelperSet
@@ -127,7 +124,7 @@ class SealedToday:
 def run_through_mpc(
     world: World, epoch_days: int, modes: Sequence[NoiseMode], now: int, advance: Callable[[int], None]
 ) -> list[ModeResult]:
-    """Every query of a world, once in each noise mode, each time with fresh devices: a report is answered once."""
+    """Run every query of a world in each noise mode, each time with fresh devices: a report is counted once."""
     world, epochs = _in_whole_values(world), Epochs(epoch_days * DAY)
     run = simulate(world, epochs, [CookieMonster(Accounting.PAPER)]).runs[0]
     with tempfile.TemporaryDirectory(prefix="trefoil-experiment-") as name:
@@ -162,21 +159,22 @@ def _one_mode(
 
 
 def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> tuple[int, float]:
-    """One query on one batch: the noisy sum, and the standard deviation of its noise."""
+    """Run one query on one batch. Return the noisy sum and the standard deviation of its noise."""
     # The helpers live by the real clock, which has gone on since `now`.
     result = ask_launched(running, path, SHOP, mode, max(now, _clock()))
-    return result.answer.histogram[0], NoiseScale.of(result.query).standard_deviation
+    return result.answer.histogram[0], result.query.noise_scale.standard_deviation
 
 
 def ask_launched(running: Launched, path: Path, site: str, mode: NoiseMode, now: int) -> QueryResult:
-    """One query of `site` on one batch, of which every report must count."""
+    """Run one query of `site` on one batch. Raise an error unless every report is counted."""
     helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(site))
     batch = BatchReader(path)
-    asked = make_query(batch, QueryOptions(noise=mode), helper_set, key, now)
-    result = asyncio.run(Querier(helper_set).ask(asked, batch))
+    query = make_query(batch, QueryOptions(noise=mode), helper_set, key, now)
+    result = asyncio.run(Querier(helper_set).ask(query, batch))
     if result.answer.counted != len(batch):
         raise TrefoilError(
-            f"helpers counted {result.answer.counted} of {len(batch)} reports: {result.answer.rejections}"
+            f"helpers counted {result.answer.counted} of {len(batch)} reports: {result.answer.rejections}",
+            kind=ErrorKind.INCONSISTENT,
         )
     return result
 
@@ -184,7 +182,7 @@ def ask_launched(running: Launched, path: Path, site: str, mode: NoiseMode, now:
 def _write_batches(
     world: World, epochs: Epochs, seal: SealedToday, folder: Path, advance: Callable[[int], None]
 ) -> None:
-    """Live every owner's life on a real device; each sealed report goes into its query's batch."""
+    """Simulate every owner on a real device; each sealed report goes into its query's batch."""
     with ExitStack() as stack:
         writers = [stack.enter_context(BatchWriter(folder / str(query))) for query in range(world.submitted)]
         for owner in range(world.owners):
@@ -196,7 +194,7 @@ def _write_batches(
 
 
 def _live(world: World, owner: int, epochs: Epochs, seal: SealedToday) -> list[SealedReport]:
-    """One person's impressions and conversions in the order in which they happen, and the reports they lead to."""
+    """Replay one person's impressions and conversions in time order, and return the reports."""
     seen = slice(world.impression_starts[owner], world.impression_starts[owner + 1])
     done = slice(world.conversion_starts[owner], world.conversion_starts[owner + 1])
     times = [(moment, -1) for moment in world.impressions.time[seen].tolist()]
@@ -221,6 +219,7 @@ def _device(epochs: Epochs, seal: SealedToday, clock: list[int]) -> tuple[Device
     limits = DeviceLimits(
         global_budget=UNBOUNDED,
         impression_site_quota=UNBOUNDED,
+        side_query_quota=UNBOUNDED,
         epoch_days=epochs.seconds // DAY,
         max_lookback_days=MEMORY_DAYS,
     )
@@ -246,7 +245,7 @@ def _request(world: World, row: int, calendar: EpochCalendar) -> AttributionRequ
 
 
 def _in_whole_values(world: World) -> World:
-    """Coarsest exact unit: noise is drawn in units, and costs time in proportion to its scale."""
+    """Return the world in its coarsest exact unit: the time to draw noise is proportional to its scale."""
     unit = math.gcd(world.cap, *np.unique(world.conversions.value).tolist())
     done = world.conversions
     smaller = Conversions(done.owner, done.time, done.value // unit, done.query)
@@ -258,7 +257,7 @@ def _clock() -> int:
 
 
 def mpc_table(results: Sequence[ModeResult]) -> Table:
-    """Promise and measurement side by side."""
+    """Return a table of promised and measured noise."""
     columns = ("noise", "queries", "promised sd", "measured", "std. errors off", "RMSRE", "analytic", "seconds")
     table = plain_table("through devices and three helpers", columns, words={"noise"})
     for result in results:

@@ -1,13 +1,8 @@
-"""The privacy dashboard: what measurement has cost a person, on a page that only they can open.
+"""The privacy dashboard: what measurement has cost a person, on pages that only their browser can open.
 
-- `pages`: the pages, from one overview of the device
-- `totals`: what each site and each intermediary has had
-- `words`: plain words for a device's numbers
-- `confirmation`: what the person can do there, each with a page that asks
-- `markup`: HTML in which no site's name can become part of the page
-- `layout`: the frame around every page
-- `server`: routes and answers
-- `guard`: who may talk to a page on this machine
-- `serve`: serving until it is stopped
-- `command`: `trefoil device dashboard`
+- `server`: routes, actions with their confirmation pages, and serving until stopped
+- `pages`: the overview page, with totals by site and by intermediary
+- `formatting`: a device's numbers as text for its person
+- `markup`: HTML from Python values, and the page template
+- `security`: loopback binding, Host and Origin checks, CSP, session cookie and CSRF token
 """

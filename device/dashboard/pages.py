@@ -1,51 +1,97 @@
-"""The pages of the dashboard, from one overview of the device. Reading them changes nothing."""
+"""Render the dashboard's overview page from one `Overview` of the device. Rendering is read-only.
+
+Totals by recipient (a site, or an intermediary on its pages: paper, Figure 1) come from the log of reports. Each week
+has its own budget, so charges are summed within a week and never across weeks.
+
+The page is short whatever the device has done: a summary, the switch and the sites that have spent most. Weeks, limits
+and lists are folded; a browser unfolds them without a script.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
-from device.conversion_event import SavedConversion
-from device.dashboard import words
-from device.dashboard.layout import Link, budget_bar, button_link, notice, page, section, table
-from device.dashboard.markup import Markup, Node, tag
-from device.dashboard.totals import AskerTotal, totals_by_intermediary, totals_by_site
-from device.dashboard.words import Clockface, epsilon, plural
+from device.budget import FilterKind, FilterState
+from device.dashboard import formatting
+from device.dashboard.formatting import LocalTime, epsilon, plural
+from device.dashboard.markup import Link, Markup, Node, budget_bar, button_link, fold, notice, page, section, table, tag
 from device.epoch import EpochCalendar
-from device.impression import SavedImpression
+from device.events import SavedConversion, SavedImpression
 from device.limits import OwnSite
 from device.overview import Overview
-from device.privacy_filter import FilterKind, FilterState
-from device.storage import EpochEntry, ReportRecord, Side
-from protocol.epsilon import show
+from device.stores.storage import EpochEntry, ReportRecord, Side
+from protocol.units import show
+
+
+@dataclass(frozen=True, slots=True)
+class RecipientTotal:
+    """What one site, or one intermediary over all sites, has received."""
+
+    name: str
+    # The sites on which an intermediary called, or the intermediaries that called on a site.
+    others: tuple[str, ...]
+    reports: int
+    # Reports that some week paid for; the others are null.
+    paid_for: int
+    # The largest total charge of one week, in micros.
+    most: int
+
+
+def totals_by_site(records: Iterable[ReportRecord]) -> list[RecipientTotal]:
+    """Return the totals of every site, whose budget pays for all callers on its pages."""
+    return _totals(records, lambda record: record.site, lambda record: record.caller)
+
+
+def totals_by_intermediary(records: Iterable[ReportRecord]) -> list[RecipientTotal]:
+    """Return the totals of every intermediary over all sites on which it called: it can combine their answers."""
+    through = [record for record in records if record.caller != record.site]
+    return _totals(through, lambda record: record.caller, lambda record: record.site)
+
+
+def _totals(
+    records: Iterable[ReportRecord], name: Callable[[ReportRecord], str], other: Callable[[ReportRecord], str]
+) -> list[RecipientTotal]:
+    groups: dict[str, list[ReportRecord]] = defaultdict(list)
+    for record in records:
+        groups[name(record)].append(record)
+    totals = [_total(recipient, groups[recipient], other) for recipient in groups]
+    return sorted(totals, key=lambda total: (-total.most, -total.reports, total.name))
+
+
+def _total(name: str, records: Sequence[ReportRecord], other: Callable[[ReportRecord], str]) -> RecipientTotal:
+    weeks: Counter[int] = Counter()
+    for record in records:
+        for entry in record.epochs:
+            weeks[entry.epoch] += entry.paid
+    return RecipientTotal(
+        name,
+        tuple(sorted({other(record) for record in records} - {name})),
+        len(records),
+        sum(any(entry.paid for entry in record.epochs) for record in records),
+        max(weeks.values(), default=0),
+    )
+
 
 T = TypeVar("T")
 
-SHOWN_ROWS = 50
+MAX_ROWS = 50
+SHOWN_SITES = 8
 _EXAMPLE = 250_000
-LINKS = (
-    ("Budgets", "#sites"),
-    ("All sites together", "#everyone"),
-    ("Who asked", "#askers"),
-    ("What it means", "#meaning"),
-    ("Reports", "#reports"),
-    ("Impressions", "#impressions"),
-    ("Conversions", "#conversions"),
-    ("Controls", "#controls"),
-)
-# Reading aid only: the factors are e^0.1 and e^1, rounded up.
+# For display only: the factors are e^0.1 and e^1, rounded up.
 _MEANING = (
     "When a site measures whether its ads worked, your device answers with a sealed report. Reports of many people "
     "are added up, noise is put on the sum, and the site sees only that. Still, every answer says a little about you. "
     "That little is counted here in ε (epsilon), for every {length} and every site.",
     "Spending 0.1 ε can move the odds of any guess about that week by a factor of at most "
-    + words.factor(100_000)
+    + formatting.odds_factor(100_000)
     + "; spending 1 ε, by at most "
-    + words.factor(1_000_000)
+    + formatting.odds_factor(1_000_000)
     + ". When a budget is used up, your device goes on answering, but with empty reports. No site is told how much is "
     "left, and none can tell an empty report from a full one.",
-    # An example with a number that a person can picture.
     "For example: somebody tosses a coin to guess whether you saw a certain ad in a week. That week pays {example}. "
     "Whatever the answer is, it cannot make the guess right with a chance above {sure}; a coin's is 50 %.",
     "This counts what one site can learn about what you did elsewhere. Twice as much is possible where a site "
@@ -65,12 +111,12 @@ _CONVERSIONS = (
     "Purchases and the like that a site asked your device to remember, so that the sites it names can learn, from "
     "reports of many people, which of their ads work. They never leave it either."
 )
-_ASKERS = (
+_RECIPIENTS = (
     "A site's budget pays for every report asked for on its pages, also by others. An intermediary asks on the pages "
-    "of many sites and can put their answers together: its total is what they have paid for it in one week."
+    "of many sites and can collude: its total is what they have paid for it in one week."
 )
-_EVERYONE = "Limits that hold across sites, so that many of them cannot add up what each one may learn."
-_MORE_THAN_TOTAL = (
+_ALL_SITES = "Limits that hold across sites, so that many of them cannot add up what each one may learn."
+_QUOTAS = (
     "These may add up to more than all sites together. A report can rest on ads that several sites showed: each of "
     "them is charged its whole cost, as any one of them might be behind it, while the total is charged once."
 )
@@ -79,144 +125,175 @@ _SERVED = (
 )
 
 
-def _asker_row(asker: AskerTotal) -> list[Node]:
-    through = ", ".join(asker.others) or "none"
-    return [asker.name, through, f"{asker.reports:,}", f"{asker.paid_for:,}", epsilon(asker.most)]
+_COLUMNS = {
+    "reports": ("When", "To whom", "What it cost you", "Week by week", "Noise asked for"),
+    "impressions": ("When", "Where", "Bucket", "Who may count it", "Kept until"),
+    "conversions": ("When", "Where", "Label", "Who may learn of it", "Kept until"),
+}
+
+
+def _show_all(count: int) -> Markup:
+    return tag("p", tag("a", f"Show all {count:,}", href="?all=1"))
+
+
+def _recipient_row(total: RecipientTotal) -> list[Node]:
+    through = ", ".join(total.others) or "none"
+    return [total.name, through, f"{total.reports:,}", f"{total.paid_for:,}", epsilon(total.most)]
 
 
 class OverviewPage:
-    """One device as its person sees it. `done` says what a form has just changed; `all_rows` shows long lists whole;
-    `way_back` is a link to where the person came from, and `steps` a bar of theirs.
+    """The overview of one device for its person.
+
+    `done` reports the action just performed; `all_rows` disables truncation of long lists; `back_link` is added to the
+    navigation, and `below` under the header.
     """
 
     def __init__(
         self,
         overview: Overview,
-        clockface: Clockface,
+        local_time: LocalTime,
         *,
         done: str = "",
         all_rows: bool = False,
-        way_back: Link | None = None,
-        steps: Node = None,
+        back_link: Link | None = None,
+        below: Node = None,
     ) -> None:
-        self._steps = steps
+        self._below = below
         self._overview = overview
-        self._clockface = clockface
+        self._local_time = local_time
         self._done = done
         self._all_rows = all_rows
-        self._links = LINKS if way_back is None else (*LINKS, way_back)
+        self._links = () if back_link is None else (back_link,)
 
     def render(self) -> str:
-        """The whole page."""
+        overview = self._overview
+        lists = [
+            self._list("reports", "report", "sent", _REPORTS, overview.reports, self._report_row),
+            self._list("impressions", "impression", "stored", _IMPRESSIONS, overview.impressions, self._impression_row),
+            self._list("conversions", "conversion", "stored", _CONVERSIONS, overview.conversions, self._conversion_row),
+        ]
         parts = [
             tag("h1", "What measurement has cost you"),
-            self._status(),
+            notice(self._done) if self._done else None,
+            self._controls(),
             self._summary(),
             self._sites(),
-            self._everyone(),
-            self._askers(),
-            self._meaning(),
-            self._reports(),
-            self._impressions(),
-            self._conversions(),
-            self._controls(),
+            section("more", "Everything in detail", self._all_sites(), self._recipients(), lists, self._meaning()),
             self._footer(),
         ]
-        return page("Privacy dashboard", parts, links=self._links, below=self._steps)
+        return page("Privacy dashboard", parts, links=self._links, below=self._below)
 
-    def _status(self) -> Node:
+    def _summary(self) -> Node:
+        """Return the state of the device in a few sentences. They hold after clearing, too."""
+        overview = self._overview
+        sentences = ["Nothing is on record."]
+        if overview.reports:
+            sites = len({record.site for record in overview.reports})
+            empty = sum(not any(entry.paid for entry in record.epochs) for record in overview.reports)
+            blank = f", {empty:,} of them empty" if empty else ""
+            sentences = [f"{plural(len(overview.reports), 'report')} went to {plural(sites, 'site')}{blank}."]
+        if states := self._of_kind(FilterKind.SITE):
+            most = max(states, key=lambda state: (state.spent, state.epoch))
+            spent = f"{epsilon(most.spent)} of {epsilon(most.capacity)}"
+            sentences.append(f"{most.site} has spent most: {spent} in the week {self._week(most.epoch)}.")
+        now, capacity = self._spent_now(), overview.limits.global_budget
+        if closed := self._closed(self._calendar().index(overview.now)):
+            sentences.append("This week is closed: no site can measure anything of it.")
+        else:
+            sentences.append(f"This week all sites together have spent {epsilon(now)} of {epsilon(capacity)}.")
+        cleared = formatting.describe_barrier(overview, self._local_time)
+        return [
+            tag("p", " ".join(sentences), class_="lead"),
+            None if closed else budget_bar(now, capacity),
+            tag("p", cleared) if cleared else None,
+        ]
+
+    def _controls(self) -> Markup:
         on = self._overview.enabled
         state = tag("span", "Measurement is on" if on else "Measurement is off", class_=f"pill {'on' if on else 'off'}")
         debug = tag("span", "A debug device: its reports can be read", class_="pill off")
-        told = notice(self._done) if self._done else None
-        return [told, tag("p", state, " ", debug if self._overview.debug else None)]
-
-    def _summary(self) -> Markup:
-        overview = self._overview
-        paying = {state.site for state in overview.filters if state.kind is FilterKind.SITE}
-        spent, capacity = self._spent_now(), overview.limits.global_budget
-        facts = [
-            ("Reports released", f"{len(overview.reports):,}", "sealed; nobody can read one on its own"),
-            ("Sites that were paid for", f"{len(paying):,}", "each has its own budget every week"),
-            ("Spent this week", f"{epsilon(spent)}", f"of {epsilon(capacity)} for all sites together"),
-            ("Impressions stored", f"{len(overview.impressions):,}", "ads you saw; only this device knows them"),
-        ]
-        cards = [
-            tag("div", tag("dt", name), tag("dd", value), tag("dd", text, class_="words"), class_="card")
-            for name, value, text in facts
-        ]
-        return tag("dl", cards, class_="cards")
+        switch = button_link("Switch measurement off…", "switch-off", danger=True)
+        if not on:
+            switch = button_link("Switch measurement on…", "switch-on")
+        clear = button_link("Clear history…", "clear-history", danger=True)
+        return tag("p", state, debug if self._overview.debug else None, switch, clear, class_="actions")
 
     def _meaning(self) -> Markup:
-        length = words.epoch_length_words(self._overview.limits.epoch_length)
+        length = formatting.describe_epoch_length(self._overview.limits.epoch_length)
         together = epsilon(2 * self._overview.limits.global_budget)
         own_ads = "counts ads on its own pages, " if self._overview.limits.own_site is OwnSite.COUNTED else ""
-        said = {"length": length, "together": together, "own_ads": own_ads}
-        example = {"example": epsilon(_EXAMPLE), "sure": words.sureness(_EXAMPLE)}
-        paragraphs = [text.format(**said, **example) for text in _MEANING]
-        return section("meaning", "What a spent budget means", [tag("p", text) for text in paragraphs])
+        limits = {"length": length, "together": together, "own_ads": own_ads}
+        example = {"example": epsilon(_EXAMPLE), "sure": formatting.guess_probability(_EXAMPLE)}
+        paragraphs = [text.format(**limits, **example) for text in _MEANING]
+        return fold("meaning", "What a spent budget means", [tag("p", text) for text in paragraphs])
 
     def _sites(self) -> Markup:
+        """Return the sites, most spent first, each folded around its weeks."""
         states = sorted(self._of_kind(FilterKind.SITE), key=lambda state: state.site)
-        cards = [self._site(site, list(group)) for site, group in groupby(states, key=lambda state: state.site)]
+        groups = [list(group) for _, group in groupby(states, key=lambda state: state.site)]
+        groups.sort(key=lambda group: -max(state.spent for state in group))
+        sites = [self._site(group) for group in groups]
+        further = plural(len(sites) - SHOWN_SITES, "more site", "more sites")
+        rest = fold("further", f"{further} with less", sites[SHOWN_SITES:]) if sites[SHOWN_SITES:] else None
         capacity = epsilon(self._overview.limits.site_budget)
-        explained = tag("p", f"A site may spend {capacity} of every week: the mark at the end of each bar.")
-        nothing = tag("p", "No site has had anything from you yet.", class_="empty")
-        return section("sites", "What each site has spent", explained, cards or nothing)
+        explained = f"Most spent first. A site may spend {capacity} of every week, the mark at the end of each bar."
+        nothing = tag("p", "No site is on record.", class_="empty")
+        content = [tag("p", explained), sites[:SHOWN_SITES], rest] if sites else nothing
+        return section("sites", "What each site has spent", content)
 
-    def _site(self, site: str, states: Sequence[FilterState]) -> Markup:
-        clear = button_link(f"Clear {site}…", f"clear-site?site={site}")
-        head = tag("div", tag("h3", site), clear, class_="panel-head")
-        caption = f"Budget of {site}, by week; weeks that are not listed have paid it nothing"
-        return tag("div", head, self._budget_table(caption, states), class_="panel")
+    def _site(self, states: Sequence[FilterState]) -> Markup:
+        most = max(states, key=lambda state: (state.spent, state.epoch))
+        name = [
+            tag("strong", most.site),
+            budget_bar(most.spent, most.capacity),
+            tag("span", f"{epsilon(most.spent)}, {self._week(most.epoch)}", class_="soft"),
+        ]
+        caption = f"Budget of {most.site}, by week; weeks that are not listed have paid it nothing"
+        clear = tag("p", button_link(f"Clear {most.site}…", f"clear-site?site={most.site}"), class_="actions")
+        return fold(f"site-{most.site}", name, self._budget_table(caption, states), clear, class_="fold site")
 
-    def _everyone(self) -> Markup:
-        everyone = self._of_kind(FilterKind.GLOBAL)
-        capacity = epsilon(self._overview.limits.global_budget)
-        total = self._budget_table(f"All sites together, at most {capacity} a week", everyone)
-        quotas: list[Node] = []
-        for kind in (FilterKind.IMPRESSION_SITE, FilterKind.ADVERTISER):
-            if states := self._of_kind(kind):
-                caption = f"{words.filter_words(kind)}: at most {epsilon(states[0].capacity)} a week"
-                quotas.append(self._budget_table(caption, states, named=True))
-        nothing = tag("p", "Nothing has been spent yet.", class_="empty")
-        if quotas:
-            quotas.append(tag("p", _MORE_THAN_TOTAL, class_="soft"))
-        return section("everyone", "All sites together", tag("p", _EVERYONE), total if everyone else nothing, quotas)
+    def _all_sites(self) -> Markup:
+        tables: list[Node] = []
+        for kind in FilterKind:
+            if kind is not FilterKind.SITE and (states := self._of_kind(kind)):
+                caption = f"{formatting.describe_filter(kind)}: at most {epsilon(states[0].capacity)} a week"
+                tables.append(self._budget_table(caption, states, named=bool(states[0].site)))
+        nothing = tag("p", "Nothing is on record.", class_="empty")
+        explained = [tag("p", _ALL_SITES), tables or nothing, tag("p", _QUOTAS, class_="soft") if tables[1:] else None]
+        return fold("everyone", "Limits across sites", explained)
 
-    def _budget_table(self, caption: str, states: Sequence[FilterState], *, named: bool = False) -> Markup:
-        ordered = sorted(states, key=lambda state: (state.site, -state.epoch))
+    def _budget_table(self, caption: str, states: Sequence[FilterState], *, named: bool = False) -> Node:
+        ordered = sorted(states, key=lambda state: (-state.spent if named else 0, -state.epoch, state.site))
         columns = ["Site and week" if named else "Week", "Up to the capacity", "Spent", "Left", "In words"]
-        rows = [self._budget_row(state, named) for state in ordered]
-        return table(caption, columns, rows, numbers=("Spent", "Left"), class_="budgets")
+        rows = [self._budget_row(state, named) for state in (ordered if self._all_rows else ordered[:MAX_ROWS])]
+        listing = table(caption, columns, rows, numbers=("Spent", "Left"), class_="budgets")
+        return [listing, _show_all(len(ordered)) if len(rows) < len(ordered) else None]
 
     def _budget_row(self, state: FilterState, named: bool) -> list[Node]:
         week = self._week(state.epoch)
         bar = budget_bar(state.spent, state.capacity)
-        told = "closed: history was cleared" if self._closed(state.epoch) else words.used(state.spent, state.capacity)
+        usage = (
+            "closed: history was cleared"
+            if self._closed(state.epoch)
+            else formatting.describe_usage(state.spent, state.capacity)
+        )
         name: Node = [state.site, tag("br"), tag("span", week, class_="soft")] if named else week
-        return [name, bar, epsilon(state.spent), epsilon(state.remaining), told]
+        return [name, bar, epsilon(state.spent), epsilon(state.remaining), usage]
 
-    def _askers(self) -> Markup:
+    def _recipients(self) -> Markup:
         records = self._overview.reports
         tables: list[Node] = []
-        for who, through, askers in (
+        for who, through, totals in (
             ("Site", "Intermediaries on its pages", totals_by_site(records)),
             ("Intermediary", "Sites it asked on", totals_by_intermediary(records)),
         ):
-            if askers:
+            if totals:
                 columns = [who, through, "Reports", "Paid for", "Most of one week"]
                 caption = f"Totals by {who.lower()}, over the reports below"
-                rows = [_asker_row(asker) for asker in askers]
+                rows = [_recipient_row(total) for total in totals]
                 tables.append(table(caption, columns, rows, numbers=columns[2:]))
-        nothing = tag("p", "Nobody has asked for a report yet.", class_="empty")
-        return section("askers", "Who asked", tag("p", _ASKERS), tables or nothing)
-
-    def _reports(self) -> Markup:
-        columns = ["When", "To whom", "What it cost you", "Week by week", "Noise asked for"]
-        listing = self._latest_first("Reports released", columns, self._overview.reports, self._report_row)
-        nothing = tag("p", "No report has left this device.", class_="empty")
-        return section("reports", "Reports released", tag("p", _REPORTS), listing or nothing)
+        nothing = tag("p", "Nobody is on record.", class_="empty")
+        return fold("askers", "Who asked", tag("p", _RECIPIENTS), tables or nothing)
 
     def _report_row(self, record: ReportRecord) -> list[Node]:
         to: Node = record.site
@@ -226,63 +303,52 @@ class OverviewPage:
             to = [to, tag("br"), "about conversions after its ad"]
         weeks = tag("ul", [tag("li", line) for line in self._cost_lines(record.epochs)])
         noise = f"ε {show(record.epsilon_micros)}, sensitivity {record.query_sensitivity:,}"
-        return [self._clockface.moment(record.time), to, words.cost_words(record.epochs), weeks, noise]
+        return [self._local_time.moment(record.time), to, formatting.describe_cost(record.epochs), weeks, noise]
 
     def _cost_lines(self, entries: Sequence[EpochEntry]) -> list[str]:
-        """Neighbouring weeks with the same outcome share a line."""
+        """Return one line per run of weeks with the same outcome."""
         lines = []
-        for outcome, group in groupby(reversed(entries), key=words.outcome_words):
+        for outcome, group in groupby(reversed(entries), key=formatting.describe_outcome):
             epochs = [entry.epoch for entry in group]
             name = self._week(epochs[0]) if len(epochs) == 1 else plural(len(epochs), "week")
             lines.append(f"{name}: {outcome}")
         return lines
 
-    def _impressions(self) -> Markup:
-        columns = ["When", "Where", "Bucket", "Who may count it", "Kept until"]
-        listing = self._latest_first("Impressions stored", columns, self._overview.impressions, self._impression_row)
-        nothing = tag("p", "No impression is stored.", class_="empty")
-        return section("impressions", "Impressions stored", tag("p", _IMPRESSIONS), listing or nothing)
-
     def _impression_row(self, saved: SavedImpression) -> list[Node]:
-        seen = saved.impression
-        where: Node = seen.site if seen.caller == seen.site else [seen.site, tag("br"), f"by {seen.caller}"]
+        ad = saved.impression
+        where: Node = ad.site if ad.caller == ad.site else [ad.site, tag("br"), f"by {ad.caller}"]
         who = ", ".join(sorted(saved.conversion_sites | saved.conversion_callers)) or "any site"
-        times = self._clockface
-        return [times.moment(seen.time), where, seen.histogram_index, who, times.moment(saved.expires)]
-
-    def _conversions(self) -> Markup:
-        columns = ["When", "Where", "Label", "Who may learn of it", "Kept until"]
-        listing = self._latest_first("Conversions stored", columns, self._overview.conversions, self._conversion_row)
-        nothing = tag("p", "No conversion is stored.", class_="empty")
-        return section("conversions", "Conversions stored", tag("p", _CONVERSIONS), listing or nothing)
+        times = self._local_time
+        return [times.moment(ad.time), where, ad.histogram_index, who, times.moment(saved.expires)]
 
     def _conversion_row(self, saved: SavedConversion) -> list[Node]:
-        event, times = saved.event, self._clockface
+        event, times = saved.event, self._local_time
         where: Node = event.site if event.caller == event.site else [event.site, tag("br"), f"by {event.caller}"]
         who = ", ".join(sorted(saved.publishers))
         return [times.moment(event.time), where, event.label, who, times.moment(saved.expires)]
 
-    def _latest_first(
-        self, caption: str, columns: Sequence[str], stored: Sequence[T], row: Callable[[T], list[Node]]
-    ) -> list[Node]:
-        """A table of what is stored, with a link to the rest if it is long; nothing if nothing is stored."""
-        shown = stored if self._all_rows else stored[-SHOWN_ROWS:]
-        listing = table(f"{caption}, latest first", columns, [row(each) for each in reversed(shown)])
-        rest = tag("p", tag("a", f"Show all {len(stored):,}", href="?all=1"))
-        return [listing, rest if len(shown) < len(stored) else None] if stored else []
-
-    def _controls(self) -> Markup:
-        on = self._overview.enabled
-        switch = button_link("Switch measurement off…", "switch-off", danger=True)
-        if not on:
-            switch = button_link("Switch measurement on…", "switch-on")
-        buttons = tag("p", switch, button_link("Clear history…", "clear-history", danger=True), class_="actions")
-        explained = "Each of these asks before it does anything. No site is told, and none can tell."
-        return section("controls", "Controls", tag("p", explained), buttons)
+    def _list(
+        self,
+        name: str,
+        one: str,
+        done: str,
+        explained: str,
+        stored: Sequence[T],
+        row: Callable[[T], list[Node]],
+    ) -> Markup:
+        """Return a folded table of the latest entries, with a link to the rest."""
+        if not stored:
+            return fold(name, f"No {one} is {'stored' if done == 'stored' else 'on record'}", tag("p", explained))
+        latest = stored if self._all_rows else stored[-MAX_ROWS:]
+        rows = [row(each) for each in reversed(latest)]
+        listing = table(f"{name.capitalize()} {done}, latest first", _COLUMNS[name], rows)
+        rest = _show_all(len(stored)) if len(latest) < len(stored) else None
+        heading = f"{plural(len(stored), one)} {done}"
+        return fold(name, heading, tag("p", explained), listing, rest, unfolded=self._all_rows)
 
     def _footer(self) -> Markup:
-        zone = self._clockface.zone_name(self._overview.now)
-        read = f"Read from this device's own store on {self._clockface.day(self._overview.now)}; times in {zone}. "
+        zone = self._local_time.zone_name(self._overview.now)
+        read = f"Read from this device's own store on {self._local_time.day(self._overview.now)}; times in {zone}. "
         return tag("p", read + _SERVED, class_="soft small")
 
     def _of_kind(self, kind: FilterKind) -> list[FilterState]:
@@ -296,11 +362,11 @@ class OverviewPage:
         return sum(state.spent for state in self._of_kind(FilterKind.GLOBAL) if state.epoch == current)
 
     def _calendar(self) -> EpochCalendar:
-        """Without a start of its own a device names weeks as if they started now."""
+        """Return the device's calendar, or one that starts now if it has none yet."""
         return self._overview.calendar or EpochCalendar(self._overview.now, self._overview.limits.epoch_length)
 
     def _week(self, epoch: int) -> str:
-        return self._clockface.week(self._calendar(), epoch, self._overview.now)
+        return self._local_time.week(self._calendar(), epoch, self._overview.now)
 
     def _closed(self, epoch: int) -> bool:
         barrier = self._overview.barrier

@@ -1,7 +1,8 @@
-"""Chunks: a span of a column, opened, expanded, checked and added up in one go wherever the executor runs it.
+"""Chunks: a span of a column, opened, checked, expanded and added up in one job wherever the executor runs it.
 
-Seeds never leave the worker; what comes back is an hour and two bytes per report, two vectors for each chunk, and where
-reports are checked 32 bytes for every 64 of them.
+A job's cost is one HPKE open for each report, all of a chunk in one batch. Seeds never leave the worker. The result has
+an hour and two bytes for each report, two vectors for each chunk and, where reports are checked, 32 bytes for every 64
+of them.
 """
 
 from __future__ import annotations
@@ -11,20 +12,95 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
 
-from mpc_helpers.admission.blocks import BLOCK, block_hash, preimages
-from mpc_helpers.admission.column import Mask
-from mpc_helpers.admission.headers import Hours, examine_headers, header_debug, header_hours, openings_of
-from mpc_helpers.admission.opening import OpenedReports, open_reports
+from mpc_helpers.admission.column import BLOCK, Mask, block_hash, preimages
+from mpc_helpers.admission.headers import (
+    ADMITTED,
+    CODE_OF,
+    AdmissionRules,
+    Hours,
+    Reasons,
+    examine_headers,
+    header_debug,
+    header_hours,
+    openings_of,
+)
 from mpc_helpers.admission.residues import ResidueCheck, check_words
-from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reasons
 from protocol.batch import ColumnChunk, ColumnLayout, read_chunk
 from protocol.errors import Rejection
-from protocol.field import RowSum, Vector, expansions, subtract, sum_rows
+from protocol.field import SEED_SIZE, P, RowSum, Vector, expansions, subtract, sum_rows
+from protocol.header import BODY_HASH_SPAN, HELPER_SET_SPAN, KEY_ID_SPANS
+from protocol.hpke import PrivateKey
+from protocol.report import are_committed, body_digest, open_many_seeds
 from protocol.shares import BODY_SEED, SEEDS_OF
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedReports:
+    """The reports of a chunk that opened: two seeds each, and the positions they had."""
+
+    rows: list[int]
+    first_seeds: list[bytes] = field(repr=False)
+    second_seeds: list[bytes] = field(repr=False)
+
+
+def open_reports(rules: AdmissionRules, chunk: ColumnChunk, elements: Vector, reasons: Reasons) -> OpenedReports:
+    """Open every report that is still admitted; where one fails, write the rejection into `reasons`.
+
+    The two seeds of each are checked against what its header commits to. `elements` are the chunk's bodies, without
+    columns at the helper that does not use them. Three passes rather than one: each kind of work stays in the
+    processor's cache, which saves a twentieth of the whole.
+    """
+    headers = chunk.headers()
+    if chunk.layout.body:
+        _check_bodies(chunk, headers, elements, reasons)
+    rows, seeds = _open_payloads(rules, headers, chunk.payloads(), reasons)
+    committed = are_committed(rules.party, [headers[row] for row in rows], seeds)
+    if not all(committed):
+        reasons[[row for row, right in zip(rows, committed, strict=True) if not right]] = CODE_OF[
+            Rejection.WRONG_COMMITMENT
+        ]
+        rows, seeds = list(compress(rows, committed)), list(compress(seeds, committed))
+    return OpenedReports(rows, [pair[:SEED_SIZE] for pair in seeds], [pair[SEED_SIZE:] for pair in seeds])
+
+
+def _check_bodies(chunk: ColumnChunk, headers: list[bytes], elements: Vector, reasons: Reasons) -> None:
+    """Reject reports with an element not below p, or with another body than the header names."""
+    bad = elements.max(axis=1) >= np.uint64(P)
+    hashed = [body_digest(body) == header[BODY_HASH_SPAN] for header, body in zip(headers, chunk.bodies(), strict=True)]
+    bad |= ~np.array(hashed, dtype=np.bool_)
+    reasons[bad & (reasons == ADMITTED)] = CODE_OF[Rejection.WRONG_BODY]
+
+
+def _open_payloads(
+    rules: AdmissionRules, headers: list[bytes], payloads: list[bytes], reasons: Reasons
+) -> tuple[list[int], list[bytes]]:
+    """Open the payload of every admitted report and return the rows, in order, and seeds of those that open."""
+    own_id = KEY_ID_SPANS[rules.party]
+    # Made for each chunk, which costs next to nothing: this process outlives the keys and must not retain them.
+    keys = {key.helper_set + key.key_id: PrivateKey.from_raw(key.suite, key.private) for key in rules.keys}
+    rows_by_key: dict[bytes, list[int]] = {}
+    for row in np.flatnonzero(reasons == ADMITTED).tolist():
+        header = headers[row]
+        rows_by_key.setdefault(header[HELPER_SET_SPAN] + header[own_id], []).append(row)
+    sealed: list[tuple[int, bytes]] = []
+    for name, rows in rows_by_key.items():
+        opened = open_many_seeds(
+            rules.party, [headers[row] for row in rows], [payloads[row] for row in rows], keys[name]
+        )
+        for row, seeds in zip(rows, opened, strict=True):
+            # A payload is exactly two seeds.
+            if seeds is None or len(seeds) != 2 * SEED_SIZE:
+                reasons[row] = CODE_OF[Rejection.UNOPENABLE]
+            else:
+                sealed.append((row, seeds))
+    sealed.sort()
+    return [row for row, _ in sealed], [seeds for _, seeds in sealed]
+
 
 # Words that are expanded at a time: a quarter of a megabyte where they are only added up, four times that where numpy
 # has more to do with each block.
@@ -39,20 +115,20 @@ class ChunkJob:
     rules: AdmissionRules
     layout: ColumnLayout
     start: int
-    # One for every report: whether it is the one before it once more.
+    # For every report, whether it is a duplicate of the one before it.
     repeats: Mask = field(repr=False)
     source: Path | bytes = field(repr=False)
 
     def chunk(self) -> ColumnChunk:
-        """The records of this span."""
+        """Return the records of this span."""
         if isinstance(self.source, bytes):
             return ColumnChunk(self.layout, self.source)
         return read_chunk(self.source, self.layout, self.start, len(self.repeats))
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Where the time of opening went, in processor seconds over all workers: what `bench throughput` shows."""
+class CpuSeconds:
+    """Processor seconds of admission over all workers, by part, as `bench throughput` reports them."""
 
     check: float = 0.0
     open: float = 0.0
@@ -60,34 +136,34 @@ class Spent:
     sum: float = 0.0
     residues: float = 0.0
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, part) + getattr(other, part) for part in _PARTS))
+    def __add__(self, other: CpuSeconds) -> CpuSeconds:
+        return CpuSeconds(*(getattr(self, part) + getattr(other, part) for part in _PARTS))
 
 
-_PARTS = tuple(part.name for part in fields(Spent))
+_PARTS = tuple(part.name for part in fields(CpuSeconds))
 
 
 class Stopwatch:
-    """Processor seconds of this thread, by part."""
+    """Measures processor seconds of this thread, by part."""
 
     def __init__(self) -> None:
         self._last = time.thread_time()
         self._seconds = dict.fromkeys(_PARTS, 0.0)
 
     def lap(self, part: str) -> None:
-        """What has passed since the last lap was spent on `part`."""
+        """Attribute the time since the last lap to `part`."""
         now = time.thread_time()
         self._seconds[part] += now - self._last
         self._last = now
 
-    def spent(self) -> Spent:
-        """All laps so far."""
-        return Spent(**self._seconds)
+    def cpu_seconds(self) -> CpuSeconds:
+        """Return the totals of all laps."""
+        return CpuSeconds(**self._seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """What a worker makes of a chunk."""
+    """The result of a `ChunkJob`."""
 
     start: int
     hours: Hours
@@ -96,12 +172,12 @@ class ChunkResult:
     sums: tuple[Vector, Vector] = field(repr=False)
     # The hashes of the chunk's blocks of check shares, joined; empty where nothing is checked.
     blocks: bytes = field(repr=False)
-    spent: Spent = field(default_factory=Spent)
+    cpu_seconds: CpuSeconds = field(default_factory=CpuSeconds)
 
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Do not look for rings of objects meanwhile: a chunk makes many objects and no ring, and looking takes long."""
+    """Disable the cyclic garbage collector: a chunk makes many objects and no cycles, and collecting is slow."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -113,7 +189,7 @@ def _without_collecting() -> Iterator[None]:
 
 @_without_collecting()
 def ingest_chunk(job: ChunkJob) -> ChunkResult:
-    """Admit, open, expand and sum one chunk. A pure function of its job: done twice it gives the same result."""
+    """Admit, open, expand and sum one chunk. A pure function of its job, so it can be retried."""
     watch = Stopwatch()
     chunk = job.chunk()
     headers = chunk.header_matrix()
@@ -127,13 +203,13 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     blocks = [] if shares is None else _hash_blocks(job.start, reasons == ADMITTED, shares)
     watch.lap("residues")
     return ChunkResult(
-        job.start, header_hours(headers), header_debug(headers), reasons, sums, b"".join(blocks), watch.spent()
+        job.start, header_hours(headers), header_debug(headers), reasons, sums, b"".join(blocks), watch.cpu_seconds()
     )
 
 
 @dataclass(frozen=True, slots=True)
-class PickedRows:
-    """Some records of a column that were admitted before, to be opened once more; by value, as they lie apart."""
+class ReopenJob:
+    """Some records of a column that were admitted before, to be opened again; by value, as they are scattered."""
 
     rules: AdmissionRules
     layout: ColumnLayout
@@ -141,19 +217,19 @@ class PickedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedAgain:
-    """The sums over some reports, and where they are checked a row of check shares for each."""
+class ReopenResult:
+    """The sums over some reports and, where they are checked, a row of check shares for each."""
 
     sums: tuple[Vector, Vector] = field(repr=False)
     shares: Vector | None = field(repr=False)
 
 
-def open_again(job: PickedRows) -> OpenedAgain:
-    """Open and sum some reports once more, wherever the executor runs it. It gives what it gave before."""
+def reopen(job: ReopenJob) -> ReopenResult:
+    """Open and sum some admitted reports again. Deterministic: the result is what it was the first time."""
     chunk = ColumnChunk(job.layout, job.records)
     elements = chunk.elements()
     opened = open_reports(job.rules, chunk, elements, np.zeros(len(chunk), dtype=np.uint8))
-    return OpenedAgain(*sum_opened(job.rules, opened, chunk.headers(), elements, Stopwatch()))
+    return ReopenResult(*sum_opened(job.rules, opened, chunk.headers(), elements, Stopwatch()))
 
 
 def _hash_blocks(start: int, opened: Mask, shares: Vector) -> list[bytes]:
@@ -163,7 +239,7 @@ def _hash_blocks(start: int, opened: Mask, shares: Vector) -> list[bytes]:
 def sum_opened(
     rules: AdmissionRules, opened: OpenedReports, headers: Sequence[bytes], elements: Vector, watch: Stopwatch
 ) -> tuple[tuple[Vector, Vector], Vector | None]:
-    """The sums of the two components this helper knows, over the reports that opened; and their residues, if any."""
+    """Return the sums of the two components this helper knows, over the reports that opened, and their residues."""
     shape = rules.query.shape
     if len(opened.rows) != len(elements):
         headers, elements = [headers[row] for row in opened.rows], elements[opened.rows]
@@ -191,7 +267,7 @@ def sum_opened(
 def _sum_seeds(
     rules: AdmissionRules, opened: OpenedReports, elements: Vector, check: ResidueCheck | None, watch: Stopwatch
 ) -> tuple[Vector, Vector]:
-    """Expand both seeds of every report, add up what belongs to the histogram, and hand all of it to the check."""
+    """Expand both seeds of every report, add up what belongs to the histogram, and pass all of it to the check."""
     shape = rules.query.shape
     totals = (RowSum(shape.length), RowSum(shape.length))
     words = _CHECK_WORDS if shape.checked else _SUM_WORDS

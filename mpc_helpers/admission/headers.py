@@ -1,21 +1,22 @@
 """The headers of a chunk, checked all at once: which reports may count, before anything is opened.
 
-Reports of one query have headers of one layout, so headers are checked as columns of a byte matrix, and only what is
-out of the ordinary is decoded one by one.
+Reports of one query have headers of one layout, so headers are checked as columns of a byte matrix, and only unusual
+ones are decoded one by one. A report that fails is dropped and counted under one `Rejection`, encoded in one byte; the
+query goes on without it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from mpc_helpers.admission.column import Mask
-from mpc_helpers.admission.rules import ADMITTED, CODE_OF, AdmissionRules, Reasons
-from protocol.epsilon import noise_covers
+from mpc_helpers.identity.membership import Membership
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, P, Vector
 from protocol.header import (
@@ -33,17 +34,60 @@ from protocol.header import (
     Header,
     ReportTerms,
 )
-from protocol.hpke import KEY_ID_SIZE
-from protocol.noise_scale import NoiseScale
+from protocol.hpke import KEY_ID_SIZE, Suite
+from protocol.left_out import code_of
 from protocol.query import Query
 from protocol.shape import Shape
+from protocol.units import noise_covers
 from protocol.wire import HASH_SIZE
+
+Reasons = npt.NDArray[np.uint8]
+
+ADMITTED = 0
+# The outcome of a report as one byte: 0, or one more than the number of its rejection.
+CODE_OF: Mapping[Rejection, int] = {reason: code_of(reason) for reason in Rejection}
+REASON_OF: Mapping[int, Rejection] = {code: reason for reason, code in CODE_OF.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class OpeningKey:
+    """One of this helper's private HPKE keys, with the span in which devices may have sealed to it."""
+
+    helper_set: bytes
+    key_id: bytes
+    not_before: int
+    not_after: int
+    suite: Suite
+    private: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRules:
+    """What a report must satisfy to count in this query at this helper. Plain data: it is sent to other processes."""
+
+    party: int
+    query: Query
+    keys: tuple[OpeningKey, ...]
+    oldest: int
+    newest: int
+
+    @classmethod
+    def for_query(cls, membership: Membership, query: Query, *, oldest: int, newest: int) -> AdmissionRules:
+        """Return the rules of a query. A report may name any key of ours, in any set we know, that we still hold."""
+        keys = [
+            OpeningKey(one.digest, config.key.key_id, config.not_before, config.not_after, private.suite, private.raw)
+            for one in membership.known_sets
+            for config in one.helpers[membership.party].hpke_keys
+            if (private := membership.hpke.get(config.key)) is not None and private.suite is query.suite
+        ]
+        return cls(membership.party, query, tuple(keys), oldest, newest)
+
 
 Bytes = npt.NDArray[np.uint8]
 Hours = npt.NDArray[np.uint32]
 
-# Where in the fixed part no two good reports of one query differ: before the helper set, and between Δ and the
-# commitments (κ and buckets). Neither do they in what follows, up to the openings.
+# Spans of the fixed part that are equal in all valid reports of one query: before the helper set, and between Δ and the
+# commitments (κ and buckets). What follows the fixed part, up to the openings, is equal too.
 _CONSTANT = (slice(0, HELPER_SET_SPAN.start), slice(SENSITIVITY_SPAN.stop, COMMITMENT_SPANS[0].start))
 _P = np.uint64(P)
 # ε and Δ, side by side.
@@ -52,7 +96,7 @@ _PAID = struct.Struct(">IQ")
 
 @lru_cache(maxsize=16)
 def _usual_header(query: Query) -> bytes:
-    """A header up to its openings as this query expects it, with zeros wherever good reports may differ."""
+    """Return a header up to its openings as this query expects it, with zeros wherever good reports may differ."""
     terms = ReportTerms(
         query.site,
         query.caller,
@@ -72,7 +116,7 @@ def _usual_header(query: Query) -> bytes:
 
 
 def examine_headers(rules: AdmissionRules, headers: Bytes) -> Reasons:
-    """The fate of every header (rows of one byte matrix), before anything is opened."""
+    """Return the outcome of every header (rows of one byte matrix), before anything is opened."""
     headers = np.ascontiguousarray(headers)
     reasons = np.zeros(len(headers), dtype=np.uint8)
     for index in np.flatnonzero(~_usual_rows(rules, headers)):
@@ -97,20 +141,20 @@ def _usual_rows(rules: AdmissionRules, headers: Bytes) -> npt.NDArray[np.bool_]:
 
 
 def read_openings(shape: Shape, headers: Bytes) -> Vector:
-    """The openings at the end of every header, not yet known to be elements. None where nothing is checked."""
+    """Return the openings at the end of every header, not yet checked to be below p; no columns if unchecked."""
     start = headers.shape[1] - ELEMENT_SIZE * shape.openings
     return np.ascontiguousarray(headers[:, start:]).view("<u8").astype(np.uint64, copy=False)
 
 
 def openings_of(shape: Shape, headers: Sequence[bytes]) -> Vector:
-    """The same, of headers that are not in a matrix."""
+    """Return what `read_openings` does, for headers that are not in a matrix."""
     start = len(headers[0]) - ELEMENT_SIZE * shape.openings
     joined = b"".join([header[start:] for header in headers])
     return np.frombuffer(joined, dtype="<u8").astype(np.uint64, copy=False).reshape(len(headers), shape.openings)
 
 
 def _equal(rows: Bytes, value: Bytes) -> npt.NDArray[np.bool_]:
-    """Which rows are `value`. Whole batches of good reports are told in one comparison of bytes."""
+    """Return which rows are `value`. A whole batch of good reports takes one comparison of bytes."""
     if rows.tobytes() == value.tobytes() * len(rows):
         return np.ones(len(rows), dtype=np.bool_)
     same: npt.NDArray[np.bool_] = (rows == value).all(axis=1)
@@ -118,7 +162,7 @@ def _equal(rows: Bytes, value: Bytes) -> npt.NDArray[np.bool_]:
 
 
 def _rejection_of(rules: AdmissionRules, header: bytes) -> Rejection:
-    """Why a header that differs from the usual one where none may differ is refused. There is always a reason."""
+    """Return why a header is rejected that differs from `_usual_header` in a span where no valid one does."""
     try:
         terms = Header.decode(header).terms
     except Rejected as error:
@@ -134,7 +178,7 @@ def _rejection_of(rules: AdmissionRules, header: bytes) -> Rejection:
 
 
 def _check_keys(rules: AdmissionRules, headers: Bytes) -> Reasons:
-    """Helper set, key id and the key's validity at the report's time."""
+    """Check helper set, key id and the key's validity at the report's time."""
     times = _times(headers)
     named = np.hstack([headers[:, HELPER_SET_SPAN], headers[:, KEY_ID_SPANS[rules.party]]])
     reasons = np.zeros(len(headers), dtype=np.uint8)
@@ -160,7 +204,7 @@ def _check_times(rules: AdmissionRules, headers: Bytes) -> Reasons:
 
 
 def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
-    """What was paid, compared in unbounded integers, once for every distinct (ε, Δ) in the batch."""
+    """Check what was paid, in unbounded integers, once for every distinct (ε, Δ) in the batch."""
     query = rules.query
     reasons = np.zeros(len(headers), dtype=np.uint8)
     for rows, value in _groups(headers[:, EPSILON_SPAN.start : SENSITIVITY_SPAN.stop]):
@@ -174,30 +218,30 @@ def _check_noise(rules: AdmissionRules, headers: Bytes) -> Reasons:
 
 
 def _is_covered(query: Query, epsilon: int, sensitivity: int) -> bool:
-    """Whether the query's noise is what a report of this (ε, Δ) was made for, or more.
+    """Return whether the query's noise is what a report of this (ε, Δ) was made for, or more.
 
     Joint noise has an end, and its δ is stated for changes up to some size. A report that may change the sum by more
     is not covered by it, whatever its ε is.
     """
     if not noise_covers(epsilon, sensitivity, query.epsilon_micros, query.sensitivity):
         return False
-    return query.debug or NoiseScale.of(query).covers(sensitivity + query.kappa)
+    return query.debug or query.noise_scale.covers(sensitivity + query.kappa)
 
 
 def header_hours(headers: Bytes) -> Hours:
-    """The hour each report says it was made in, counted from 1970; only those of admitted reports mean anything."""
+    """Return the hour each header names, counted from 1970; only those of admitted reports mean anything."""
     return (_times(headers) // np.uint64(TIME_STEP)).astype(np.uint32)
 
 
 def header_debug(headers: Bytes) -> Mask:
-    """Which reports say in their own header that a debug device made them."""
+    """Return which headers say that a debug device made the report."""
     flags = headers[:, FLAGS_SPAN.start]
     mask: Mask = (flags & Flags.DEBUG) != 0
     return mask
 
 
 def _groups(rows: Bytes) -> list[tuple[npt.NDArray[np.int64], bytes]]:
-    """Positions of each distinct row. Good reports of one query have one value or a few."""
+    """Return each distinct row with its positions. Good reports of one query have one value or a few."""
     if _equal(rows, rows[0]).all():
         return [(np.arange(len(rows)), rows[0].tobytes())]
     keys = np.ascontiguousarray(rows).view([("", np.void, rows.shape[1])]).ravel()

@@ -1,58 +1,66 @@
-"""Sum: add the admitted reports' shares up, chunk by chunk, in flat memory and on any number of workers.
+"""Admit a column: check, open and sum its reports, chunk by chunk, in flat memory and on any number of workers.
 
-Run by a helper. The helpers may then agree on fewer reports than this one admitted: those are opened once more and
-taken out of the sums, which costs only them.
+Run by a helper. Each report is opened once: its shares are summed in the same pass in which it is admitted. If the
+helpers then agree on fewer reports than this one admitted, those are opened again and subtracted from the sums, which
+costs only them.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.admission.blocks import (
-    BLOCK,
-    HASH_SIZE,
-    NO_ROOT,
-    ShownBlocks,
-    block_count,
-    block_hash,
-    check_root,
-    preimages,
-)
 from mpc_helpers.admission.chunk import (
     ChunkJob,
     ChunkResult,
-    OpenedAgain,
-    PickedRows,
-    Spent,
+    CpuSeconds,
+    ReopenJob,
+    ReopenResult,
     ingest_chunk,
-    open_again,
+    reopen,
 )
-from mpc_helpers.admission.cluster import Workplace
-from mpc_helpers.admission.column import Mask, repeated
-from mpc_helpers.admission.headers import Hours
-from mpc_helpers.admission.rules import ADMITTED, REASON_OF, AdmissionRules, Reasons
-from mpc_helpers.admission.verdicts import Verdicts
+from mpc_helpers.admission.column import (
+    BLOCK,
+    NO_ROOT,
+    BlockCache,
+    CheckResults,
+    Mask,
+    block_count,
+    block_hash,
+    check_root,
+    digests_of,
+    duplicates,
+    preimages,
+)
+from mpc_helpers.admission.executors import ReportExecutor
+from mpc_helpers.admission.headers import ADMITTED, REASON_OF, AdmissionRules, Hours, Reasons
+from mpc_helpers.identity.membership import Membership
 from protocol.batch import ColumnLayout, ColumnReader, DigestRows
-from protocol.errors import ProtocolError, Rejection
+from protocol.errors import ErrorKind, ProtocolError, Rejection, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector, add, subtract
+from protocol.header import TIME_STEP
+from protocol.query import Query
 from protocol.shape import Shape
 from protocol.shares import BODY_SEED, SEEDS_OF, to_shamir
 from protocol.validity import histogram_in
+from protocol.wire import HASH_SIZE
 
-# Large enough that handing a chunk over costs nothing beside opening it, small enough to keep all workers busy.
+# Large enough that dispatching a chunk costs nothing beside opening it, small enough to keep all workers busy.
 CHUNK_BYTES = 2**22
 _CHUNK_REPORTS = (BLOCK, 2048)
 
 
 @dataclass(slots=True)
-class Ingested:
-    """A whole column after Admit: every report's digest and fate, and the sums over those this helper admitted."""
+class AdmittedColumn:
+    """A whole column after Admit: every report's digest and outcome, and the sums over those this helper admitted."""
 
     rules: AdmissionRules
     column: ColumnReader
@@ -60,51 +68,51 @@ class Ingested:
     hours: Hours
     debug: Mask
     reasons: Reasons
-    spent: Spent
+    cpu_seconds: CpuSeconds
     # One hash for each block of check shares; none where nothing is checked.
     blocks: list[bytes] = field(repr=False)
     _sums: tuple[Vector, Vector] = field(repr=False)
-    # Where reports are opened, also a second time.
-    _place: Workplace = field(repr=False)
-    # What is in the sums. Whatever is found out about a report later changes neither this nor the reasons.
+    _executor: ReportExecutor = field(repr=False)
+    # Which reports are in the sums. The check between helpers changes neither this nor the reasons.
     summed: Mask = field(init=False, repr=False)
-    verdicts: Verdicts = field(init=False, repr=False)
+    check_results: CheckResults = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.summed = self.reasons == ADMITTED
-        self.verdicts = Verdicts.none(len(self.reasons))
+        self.check_results = CheckResults.none(len(self.reasons))
         for array in (self.reasons, self.summed):
             array.setflags(write=False)
 
     @property
     def admitted(self) -> Mask:
-        """Which reports this helper would count: those it summed, without those found invalid since."""
-        return self.summed & ~self.verdicts.invalid
+        """Which reports this helper would count: those it summed, except those found invalid since."""
+        return self.summed & ~self.check_results.invalid
 
     @property
     def check_root(self) -> bytes:
-        """What this helper says about the numbers of all reports that it opened."""
+        """Hash of this helper's check shares of all reports that it opened."""
         return check_root(self.blocks) if self.rules.query.shape.checked else NO_ROOT
 
     def rejections(self) -> dict[Rejection, int]:
-        """How many reports were dropped for each reason."""
+        """Return the number of reports dropped for each reason."""
         codes, counts = np.unique(self.reasons[~self.summed], return_counts=True)
         return {REASON_OF[int(code)]: int(count) for code, count in zip(codes, counts, strict=True)}
 
     def total(self, accepted: Mask) -> dict[int, Vector]:
-        """The component sums over exactly the accepted reports: those summed already, less the few to leave out."""
+        """Return the component sums over exactly the accepted reports: what was summed, less the few to leave out."""
         if (accepted & ~self.summed).any():
-            raise ProtocolError("a report was accepted that this helper never admitted")
+            message = "a report was accepted that this helper never admitted"
+            raise ProtocolError(message, kind=ErrorKind.INCONSISTENT)
         sums = self._sums
         leave_out = np.flatnonzero(self.summed & ~accepted)
         chunk = chunk_length(self.column.layout, self.rules.query.shape)
-        for taken in self._open_again(leave_out[start : start + chunk] for start in range(0, len(leave_out), chunk)):
+        for taken in self._reopen(leave_out[start : start + chunk] for start in range(0, len(leave_out), chunk)):
             sums = (subtract(sums[0], taken.sums[0]), subtract(sums[1], taken.sums[1]))
         first, second = SEEDS_OF[self.rules.party]
         return {first: sums[0], second: sums[1]}
 
     def shamir_share(self, accepted: Mask) -> Vector:
-        """This helper's degree-1 Shamir share of the sum over the accepted reports: what enters the MPC.
+        """Return this helper's degree-1 Shamir share of the sum over the accepted reports: its input to the MPC.
 
         In checked reports a histogram is shared as numerators. Undoing that is linear too, so it is done once, here.
         """
@@ -116,25 +124,25 @@ class Ingested:
         return self.rules.query.shape.residues
 
     def show(self, numbers: Sequence[int]) -> list[bytes] | None:
-        """Some blocks of check shares, computed again the first time; None unless all come out as before.
+        """Return some blocks of check shares, recomputed the first time; None unless all equal the first computation.
 
-        A report whose points came out otherwise the second time would be shown at a second point, which tells its
-        content to whoever sees both.
+        A report recomputed at other points would be revealed at a second point, which discloses its content to anyone
+        who sees both.
         """
-        shown = ShownBlocks(self.column.path, self.residues)
-        missing = [number for number in numbers if not shown.holds(number, self.blocks[number])]
+        cache = BlockCache(self.column.path, self.residues)
+        missing = [number for number in numbers if not cache.holds(number, self.blocks[number])]
         for number, preimage in zip(missing, self._compute_blocks(missing), strict=True):
             if block_hash(number, preimage) != self.blocks[number]:
                 return None
-            shown.keep(number, preimage)
-        return [shown.read(number) for number in numbers]
+            cache.keep(number, preimage)
+        return [cache.read(number) for number in numbers]
 
     def _compute_blocks(self, numbers: Sequence[int]) -> list[bytes]:
-        """As many blocks at a time as keep every process of the workplace busy."""
-        share = -(-len(numbers) // self._place.parallel)
+        """Recompute blocks, in as many groups as the executor runs in parallel."""
+        share = -(-len(numbers) // self._executor.parallel)
         groups = [numbers[at : at + share] for at in range(0, len(numbers), share or 1)]
-        again = self._open_again(self._opened_rows(group) for group in groups)
-        return [block for group, found in zip(groups, again, strict=True) for block in self._cut(group, found.shares)]
+        again = self._reopen(self._opened_rows(group) for group in groups)
+        return [block for group, result in zip(groups, again, strict=True) for block in self._cut(group, result.shares)]
 
     def _opened_rows(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
         rows = np.concatenate([np.arange(number * BLOCK, (number + 1) * BLOCK) for number in numbers])
@@ -143,7 +151,7 @@ class Ingested:
         return opened
 
     def _cut(self, numbers: Sequence[int], shares: Vector | None) -> Iterator[bytes]:
-        """Check shares of some blocks, one after the other; nothing at all if a report does not open any more."""
+        """Yield the check shares of each block; empty ones if a report does not open any more."""
         opened = [self.summed[number * BLOCK : (number + 1) * BLOCK] for number in numbers]
         ends = np.concatenate([[0], np.cumsum([np.count_nonzero(part) for part in opened])])
         if shares is None or len(shares) != ends[-1]:
@@ -152,61 +160,61 @@ class Ingested:
         for at, part in enumerate(opened):
             yield preimages(part, shares[ends[at] : ends[at + 1]])[0]
 
-    def _open_again(self, spans: Iterable[npt.NDArray[np.int64]]) -> Iterator[OpenedAgain]:
-        """Some rows at a time, in the order given, with a few of them under way at the workplace."""
+    def _reopen(self, spans: Iterable[npt.NDArray[np.int64]]) -> Iterator[ReopenResult]:
+        """Reopen some rows at a time and yield results in the order given, with a few jobs in flight."""
         layout = self.column.layout
-        under_way: deque[tuple[PickedRows, Future[OpenedAgain]]] = deque()
+        in_flight: deque[tuple[ReopenJob, Future[ReopenResult]]] = deque()
         for rows in spans:
-            job = PickedRows(self.rules, layout, self.column.pick(rows).data)
-            under_way.append((job, self._place.executor.submit(open_again, job)))
-            if len(under_way) >= 2 * self._place.parallel:
-                yield _result(*under_way.popleft())
-        while under_way:
-            yield _result(*under_way.popleft())
+            job = ReopenJob(self.rules, layout, self.column.pick(rows).data)
+            in_flight.append((job, self._executor.backend.submit(reopen, job)))
+            if len(in_flight) >= 2 * self._executor.parallel:
+                yield _result(*in_flight.popleft())
+        while in_flight:
+            yield _result(*in_flight.popleft())
 
 
 def ingest(
     column: ColumnReader,
     digests: DigestRows,
     rules: AdmissionRules,
-    place: Workplace,
+    executor: ReportExecutor,
     progress: Callable[[int], None] = lambda _: None,
-) -> Ingested:
-    """Admit a column at a workplace, with at most a few chunks per worker in memory at a time."""
+) -> AdmittedColumn:
+    """Admit a column on an executor, with at most a few chunks per worker in memory at a time."""
     count, length = len(column), rules.query.length
     _check_layout(column, rules)
     hours = np.zeros(count, dtype=np.uint32)
     debug = np.zeros(count, dtype=np.bool_)
     reasons = np.zeros(count, dtype=np.uint8)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
-    spent = Spent()
+    cpu_seconds = CpuSeconds()
     blocks = [b""] * (block_count(count) if rules.query.shape.checked else 0)
-    jobs = _jobs(column, rules, repeated(digests), place.shared_disk)
-    for result in _run(place.executor, jobs, 2 * place.parallel):
+    jobs = _jobs(column, rules, duplicates(digests), executor.shared_disk)
+    for result in _run(executor.backend, jobs, 2 * executor.parallel):
         span = slice(result.start, result.start + len(result.reasons))
         hours[span], debug[span], reasons[span] = result.hours, result.debug, result.reasons
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         hashes = [result.blocks[at : at + HASH_SIZE] for at in range(0, len(result.blocks), HASH_SIZE)]
         blocks[result.start // BLOCK : result.start // BLOCK + len(hashes)] = hashes
-        spent += result.spent
+        cpu_seconds += result.cpu_seconds
         progress(len(result.reasons))
-    return Ingested(rules, column, digests, hours, debug, reasons, spent, blocks, sums, place)
+    return AdmittedColumn(rules, column, digests, hours, debug, reasons, cpu_seconds, blocks, sums, executor)
 
 
-def _result(job: PickedRows, future: Future[OpenedAgain]) -> OpenedAgain:
-    """What was opened again; here, if the processes or machines that should have done it have died.
+def _result(job: ReopenJob, future: Future[ReopenResult]) -> ReopenResult:
+    """Return the result of a job; run it here if the processes or machines that should have done it have died.
 
-    Pools and clusters say so in different ways. What is wrong with the reports themselves shows here once more.
+    Pools and clusters raise different exceptions then. One that is the job's own fault is raised here again.
     """
     try:
         return future.result()
     except Exception:
-        return open_again(job)
+        return reopen(job)
 
 
 def chunk_length(layout: ColumnLayout, shape: Shape) -> int:
-    """How many records make a chunk. Of checked reports it is whole blocks, and numbers count, not bytes of records:
-    helper 1, whose records are short, expands as many as the others.
+    """Return the number of records in a chunk. Checked reports come in whole blocks and are sized by their numbers, not
+    their records: helper 1, whose records are short, expands as many as the others.
     """
     fewest, most = _CHUNK_REPORTS
     size = max(layout.record, ELEMENT_SIZE * shape.expanded) if shape.checked else layout.record
@@ -220,6 +228,7 @@ def _check_layout(column: ColumnReader, rules: AdmissionRules) -> None:
             f"the column has {len(column)} reports with bodies of {column.layout.body} bytes; "
             f"the query says {rules.query.batch_size} and {body}",
             "Cut the columns from the same batch that the query was made for.",
+            kind=ErrorKind.INCONSISTENT,
         )
 
 
@@ -241,3 +250,61 @@ def _run(executor: Executor, jobs: Iterator[ChunkJob], in_flight: int) -> Iterat
     while pending:
         done, pending = wait(pending, return_when=FIRST_COMPLETED)
         yield from (future.result() for future in done)
+
+
+# How far a report's hour may lie ahead of this helper's clock.
+CLOCK_TOLERANCE = TIME_STEP
+INGEST_TRIES = 3
+
+
+class Admission:
+    """One helper's admission. Reports are admitted for `lifetime` seconds; `running` batches at a time.
+
+    `watermark` returns the time at or before which the ledger may have forgotten reports; `admitted` is a metrics
+    callback, called with each column.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        executor: ReportExecutor,
+        *,
+        lifetime: int,
+        running: int,
+        watermark: Callable[[], int],
+        admitted: Callable[[AdmittedColumn], None] = lambda _: None,
+    ) -> None:
+        self._membership = membership
+        self._executor = executor
+        self._lifetime = lifetime
+        self._watermark = watermark
+        self._admitted = admitted
+        # Only admission is limited. If a query that waits for its peers blocked others, three helpers that took queries
+        # in different orders would deadlock.
+        self._turns = asyncio.Semaphore(running)
+        # A site whose queries queue up leaves one turn to others.
+        self._turns_of_site = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(max(1, running - 1)))
+
+    @asynccontextmanager
+    async def turn(self, site: str) -> AsyncIterator[None]:
+        """Wait for one of the turns, of which a site has all but one at a time."""
+        async with self._turns_of_site[site], self._turns:
+            yield
+
+    async def admit(self, query: Query, column: Path, now: int, progress: Callable[[int], None]) -> AdmittedColumn:
+        """Admit the reports of a column, by this helper's rules alone. Run with `turn` held."""
+        oldest = max(await asyncio.to_thread(self._watermark), now - self._lifetime)
+        rules = AdmissionRules.for_query(self._membership, query, oldest=oldest, newest=now + CLOCK_TOLERANCE)
+        result = await asyncio.to_thread(self._ingest, column, rules, progress)
+        self._admitted(result)
+        return result
+
+    def _ingest(self, column: Path, rules: AdmissionRules, progress: Callable[[int], None]) -> AdmittedColumn:
+        """Run in a thread. Retry if a process of the pool was killed: ingesting is deterministic."""
+        reader = ColumnReader(column)
+        digests = digests_of(reader, rules.query.batch_root)
+        for _ in range(INGEST_TRIES):
+            with suppress(BrokenExecutor):
+                return ingest(reader, digests, rules, self._executor, progress)
+        hint = "Look at this helper's memory, or let it use fewer processes."
+        raise TrefoilError("the processes that open reports keep dying", hint, kind=ErrorKind.UNAVAILABLE)

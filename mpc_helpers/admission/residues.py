@@ -19,8 +19,25 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol import numerators
-from protocol.field import ELEMENT_SIZE, P, Vector, add, inverse, multiply, multiply_constant, reduce, subtract, total
-from protocol.matrices import LIMBS, MAX_INNER, Limbs, join, split, split_columns, split_rows
+from protocol.field import (
+    ELEMENT_SIZE,
+    LIMBS,
+    MAX_INNER,
+    Limbs,
+    P,
+    Vector,
+    add,
+    inverse,
+    join,
+    multiply,
+    multiply_constant,
+    reduce,
+    split,
+    split_columns,
+    split_rows,
+    subtract,
+    total,
+)
 from protocol.numerators import GROUP
 from protocol.shape import Shape
 from protocol.validity import LEAST_POINT, POINTS_LABEL, WORD_SHIFT, points_of
@@ -34,10 +51,10 @@ _FEWEST_ROWS = 64
 
 
 def check_words(party: int, first: Vector, second: Vector, bodies: Vector, shape: Shape) -> Vector:
-    """Check shares, not reduced and for helper 2 not negated, of everything that some reports share.
+    """Return check shares, not reduced and for helper 2 not negated, of everything that some reports share.
 
     `first` and `second` are what this helper's two seeds expand to, in the order of `SEEDS_OF`; the rows of `first` are
-    written over. `bodies` are not used by helper 1, which has none.
+    overwritten. `bodies` are not used by helper 1, which has none.
     """
     body = slice(0, shape.explicit)
     match party:
@@ -60,7 +77,7 @@ def check_words(party: int, first: Vector, second: Vector, bodies: Vector, shape
 
 
 def points_of_all(headers: Sequence[bytes], shape: Shape) -> Vector:
-    """The points of many reports, a row each. Whatever is out of the ordinary is looked at alone."""
+    """Return the points of many reports, a row each. The rare ones out of range are derived one by one."""
     end = len(headers[0]) - ELEMENT_SIZE * shape.openings
     hashed = b"".join([hashlib.sha256(_FIRST_HASH + header[:end]).digest() for header in headers])
     words = np.frombuffer(hashed, dtype="<u8").reshape(len(headers), -1) >> np.uint64(WORD_SHIFT)
@@ -72,10 +89,10 @@ def points_of_all(headers: Sequence[bytes], shape: Shape) -> Vector:
 
 
 class ResidueCheck:
-    """The check shares of the residues of some reports, from their headers and, some at a time, their check words.
+    """Computes check shares of the residues of some reports, from their headers and, span by span, their check words.
 
-    Wherever it can be, the last axis of an array goes over the reports: numpy is fast along it, and all others are
-    short. (c, n) is one number for each point and report.
+    The last axis of an array is over the reports wherever possible: numpy is fast along it, and all others are short.
+    (c, n) is one number for each point and report.
     """
 
     def __init__(self, party: int, shape: Shape, headers: Sequence[bytes], openings: Vector) -> None:
@@ -93,7 +110,7 @@ class ResidueCheck:
         self._limbs: Limbs = np.zeros((0, LIMBS, numerators.groups(shape.buckets) * GROUP))
 
     def add(self, start: int, words: Vector) -> None:
-        """The check words of the reports from `start` on, best no more of them than the processor's cache holds."""
+        """Take the check words of the reports from `start` on. Fastest if they fit the processor's cache."""
         count, buckets = len(words), self._shape.buckets
         rows = slice(start, start + count)
         self._rest[rows, :-1] = words[:, buckets:]
@@ -108,7 +125,7 @@ class ResidueCheck:
         self._fractions[1, ..., rows] = _join(under)
 
     def normal_shares(self) -> Vector:
-        """A row of residues for each report, in the order point; sum, side query, openings."""
+        """Return the check shares of every report, a row each: for each point its sum, side query and openings."""
         count, shape = self._points.shape[1], self._shape
         shares = np.empty((count, shape.residues), dtype=np.uint64)
         span = max(_FEWEST_ROWS, _SPAN_WORDS // self._plan.places.size)
@@ -120,7 +137,7 @@ class ResidueCheck:
         return shares
 
     def _residues(self, rows: slice) -> Vector:
-        """(points, residues of a point, reports)."""
+        """Return (points, residues of a point, reports), for helper 2 not yet negated."""
         shape, openings = self._shape, self._openings[..., rows]
         values, slopes = self._evaluate_planes(rows)
         parts = multiply(multiply(slopes, openings), self._plan.weights)
@@ -136,7 +153,7 @@ class ResidueCheck:
         return residues
 
     def _evaluate_planes(self, rows: slice) -> tuple[Vector, Vector]:
-        """P(r) and P′(r) of every plane at its point: (points, planes, reports) of each."""
+        """Return P(r) and P′(r) of every plane at its point: (points, planes, reports) of each."""
         powers = self._powers[: self._plan.top + 1, :, rows]
         slopes = np.zeros_like(powers)
         slopes[1:] = multiply(powers[:-1], self._plan.exponents)
@@ -146,13 +163,13 @@ class ResidueCheck:
         return both[:, :, 0], both[:, :, 1]
 
     def _side_query(self, rows: slice) -> Vector:
-        """(h/κ)/(r − 1) at every point."""
+        """Return (h/κ)/(r − 1) at every point."""
         flags = multiply_constant(reduce(self._rest[rows, 0]), pow(self._shape.kappa, -1, P))
         return multiply(flags, inverse(self._points[:, rows] - _ONE))
 
 
 def _multiply(rows: Limbs, columns: Limbs) -> Vector:
-    """A product of matrices for each report, (reports, n, k) by (reports, k, m), as (n, m, reports)."""
+    """Multiply one pair of matrices per report, (reports, n, k) by (reports, k, m), into (n, m, reports)."""
     product = _join(np.matmul(rows[..., :MAX_INNER], columns[:, :MAX_INNER]))
     for start in range(MAX_INNER, rows.shape[-1], MAX_INNER):
         part = slice(start, start + MAX_INNER)
@@ -161,7 +178,7 @@ def _multiply(rows: Limbs, columns: Limbs) -> Vector:
 
 
 def _join(product: Limbs) -> Vector:
-    """What products of limbs, a matrix for each report, come to together: (n, m, reports)."""
+    """Combine products of limbs, one matrix per report, into field elements (n, m, reports)."""
     count, height, width = product.shape
     parts = product.reshape(count, LIMBS, height // LIMBS, LIMBS, width // LIMBS)
     return join(np.ascontiguousarray(parts.transpose(1, 3, 2, 4, 0)))
@@ -172,7 +189,7 @@ def _sum(elements: Vector, axis: int) -> Vector:
 
 
 class _Plan(NamedTuple):
-    """What follows from a shape: where each plane's coefficients stand behind the buckets, the mask first."""
+    """Constants of a shape. `places`: the offset of each plane's coefficients behind the buckets, its mask first."""
 
     top: int
     places: npt.NDArray[np.int64]

@@ -1,4 +1,7 @@
-"""What one helper holds in memory while it agrees with its peers on an attempt. Nothing here survives a restart."""
+"""The in-memory state of one agreement: terms, admitted batch, proposals, the attempt they led to, and its errors.
+
+Nothing here survives a restart. Each error names the helper that caused it, if it is one.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,68 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.admission.blocks import NO_ROOT
-from mpc_helpers.admission.verdicts import Verdicts
-from mpc_helpers.agreement.errors import AgreementError, DrawnTooOften, TooFewReports
+from mpc_helpers.admission.column import NO_ROOT, CheckResults
 from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
-from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, QueryName, Reservation, attempt_id_of
+from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, AttemptState, QueryName, Reservation, attempt_id_of
 from protocol.batch import DigestRows, Digests
-from protocol.errors import ProtocolError, Rejection
+from protocol.errors import ErrorKind, HelperError, ProtocolError, Rejection
 from protocol.header import TIME_STEP
 from protocol.left_out import Codes, bitmap_digest, code_of
 from protocol.shares import PARTIES
 from protocol.status import Shortfall
+
+
+class AgreementError(HelperError):
+    """The helpers did not agree on an attempt."""
+
+    kind = ErrorKind.ABORTED
+
+
+class AlreadyReleased(AgreementError):
+    """The query was answered: serve the stored share (`Helper.stored_answer`), never attempt it again."""
+
+    kind = ErrorKind.ALREADY_COUNTED
+
+
+class TooFewReports(AgreementError):
+    """Permanently rejected: the three helpers agree that too few reports are acceptable."""
+
+    kind = ErrorKind.TOO_FEW
+
+    def __init__(self, shortfall: Shortfall, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.shortfall = shortfall
+
+
+class DrawnTooOften(AgreementError):
+    """Permanently rejected: some reports were in as many noise draws as the query allows."""
+
+    kind = ErrorKind.REFUSED
+
+
+class Disputed(AgreementError):
+    """A helper equivocated: the reports stay locked, and its two signed votes prove it."""
+
+    kind = ErrorKind.DISPUTED
+
+    def __init__(self, party: int) -> None:
+        super().__init__(
+            f"helper {party + 1} voted both YES and NO on the same attempt",
+            "Take its two signatures to its operator.",
+            party=party,
+        )
+
 
 Hours = npt.NDArray[np.uint32]
 _LAST_HOUR = np.iinfo(np.uint32).max
 
 
 class Selected:
-    """Some of a batch's digests, in its order, read from where all of them are."""
+    """A lazy view of some of a batch's digests, in its order."""
 
     def __init__(self, rows: DigestRows, chosen: Mask) -> None:
         self._rows = rows
-        # Half the size of what flatnonzero gives; a batch has less than 2^32 reports.
+        # Half the size of what flatnonzero returns; a batch has less than 2^32 reports.
         self._places = np.arange(len(chosen), dtype=np.uint32)[chosen]
 
     def __len__(self) -> int:
@@ -47,38 +90,38 @@ class Selected:
 
 
 class Evidence(Protocol):
-    """What one helper computed of a batch of checked reports, and what the three found out about it together."""
+    """One helper's check shares of a batch of checked reports, and the check_results of all three."""
 
     @property
     def summed(self) -> Mask:
-        """Which reports opened here, and so have check shares."""
+        """Return which reports opened here, and so have check shares."""
 
     @property
-    def verdicts(self) -> Verdicts:
-        """Written by the check between helpers alone."""
+    def check_results(self) -> CheckResults:
+        """Return the check_results, which only the check between helpers writes."""
 
     @property
     def blocks(self) -> Sequence[bytes]:
-        """A hash for each block of check shares."""
+        """Return a hash for each block of check shares."""
 
     @property
     def check_root(self) -> bytes:
-        """What stands for all of them."""
+        """Return the hash over all block hashes."""
 
     @property
     def residues(self) -> int:
-        """How many check shares a report has."""
+        """Return how many check shares a report has."""
 
     def show(self, numbers: Sequence[int]) -> list[bytes] | None:
-        """Some blocks; None if one of them does not come out as before."""
+        """Recompute some blocks; return None if one of them differs from the first time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedBatch:
-    """A batch after Admit: digests in order, which of them this helper admitted (never a repeat), when each was made.
+    """A batch after Admit: digests in order, which of them this helper admitted (no replay), when each was made.
 
-    `debug` is what each report's own header says. `rejections` counts, by reason, the reports this helper did not
-    admit; what is already spent, or turns out to be invalid, is added later. Checked reports come with `evidence`.
+    `debug` is the flag in each report's own header. `rejections` counts, by reason, the reports this helper did not
+    admit; reports already spent or found invalid are added later. Checked reports come with `evidence`.
     """
 
     root: bytes
@@ -88,7 +131,7 @@ class AdmittedBatch:
     admitted: Mask = field(repr=False)
     rejections: Mapping[Rejection, int]
     evidence: Evidence | None = field(default=None, repr=False)
-    # Why each report was not admitted, as `protocol.left_out` has it; None where nobody asks.
+    # Why each report was not admitted, in the codes of `protocol.left_out`; None where not recorded.
     codes: Codes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,21 +140,21 @@ class AdmittedBatch:
 
     @property
     def check_root(self) -> bytes:
-        """What a proposal says about the numbers of all reports."""
+        """Return the root that a proposal carries for the check shares."""
         return self.evidence.check_root if self.evidence else NO_ROOT
 
     @property
     def invalid(self) -> Mask:
-        """Which reports were found invalid so far."""
-        return self.evidence.verdicts.invalid if self.evidence else np.zeros(len(self.admitted), dtype=np.bool_)
+        """Return which reports are known to be invalid so far."""
+        return self.evidence.check_results.invalid if self.evidence else np.zeros(len(self.admitted), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptTerms:
-    """What an attempt is for. With fewer than `minimum` accepted reports the query fails before anything is spent.
+    """The terms of an attempt. With fewer than `minimum` accepted reports the query fails before anything is spent.
 
     `debug` is the query's flag, which its digest covers; `parameters` is a digest of all that must be equal in the MPC.
-    `most_draws` is in how many draws of noise a report may be, where a helper knows part of the noise before it votes.
+    `most_draws` limits the noise draws a report may be in, where a helper knows part of the noise before it votes.
     """
 
     query: QueryName
@@ -123,7 +166,7 @@ class AttemptTerms:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What `agree` comes to: reserved at all three. `ended` is set when it can no longer be voted for here."""
+    """An attempt reserved at all three helpers. `ended` is set when it can no longer be voted for here."""
 
     attempt_id: bytes
     query: QueryName
@@ -131,13 +174,13 @@ class Attempt:
     accepted: Mask = field(repr=False)
     rejections: tuple[dict[Rejection, int], dict[Rejection, int], dict[Rejection, int]]
     ended: asyncio.Event = field(repr=False, compare=False)
-    # What stands for the three bitmaps, and why this helper leaves out what it does.
+    # The digests of the three bitmaps, and this helper's reasons for the reports it left out.
     proposed: tuple[bytes, bytes, bytes] = field(repr=False)
     codes: Codes = field(repr=False, compare=False)
 
     @property
     def counted(self) -> int:
-        """How many reports are in it."""
+        """Return the number of accepted reports."""
         return int(np.count_nonzero(self.accepted))
 
 
@@ -149,114 +192,120 @@ class Negotiation:
     terms: AttemptTerms
     batch: AdmittedBatch
     deadline: float = math.inf
-    # The highest number used here before, and the highest that a peer has proposed.
+    # The highest attempt number used here, and the highest that a peer has proposed.
     last_used: int = 0
-    highest_heard: int = 0
+    highest_number_seen: int = 0
     own: Propose | None = None
-    # How many admitted reports were spent already when this helper last looked, and how many of the others invalid.
+    # Counts of admitted reports that were spent, invalid, or below the watermark at the last lookup.
     seen: int = 0
     invalid: int = 0
-    # And how many the watermark had passed by then.
     expired: int = 0
-    # The same for each report.
+    # The same per report.
     codes: Codes | None = field(default=None, repr=False)
-    # A number that was proposed and not reserved is not proposed again, or old and new proposals of it would mix.
+    # A number that was proposed and not reserved is not reused, or its old and new proposals would mix.
     least_number: int = 1
     proposals: dict[int, Propose] = field(default_factory=dict)
     reserved: dict[int, Reserved] = field(default_factory=dict)
     attempt_id: bytes | None = None
     accepted: Mask | None = None
-    # Set when all three proposals are in: what is checked is what is reserved, whatever a peer says later.
+    # Set when all three proposals are in: exactly what is checked is reserved, regardless of later messages.
     frozen: bool = False
-    # Set when all three have reserved. Until then another `agree` for the same query would be a second voice.
+    # Set when all three have reserved. Until then a second `agree` for the same query would equivocate.
     agreed: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     failure: AgreementError | None = None
-    waiting: str = "the other helpers"
-    reasons: dict[int, str] = field(default_factory=dict)
-    # The peers that were asked for check shares and have not shown them yet.
-    showing: set[int] = field(default_factory=set)
+    waiting_for: str = "the other helpers"
+    refusals: dict[int, str] = field(default_factory=dict)
+    # The peers that have not yet answered a request for check shares.
+    awaiting_blocks: set[int] = field(default_factory=set)
+    # The peers that have sent anything about this query since the last proposal or reservation of this helper.
+    heard: set[int] = field(default_factory=set)
+    # How often a peer raised the number before it had proposed the current one.
+    raises: int = 0
 
     @property
     def query(self) -> QueryName:
-        """The query it is about."""
         return self.terms.query
 
     @property
     def number(self) -> int:
-        """The number being proposed, or the last one used."""
+        """Return the number being proposed, or the last one used."""
         return self.own.number if self.own else self.last_used
 
     def propose(self, number: int, free: Mask, salt: bytes) -> Propose:
-        """This helper's proposal under a new number; what was heard under other numbers no longer counts."""
-        rejections = pack_rejections(self.left_out())
+        """Make this helper's proposal under a new number, and drop proposals under other numbers."""
+        rejections = pack_rejections(self.rejections())
         terms, root, bitmap = self.terms, self.batch.root, pack_mask(free)
         check_root = self.batch.check_root
         self.own = Propose(self.query, terms.parameters, root, number, salt, len(free), bitmap, rejections, check_root)
-        kept = {party: known for party, known in self.proposals.items() if known.number == number}
+        kept = {party: other for party, other in self.proposals.items() if other.number == number}
         self.proposals = kept | {self.party: self.own}
         self.attempt_id, self.accepted, self.frozen, self.ended = None, None, False, asyncio.Event()
+        self.heard = set()
         return self.own
 
     def withdraw(self) -> None:
-        """Hold nothing: not even a proposal."""
+        """Withdraw the proposal."""
         self.own, self.attempt_id, self.accepted, self.frozen = None, None, None, False
 
-    def hear_proposal(self, sender: int, proposal: Propose) -> None:
-        """Adopt a higher number, ignore a jump, keep what belongs to the number at hand."""
+    def receive_proposal(self, sender: int, proposal: Propose) -> None:
+        """Store a peer's proposal; adopt a higher number, but ignore a jump beyond MAX_NUMBER_JUMP."""
         self.changed.set()
-        self.reasons.pop(sender, None)
-        if not self._same_question(sender, proposal) or proposal.number > self.number + MAX_NUMBER_JUMP:
+        self.refusals.pop(sender, None)
+        if not self._matches(sender, proposal) or proposal.number > self.number + MAX_NUMBER_JUMP:
             return
-        self.highest_heard = max(self.highest_heard, proposal.number)
-        known = self.proposals.get(sender)
-        if not self.frozen and (known is None or proposal.number >= known.number):
+        # An honest helper has proposed each number before it raises it; only a lost message hides that from us.
+        if self.own and proposal.number > max(self.number, self.highest_number_seen) and self.lacks_proposal(sender):
+            self.raises += 1
+        self.highest_number_seen = max(self.highest_number_seen, proposal.number)
+        previous = self.proposals.get(sender)
+        if not self.frozen and (previous is None or proposal.number >= previous.number):
             self.proposals[sender] = proposal
 
-    def hear_reserved(self, sender: int, reserved: Reserved) -> None:
-        """Keep the latest RESERVED of a peer."""
+    def receive_reserved(self, sender: int, reserved: Reserved) -> None:
+        """Store a peer's RESERVED, unless a later one is stored."""
         self.changed.set()
-        known = self.reserved.get(sender)
-        if known is None or reserved.number >= known.number:
+        previous = self.reserved.get(sender)
+        if previous is None or reserved.number >= previous.number:
             self.reserved[sender] = reserved
 
     def complete(self) -> bool:
-        """Whether all three proposals for the number at hand are in."""
-        return len(self.proposals) == PARTIES and all(known.number == self.number for known in self.proposals.values())
+        """Return whether all three proposals for the current number are in."""
+        return len(self.proposals) == PARTIES and all(each.number == self.number for each in self.proposals.values())
 
-    def lacking_proposal(self, party: int) -> bool:
-        """Whether the peer's proposal for the number at hand is still missing."""
+    def lacks_proposal(self, party: int) -> bool:
+        """Return whether the peer's proposal for the current number is missing."""
         return party not in self.proposals or self.proposals[party].number != self.number
 
-    def lacking_reserved(self, party: int) -> bool:
-        """Whether the peer's RESERVED for this attempt is still missing."""
+    def lacks_reserved(self, party: int) -> bool:
+        """Return whether the peer's RESERVED for this attempt is missing."""
         return party not in self.reserved or self.reserved[party].attempt_id != self.attempt_id
 
-    def overtaken(self) -> bool:
-        """Whether a peer is at a higher number: it will never reserve or vote for this one."""
-        return self.highest_heard > self.number
+    def superseded(self) -> bool:
+        """Return whether a peer has proposed a higher number: it will never reserve or vote for this one."""
+        return self.highest_number_seen > self.number
 
-    def contradicted_by(self, reserved: Reserved) -> bool:
-        """Whether a peer reserved something else under this attempt's number: someone says two different things."""
+    def contradicts(self, reserved: Reserved) -> bool:
+        """Return whether a peer reserved another attempt under this number: some helper equivocated."""
         return self.attempt_id is not None and reserved.number == self.number and reserved.attempt_id != self.attempt_id
 
     def accepted_by_all(self) -> Mask:
-        """A report counts only if all three admitted it and no helper has seen it."""
+        """Return the reports that all three admitted and none has spent."""
         first, second, third = (self.proposals[party].mask for party in range(PARTIES))
         accepted: Mask = first & second & third
         return accepted
 
     def reservation(self) -> Reservation:
-        """What all three accept. Same on all three, or no attempt."""
+        """Return the reservation of what all three accept: equal at all three, or the attempt ids differ."""
         proposals = [self.proposals[party] for party in range(PARTIES)]
         accepted = self.accepted_by_all()
-        # A second lock on the door: the check has been here before.
-        if self.batch.evidence is not None and (accepted & ~self.batch.evidence.verdicts.confirmed).any():
-            raise ProtocolError("a report was accepted whose numbers were never checked")
-        everything, debug = self.batch.digests, self.batch.debug
+        # Defence in depth: the check has confirmed them already.
+        if self.batch.evidence is not None and (accepted & ~self.batch.evidence.check_results.confirmed).any():
+            raise ProtocolError("a report was accepted whose numbers were never checked", kind=ErrorKind.BAD_PROOF)
+        digests, debug = self.batch.digests, self.batch.debug
         whole = bool(accepted.all())
-        digests = everything if whole else Selected(everything, accepted)
+        digests = digests if whole else Selected(digests, accepted)
         self.accepted = accepted
         return Reservation(
             attempt_id_of(self.query, self.number, [proposal.encode() for proposal in proposals], digests),
@@ -271,9 +320,9 @@ class Negotiation:
         )
 
     def attempt(self) -> Attempt:
-        """The attempt, once RESERVED is in from both peers."""
+        """Return the attempt. Requires RESERVED from both peers."""
         if self.attempt_id is None or self.accepted is None:
-            raise ProtocolError("nothing is reserved")
+            raise ProtocolError("nothing is reserved", kind=ErrorKind.INCONSISTENT)
         proposals = [self.proposals[party] for party in range(PARTIES)]
         first, second, third = (proposal.rejection_counts for proposal in proposals)
         one, two, three = (bitmap_digest(proposal.bitmap) for proposal in proposals)
@@ -290,40 +339,40 @@ class Negotiation:
         )
 
     async def pause(self, seconds: float) -> None:
-        """Until something was heard about this query, or `seconds` passed."""
+        """Wait until a message about this query arrives, or for `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
         except TimeoutError:
             pass
-        # Here and not before waiting: what was heard since the caller last looked must end the wait at once.
+        # Cleared after waiting, not before: a message since the caller's last look must end the wait at once.
         self.changed.clear()
 
-    def note(self, *, seen: Mask, invalid: Mask, expired: Mask) -> None:
-        """What this helper will leave out besides what it did not admit."""
+    def set_rejections(self, *, seen: Mask, invalid: Mask, expired: Mask) -> None:
+        """Record the reports that passed admission and are rejected now."""
         self.seen, self.invalid, self.expired = (int(np.count_nonzero(mask)) for mask in (seen, invalid, expired))
         if self.batch.codes is not None:
             self.codes = self.batch.codes.copy()
             for mask, reason in ((seen, Rejection.SEEN), (invalid, Rejection.INVALID), (expired, Rejection.EXPIRED)):
                 self.codes[mask] = code_of(reason)
 
-    def left_out(self) -> dict[Rejection, int]:
-        """What this helper has against the batch: what it did not admit, what it has seen, and what is invalid."""
+    def rejections(self) -> dict[Rejection, int]:
+        """Return all rejection counts: at admission and after it."""
         counts = dict(self.batch.rejections)
-        for reason, count in self.left_out_besides().items():
+        for reason, count in self.rejected_after_admission().items():
             counts[reason] = counts.get(reason, 0) + count
         return counts
 
-    def left_out_besides(self) -> dict[Rejection, int]:
-        """Of that, what was admitted."""
+    def rejected_after_admission(self) -> dict[Rejection, int]:
+        """Return rejection counts for reports that passed admission."""
         return {Rejection.SEEN: self.seen, Rejection.INVALID: self.invalid, Rejection.EXPIRED: self.expired}
 
-    def _same_question(self, sender: int, proposal: Propose) -> bool:
+    def _matches(self, sender: int, proposal: Propose) -> bool:
         batch = self.batch
         if proposal.query.digest != self.query.digest:
             difference = "has another query under the same id"
         elif (proposal.batch_root, proposal.count) != (batch.root, len(batch.digests)):
-            difference = "was given other reports"
+            difference = "has other reports"
         elif proposal.parameters != self.terms.parameters:
             difference = "would compute with other parameters"
         elif (proposal.check_root == NO_ROOT) != (batch.evidence is None):
@@ -331,12 +380,14 @@ class Negotiation:
         else:
             return True
         message = f"helper {sender + 1} {difference}"
-        self.failure = AgreementError(message, "Submit the same to all three.", party=sender)
+        self.failure = AgreementError(
+            message, "Submit the same query and reports to all three.", party=sender, kind=ErrorKind.INCONSISTENT
+        )
         return False
 
 
 def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
-    """The error for so few accepted reports: a helper that leaves everything out is seen to do so."""
+    """Return the error for too few accepted reports. Its counts show a helper that rejects everything."""
     first, second, third = (negotiation.proposals[party].rejection_counts for party in range(PARTIES))
     needed = negotiation.terms.minimum
     return TooFewReports(
@@ -346,34 +397,124 @@ def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
     )
 
 
-def drawn_too_often(negotiation: Negotiation, reports: int, ended_by: Mapping[int, int]) -> DrawnTooOften:
-    """No further draw for these reports: whoever gives attempts up to wait for one it likes gets no other."""
-    names = ", ".join(f"helper {party + 1} ended {count}" for party, count in sorted(ended_by.items()))
+def drawn_too_often(negotiation: Negotiation, reports: int, aborts: Mapping[int, int]) -> DrawnTooOften:
+    """Return the error for exhausted draws: a malicious helper that aborts until it likes a draw gets no other.
+
+    The signed NOs say who aborted. They blame no one: a malicious helper can make an honest one abort.
+    """
+    names = ", ".join(f"helper {party + 1} aborted {count}" for party, count in sorted(aborts.items()))
     message = (
-        f"{reports} reports were in {negotiation.terms.most_draws} attempts that came to nothing after their noise"
-        " was drawn, and no further attempt at this kind of noise is made with them; nothing was spent"
+        f"{reports} reports were in {negotiation.terms.most_draws} attempts that were aborted after their noise was"
+        " drawn, and no further attempt with this kind of noise may use them; nothing was spent"
     )
     return DrawnTooOften(
         f"{message} ({names} of this query's)" if names else message,
         "Ask again with joint noise, if all three helpers run it. With local noise, one of them can shift the answer.",
-        party=next(iter(ended_by)) if len(ended_by) == 1 else None,
     )
 
 
 def too_late(negotiation: Negotiation) -> AgreementError:
-    """Why the deadline passed, naming the helper in the way if it is one."""
-    lacking = negotiation.lacking_reserved if negotiation.attempt_id else negotiation.lacking_proposal
+    """Return the error for a missed deadline, blaming the helper that did not answer if it is one.
+
+    A helper that answers, but with something else, may be waiting for the third: then it is one of the two.
+    """
+    lacking = negotiation.lacks_reserved if negotiation.attempt_id else negotiation.lacks_proposal
     silent = [party for party in range(PARTIES) if party != negotiation.party and negotiation.own and lacking(party)]
-    missing = silent or sorted(negotiation.showing)
-    answers = "; ".join(f"helper {party + 1}: {negotiation.reasons.get(party, 'no answer')}" for party in missing)
-    message = f"the helpers did not agree in time, waiting for {negotiation.waiting}"
+    missing = silent or sorted(negotiation.awaiting_blocks)
+    answers = "; ".join(f"helper {party + 1}: {negotiation.refusals.get(party, 'no answer')}" for party in missing)
+    message = f"the helpers did not agree in time, waiting for {negotiation.waiting_for}"
+    # An honest helper that has not begun waits for nobody, and one that has ended the query says something else.
+    idle = {party for party, reason in negotiation.refusals.items() if reason == NOT_BEGUN}
+    silent = [party for party in missing if party not in negotiation.heard or party in idle]
     return AgreementError(
-        (f"{message} ({answers})" if answers else message) + _leaves_out("this helper", negotiation.left_out()),
-        "Ask again with the same query id; nothing was spent.",
-        party=missing[0] if len(missing) == 1 else None,
+        (f"{message} ({answers})" if answers else message)
+        + _one_of_two(negotiation, missing, silent)
+        + _leaves_out("this helper", negotiation.rejections()),
+        "Retry with the same query id; nothing was spent.",
+        party=silent[0] if len(silent) == 1 and negotiation.raises < _MANY_RAISES else None,
+        kind=ErrorKind.TIMEOUT,
     )
+
+
+# Fewer can be lost messages, or a restart.
+_MANY_RAISES = 3
+
+
+def _one_of_two(negotiation: Negotiation, missing: Sequence[int], silent: Sequence[int]) -> str:
+    """Return whom the other helpers' messages leave under suspicion: one alone could have led the other on."""
+    one, other = (party + 1 for party in range(PARTIES) if party != negotiation.party)
+    if negotiation.raises >= _MANY_RAISES:
+        times = f"{negotiation.raises} times before all three had proposed"
+        return f"; helper {one} or helper {other} raised the attempt number {times}"
+    return f"; helper {one} or helper {other} holds it up" if missing and not silent else ""
 
 
 def _leaves_out(name: str, counts: Mapping[Rejection, int]) -> str:
     reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items() if count)
     return f"; {name} leaves out: {reasons}" if reasons else ""
+
+
+_REMEMBERED_REFUSALS = 1000
+NOT_BEGUN = "has not begun this query"
+
+
+class Negotiations:
+    """All negotiations of one helper, by query. In memory: after a restart, waiting queries begin again."""
+
+    def __init__(self) -> None:
+        self._by_query: dict[bytes, Negotiation] = {}
+        # Sent to peers that still wait. Bounded, so that failed queries cannot exhaust our memory.
+        self._refusals: dict[bytes, str] = {}
+
+    def begin(self, negotiation: Negotiation) -> None:
+        """Register a negotiation, one per query. A later one replaces one that has led to an attempt."""
+        key = negotiation.query.key
+        earlier = self._by_query.get(key)
+        if earlier is not None and not earlier.agreed:
+            raise AgreementError("this query is already being agreed on", kind=ErrorKind.BUSY)
+        self._by_query[key] = negotiation
+        self._refusals.pop(key, None)
+
+    def find(self, query_key: bytes) -> Negotiation | None:
+        return self._by_query.get(query_key)
+
+    def fail(self, negotiation: Negotiation, reason: str) -> None:
+        """Remove a failed negotiation, and keep the reason for peers that still wait."""
+        key = negotiation.query.key
+        # Only if it is still this one: the query may have been submitted again since.
+        if self._by_query.get(key) is negotiation:
+            del self._by_query[key]
+        self._refuse(key, reason)
+
+    def _refuse(self, key: bytes, reason: str) -> None:
+        while len(self._refusals) >= _REMEMBERED_REFUSALS:
+            self._refusals.pop(next(iter(self._refusals)))
+        self._refusals[key] = reason
+
+    def refusal(self, query_key: bytes) -> str:
+        """Return why this helper does not propose for a query at present."""
+        negotiation = self._by_query.get(query_key)
+        waiting = f"waiting for {negotiation.waiting_for}" if negotiation else NOT_BEGUN
+        return self._refusals.get(query_key, waiting)
+
+    def attempt_moved(self, attempt_id: bytes, state: AttemptState) -> None:
+        """Wake waiting queries after a transition: reports may be free now. End the attempt if it is final."""
+        self.wake()
+        for negotiation in list(self._by_query.values()):
+            # A vote is not final: the negotiation still answers RESERVED to a peer that has not received it.
+            if negotiation.attempt_id == attempt_id and state is not AttemptState.VOTED:
+                negotiation.ended.set()
+                if negotiation.agreed:
+                    self._by_query.pop(negotiation.query.key, None)
+                    self._refuse(negotiation.query.key, "its last attempt has ended")
+
+    def heard(self, party: int, attempt_id: bytes) -> None:
+        """Record that a peer has sent its state of an attempt."""
+        for negotiation in self._by_query.values():
+            if negotiation.attempt_id == attempt_id:
+                negotiation.heard.add(party)
+
+    def wake(self) -> None:
+        """Let every waiting query look again."""
+        for negotiation in self._by_query.values():
+            negotiation.changed.set()

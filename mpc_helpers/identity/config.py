@@ -1,26 +1,30 @@
 """A helper's configuration: one JSON file, checked in full before anything is opened or listened on.
 
-Nothing in it can reach a failpoint, a noise record or a seed: those exist only as constructor arguments, for tests.
+Nothing in it can reach a failpoint, a noise record or a seed: those exist only as constructor arguments, for tests. The
+commands that add and remove sites rewrite the same file, and check all of it before and after.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mpc_helpers.identity.tls import TlsIdentity
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.files import write_atomically
 from protocol.header import check_site
 from protocol.keys import IDENTITY_KEY_SIZE
-from protocol.query import NoiseMode
-from protocol.seconds import DAY
+from protocol.noise import NoiseMode
+from protocol.units import DAY
 
 FORMAT = 1
 _HINT = "See mpc_helpers/DEPLOY.md, or let trefoil launch or trefoil keygen helper write one."
+
+_RANGE = ErrorKind.OUT_OF_RANGE
 
 T = TypeVar("T")
 
@@ -28,10 +32,12 @@ T = TypeVar("T")
 class ConfigError(TrefoilError):
     """The configuration cannot be used as it is."""
 
+    kind = ErrorKind.INVALID_VALUE
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A querier this helper answers: the key that signs its queries, and who may ask on its behalf."""
+    """A registered site: the key that signs its queries, and the callers that may query on its behalf."""
 
     key: bytes
     callers: frozenset[str]
@@ -43,20 +49,24 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this helper is willing to do. `seconds` bounds a query from its arrival, and from the helper's last start,
-    whatever deadline it names; `running` is how many batches are admitted, and how many workers kept ready, at the same
-    time.
+    """Limits on what this helper does.
+
+    `seconds` bounds a query, counted from its arrival and from the helper's last start, even if its deadline is later.
+    `running` is the number of batches admitted concurrently, and of workers started early.
     """
 
+    # ε holds for one report as for a million; DAP often wants 20. A policy, and no part of the guarantee.
     minimum_reports: int = 1
     maximum_reports: int = 10_000_000
     queries_per_site: int = 64
+    # Capped at a quarter of all connections (`service.storage.UploadLimits`).
+    uploads_per_site: int = 64
     running: int = 4
     waiting: int = 256
     seconds: int = 3600
     mpc_seconds: int = 60
     peer_seconds: int = 10
-    # What the columns of a site's queries may take on this helper's disk, and what is left free for the ledger.
+    # Disk space for the columns of one site's queries, and space that is reserved for the ledger.
     site_megabytes: int = 65_536
     spare_megabytes: int = 256
 
@@ -69,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class HelperConfig:
-    """Everything an installed helper can be told. Paths are absolute once loaded."""
+    """All settings of an installed helper. Paths are absolute once loaded."""
 
     name: str
     identity_key: Path
@@ -89,30 +99,35 @@ class HelperConfig:
     answer_days: int = 90
     processes: int = field(default_factory=lambda: os.cpu_count() or 1)
     noise_modes: tuple[NoiseMode, ...] = tuple(mode for mode in NoiseMode if mode.facts.by_default)
-    # Whether reports are taken whose numbers nobody can check: one device that lies ruins an answer over them.
+    # The file of the token that /metrics asks for. Without one, only this machine may read them.
+    metrics_token: Path | None = None
+    # Whether to accept reports whose values cannot be checked: one malicious device ruins an answer over them.
     unchecked_histograms: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not (0 <= self.port < 65536 and self.mpc_ports and all(0 <= port < 65536 for port in self.mpc_ports)):
-            raise ConfigError("a port is 0 to 65535, and mpc_ports names at least one", _HINT)
+            raise ConfigError("a port is 0 to 65535, and mpc_ports names at least one", _HINT, kind=_RANGE)
+        if self.port and self.port in self.mpc_ports:
+            message = f"mpc_ports lists {self.port}, on which the helper itself listens"
+            raise ConfigError(message, "Choose ports of their own for the MPC.", kind=ErrorKind.DUPLICATE)
         if not (0 < self.report_lifetime_days <= 365):
-            raise ConfigError(f"reports live 1 to 365 days, not {self.report_lifetime_days}", _HINT)
+            raise ConfigError(f"reports live 1 to 365 days, not {self.report_lifetime_days}", _HINT, kind=_RANGE)
         if not (0 < self.answer_days <= 3650):
-            raise ConfigError(f"answers are kept for 1 to 3650 days, not {self.answer_days}", _HINT)
+            raise ConfigError(f"answers are kept for 1 to 3650 days, not {self.answer_days}", _HINT, kind=_RANGE)
         if not (0 <= self.processes <= 1024):
-            raise ConfigError(f"processes is 0 (none of their own) to 1024, not {self.processes}", _HINT)
+            raise ConfigError(f"processes is 0 (none of their own) to 1024, not {self.processes}", _HINT, kind=_RANGE)
         if not self.noise_modes or len(set(self.noise_modes)) != len(self.noise_modes):
-            raise ConfigError("noise_modes names at least one mode, and none twice", _HINT)
+            raise ConfigError("noise_modes names at least one mode, and none twice", _HINT, kind=ErrorKind.DUPLICATE)
 
     @property
     def tls(self) -> TlsIdentity:
-        """The certificate this helper shows, and its key."""
+        """This helper's certificate and its key."""
         return TlsIdentity(self.tls_certificate, self.tls_key)
 
     @property
     def failed_proofs(self) -> Path:
-        """Where failed checks of joint noise are counted."""
+        """The file that records failed proofs of joint noise."""
         return self.data / "failed-proofs"
 
     @property
@@ -132,40 +147,46 @@ def load_config(path: Path) -> HelperConfig:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """What a configuration file says, unchecked but for being one."""
+    """Return the content of a configuration file, checked only for its format."""
     try:
         stored = json.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}", _HINT) from None
+        message = f"cannot read the configuration {path}: {error.strerror}"
+        raise ConfigError(message, _HINT, kind=ErrorKind.FILE_UNREADABLE) from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", _HINT) from None
+        raise ConfigError(f"{path} is not JSON: {error}", _HINT, kind=ErrorKind.MALFORMED) from None
     if not isinstance(stored, dict) or stored.get("trefoil_helper") != FORMAT:
-        raise ConfigError(f"{path} is not a helper's configuration of format {FORMAT}", _HINT)
+        message = f"{path} is not a helper's configuration of format {FORMAT}"
+        raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_FILE)
     return stored
 
 
 def check_config(stored: Mapping[str, Any], path: Path) -> HelperConfig:
-    """The configuration that stands, or will stand, in the file `path`."""
+    """Check the content of the file `path`, or its next content."""
     try:
         return _from_json({name: stored[name] for name in stored if name != "trefoil_helper"}, path.absolute().parent)
     except TrefoilError as error:
-        raise ConfigError(f"{path}: {error}", error.hint) from None
+        raise ConfigError(f"{path}: {error}", error.hint, kind=error.kind) from None
 
 
 def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
-    known = {item.name for item in fields(HelperConfig)}
-    unknown = sorted(set(stored) - known)
+    names = {item.name for item in fields(HelperConfig)}
+    unknown = sorted(set(stored) - names)
     if unknown:
-        raise ConfigError(f"unknown field {unknown[0]!r}", f"Known are: {', '.join(sorted(known))}.")
+        hint = f"Known are: {', '.join(sorted(names))}."
+        raise ConfigError(f"unknown field {unknown[0]!r}", hint, kind=ErrorKind.UNKNOWN_FIELD)
     values: dict[str, Any] = dict(stored)
     for name in ("identity_key", "hpke_keys", "tls_certificate", "tls_key", "helper_set", "ledger", "data"):
         values[name] = folder / _typed(values, name, str)
+    if "metrics_token" in values:
+        values["metrics_token"] = folder / _typed(values, "metrics_token", str)
     values["previous_helper_sets"] = tuple(folder / entry for entry in _list_of(values, "previous_helper_sets", str))
     values["mpc_ports"] = tuple(_list_of(values, "mpc_ports", int)) or (0,)
     values["sites"] = {site: _site(site, entry) for site, entry in _typed(values, "sites", dict).items()}
     values["limits"] = _limits(values.get("limits", {}))
     if not isinstance(values.get("unchecked_histograms", False), bool):
-        raise ConfigError("the field 'unchecked_histograms' must be true or false", _HINT)
+        message = "the field 'unchecked_histograms' must be true or false"
+        raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
     if "noise_modes" in values:
         values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
     for name, kind in (("name", str), ("host", str), ("port", int)):
@@ -178,11 +199,12 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
 
 def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
     if name not in values:
-        raise ConfigError(f"the field {name!r} is missing", _HINT)
+        raise ConfigError(f"the field {name!r} is missing", _HINT, kind=ErrorKind.MISSING_FIELD)
     value = values[name]
-    # JSON's true is an int to Python, and is no number to a person.
+    # JSON's true is an int in Python, but not a number to a person.
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ConfigError(f"the field {name!r} must be {_KINDS[kind]}, not {value!r}", _HINT)
+        message = f"the field {name!r} must be {_KINDS[kind]}, not {value!r}"
+        raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
     return value
 
 
@@ -192,33 +214,71 @@ _KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "an objec
 def _list_of(values: Mapping[str, Any], name: str, kind: type[T]) -> list[T]:
     entries = _typed(values, name, list) if name in values else []
     if not all(isinstance(entry, kind) and not isinstance(entry, bool) for entry in entries):
-        raise ConfigError(f"every entry of {name!r} must be {_KINDS[kind]}", _HINT)
+        raise ConfigError(f"every entry of {name!r} must be {_KINDS[kind]}", _HINT, kind=ErrorKind.WRONG_TYPE)
     return entries
 
 
 def _site(site: str, entry: object) -> Site:
     check_site(site)
     if not isinstance(entry, dict) or set(entry) - {"key", "callers"}:
-        raise ConfigError(f"site {site}: expected an object with key and callers", _HINT)
+        message = f"site {site}: expected an object with key and callers"
+        raise ConfigError(message, _HINT, kind=ErrorKind.UNKNOWN_FIELD)
     callers = _list_of(entry, "callers", str) or [site]
     for caller in callers:
         check_site(caller)
     try:
         return Site(bytes.fromhex(_typed(entry, "key", str)), frozenset(callers))
     except ValueError:
-        raise ConfigError(f"site {site}: its key is not hexadecimal", _HINT) from None
+        raise ConfigError(f"site {site}: its key is not hexadecimal", _HINT, kind=ErrorKind.MALFORMED) from None
 
 
 def _noise_mode(name: str) -> NoiseMode:
     try:
         return NoiseMode(name)
     except ValueError:
-        known = ", ".join(mode.value for mode in NoiseMode)
-        raise ConfigError(f"unknown noise mode {name!r} in noise_modes", f"Known are {known}.") from None
+        hint = f"Known are {', '.join(mode.value for mode in NoiseMode)}."
+        message = f"unknown noise mode {name!r} in noise_modes"
+        raise ConfigError(message, hint, kind=ErrorKind.UNKNOWN_NAME) from None
 
 
 def _limits(entry: object) -> Limits:
-    known = {item.name for item in fields(Limits)}
-    if not isinstance(entry, dict) or set(entry) - known:
-        raise ConfigError("unknown limit", f"Known limits are: {', '.join(sorted(known))}.")
+    names = {item.name for item in fields(Limits)}
+    if not isinstance(entry, dict) or set(entry) - names:
+        hint = f"Known limits are: {', '.join(sorted(names))}."
+        raise ConfigError("unknown limit", hint, kind=ErrorKind.UNKNOWN_FIELD)
     return Limits(**entry)
+
+
+def list_sites(path: Path) -> dict[str, Site]:
+    """Return the registered sites."""
+    return dict(load_config(path).sites)
+
+
+def add_site(path: Path, site: str, key: str, callers: Sequence[str], *, replace: bool = False) -> None:
+    """Register a site's key. A registered key is replaced only on request: queries signed with it would fail."""
+
+    def add(sites: dict[str, Any]) -> None:  # Any: JSON, checked before it is written
+        if site in sites and not replace:
+            hint = "Use --replace to give it this key."
+            raise ConfigError(f"{site} is registered already", hint, kind=ErrorKind.DUPLICATE)
+        sites[site] = {"key": key, "callers": list(callers) or [site]}
+
+    _change(path, add)
+
+
+def remove_site(path: Path, site: str) -> None:
+    """Remove a site, whose queries are refused from now on."""
+
+    def remove(sites: dict[str, Any]) -> None:  # Any: as above
+        if sites.pop(site, None) is None:
+            raise ConfigError(f"{site} is not registered", "See: trefoil site list", kind=ErrorKind.NOT_REGISTERED)
+
+    _change(path, remove)
+
+
+def _change(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    stored = read_config(path)
+    check_config(stored, path)
+    change(stored["sites"])
+    check_config(stored, path)
+    write_atomically(path, (json.dumps(stored, indent=2) + "\n").encode(), path.stat().st_mode & 0o777)

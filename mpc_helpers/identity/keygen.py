@@ -1,7 +1,7 @@
-"""Making a helper: its keys, its entry for the helper set and its configuration.
+"""Creation of a helper: its keys, its entry for the helper set and its configuration.
 
-Run once per helper, by its operator (`trefoil keygen helper`) or by the launcher for three at once. Nothing here
-overwrites anything: a key that is replaced is lost.
+Run once per helper, by its operator (`trefoil keygen helper`) or by the launcher for three at once. Nothing is
+overwritten: a key that is replaced is lost.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from pathlib import Path
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import FORMAT
-from protocol.errors import TrefoilError
-from protocol.files import made_together, write_atomically
-from protocol.helper_set import PIN_SIZE, HelperEntry, HpkeKeyConfig, entry_to_json
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.files import remove_on_failure, write_atomically
+from protocol.helper_set import PIN_SIZE, HelperEntry, HpkeKeyConfig, entry_to_json, read_entry
 from protocol.hpke import CLASSICAL, PrivateKey, Suite
 from protocol.keys import IdentityKey, save_hpke_key, save_identity
-from protocol.seconds import DAY
-from protocol.set_files import read_entry
+from protocol.units import DAY
 
 KEY_DAYS = 90
+# Twice the queries that a helper runs at a time by default: each has a worker, and half of them are started early.
+MPC_PORTS = 8
 CONFIG_NAME = "config.json"
 ENTRY_NAME = "entry.json"
 KEY_NAMES = ("identity.key", "tls.key", "tls.crt", "hpke")
@@ -30,14 +31,15 @@ KEY_NAMES = ("identity.key", "tls.key", "tls.crt", "hpke")
 def make_keys(
     folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS, suite: Suite = CLASSICAL
 ) -> HelperEntry:
-    """Identity, HPKE key and certificate of a new helper; what it returns is public and goes into the helper set."""
+    """Create the keys and certificate of a new helper, and return its public entry for the helper set."""
     identity, sealed_to = IdentityKey.generate(), PrivateKey.generate(suite)
     validity = _validity(sealed_to, now, days)
-    # Refused before anything is written: a name or an address that no helper set would take.
+    # Raises before anything is written if no helper set would accept the name or the address.
     draft = HelperEntry(name, identity.public, (validity,), address, bytes(PIN_SIZE))
     if not (name.isascii() and len(name) <= tls.LONGEST_NAME):
-        raise TrefoilError(f"a new helper's name is ASCII, at most {tls.LONGEST_NAME} characters, not {name!r}")
-    with made_together(*(folder / name for name in KEY_NAMES)):
+        message = f"a new helper's name is ASCII, at most {tls.LONGEST_NAME} characters, not {name!r}"
+        raise TrefoilError(message, kind=ErrorKind.INVALID_VALUE)
+    with remove_on_failure(*(folder / name for name in KEY_NAMES)):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         save_identity(folder / "identity.key", identity)
         certificate = tls.make_identity(folder, name, now)
@@ -47,7 +49,7 @@ def make_keys(
 
 def _validity(key: PrivateKey, now: int, days: int) -> HpkeKeyConfig:
     if not (0 < days <= 3650):
-        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}")
+        raise TrefoilError(f"a key is valid for 1 to 3650 days, not {days}", kind=ErrorKind.OUT_OF_RANGE)
     # From yesterday: reports carry the hour they were made in, which began before this key was made.
     return HpkeKeyConfig(key.public, max(0, now - DAY), now + days * DAY)
 
@@ -59,7 +61,7 @@ def _save(folder: Path, key: PrivateKey) -> None:
 
 
 def add_hpke_key(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> HpkeKeyConfig:
-    """One more HPKE key in the folder that the helper loads its keys from."""
+    """Add an HPKE key to the folder that the helper loads its keys from."""
     key = PrivateKey.generate(suite)
     validity = _validity(key, now, days)
     _save(folder, key)
@@ -67,7 +69,7 @@ def add_hpke_key(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) ->
 
 
 def write_config(folder: Path, name: str, fields: Mapping[str, object]) -> Path:
-    """The configuration of the helper whose keys `make_keys` put into `folder`, with all other `fields`."""
+    """Write the configuration of the helper whose keys are in `folder`, with all other `fields`."""
     stored = {
         "trefoil_helper": FORMAT,
         "name": name,
@@ -87,26 +89,33 @@ def write_config(folder: Path, name: str, fields: Mapping[str, object]) -> Path:
 def make_helper(
     folder: Path, name: str, address: str, now: int, *, days: int = KEY_DAYS, suite: Suite = CLASSICAL
 ) -> Path:
-    """Everything one operator makes alone: keys, the public entry for the set, a configuration to fill in."""
+    """Create all that one operator creates alone: keys, the public entry, and a configuration to fill in."""
     path = folder / ENTRY_NAME
-    with made_together(*(folder / made for made in (*KEY_NAMES, ENTRY_NAME, CONFIG_NAME))):
+    with remove_on_failure(*(folder / made for made in (*KEY_NAMES, ENTRY_NAME, CONFIG_NAME))):
         entry = make_keys(folder, name, address, now, days=days, suite=suite)
         write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
         everywhere = "0.0.0.0"  # noqa: S104 - others must reach it
-        fields = {"host": everywhere, "port": entry.endpoint[1], "helper_set": "helpers.json", "sites": {}}
-        write_config(folder, name, fields)
+        port = entry.endpoint[1]
+        fields = {"host": everywhere, "port": port, "mpc_ports": mpc_ports(port)}
+        write_config(folder, name, {**fields, "helper_set": "helpers.json", "sites": {}})
     return path
 
 
+def mpc_ports(port: int) -> list[int]:
+    """Return the MPC ports of a new helper: fixed, so that a firewall can open them, and beside its own."""
+    first = port + 1 if port + MPC_PORTS < 65536 else port - MPC_PORTS
+    return list(range(first, first + MPC_PORTS))
+
+
 def renew_certificate(path: Path, identity: tls.TlsIdentity) -> None:
-    """Another certificate in the public entry, for the next helper set."""
+    """Replace the certificate's pin in the public entry, for the next helper set."""
     old = read_entry(path)
     new = HelperEntry(old.name, old.identity_key, old.hpke_keys, old.address, identity.pin)
     write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
 
 
 def renew_entry(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> Path:
-    """One more HPKE key, in the folder and in the public entry, for the next helper set."""
+    """Add an HPKE key to the folder and to the public entry, for the next helper set."""
     path = folder / ENTRY_NAME
     old = read_entry(path)
     keys = (*old.hpke_keys, add_hpke_key(folder, now, days, suite))

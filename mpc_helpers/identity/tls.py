@@ -1,9 +1,9 @@
-"""Mutual TLS between helpers that know each other by one certificate each, pinned by its SHA-256.
+"""Mutual TLS between helpers, each with one self-signed certificate that is pinned by its SHA-256.
 
-There is no certificate authority: a peer is whoever holds the private key of the certificate that the helper set
-names for it. Python's `ssl` can ask a connecting party for a certificate only if it is given certificates to check
-it against, so links are set up from the peers' certificates (`fetch_certificate` gets one by its pin), and the pin
-is then compared per party: trusted is not enough, it must be *that* helper's.
+There is no certificate authority: a peer is identified by the private key of the certificate that the helper set pins.
+Python's `ssl` requests a client certificate only if it has certificates to verify it against, so connections are set up
+from the peers' certificates (`fetch_certificate` fetches one by its pin), and the pin is then compared per party: it is
+not enough that a certificate is trusted, it must be that helper's.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 
 VALID_DAYS = 825
-# Of a common name in a certificate.
+# X.520's limit on a certificate's common name, in characters.
 LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Where this helper keeps its certificate (public) and its key (a private file)."""
+    """The paths of this helper's certificate (public) and its key (a private file)."""
 
     certificate: Path
     key: Path
 
     def __post_init__(self) -> None:
         if not self.certificate.is_absolute() or not self.key.is_absolute():
-            raise ProtocolError("a TLS identity is named by absolute paths, as the worker starts elsewhere")
+            message = "a TLS identity is named by absolute paths, as the worker starts elsewhere"
+            raise ProtocolError(message, kind=ErrorKind.INVALID_VALUE)
 
     @property
     def der(self) -> bytes:
-        """The certificate itself."""
         return load_certificate(self.certificate)
 
     @property
     def pin(self) -> bytes:
-        """What the helper set says about this helper."""
+        """The SHA-256 that the helper set contains for this helper."""
         return pin_of(self.der)
 
 
 def make_identity(directory: Path, name: str, now: int, *, days: int = VALID_DAYS) -> TlsIdentity:
-    """Run by an operator once: a P-256 key and a self-signed certificate. Refuses to overwrite either."""
+    """Create a P-256 key and a self-signed certificate. Run by an operator; never overwrites a key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     start = datetime.datetime.fromtimestamp(now, datetime.UTC) - datetime.timedelta(days=1)
@@ -77,32 +77,34 @@ def make_identity(directory: Path, name: str, now: int, *, days: int = VALID_DAY
 
 
 def load_certificate(path: Path) -> bytes:
-    """The DER bytes of the one certificate in a PEM file."""
+    """Return the DER bytes of the certificate in a PEM file."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.DER)
     except OSError as error:
-        raise TrefoilError(f"cannot read {path}: {error.strerror}", "Make one with: trefoil keygen") from None
+        hint = "Make one with: trefoil keygen"
+        raise TrefoilError(f"cannot read {path}: {error.strerror}", hint, kind=ErrorKind.FILE_UNREADABLE) from None
     except ValueError:
-        raise TrefoilError(f"{path} holds no certificate", "Make one with: trefoil keygen") from None
+        hint = "Make one with: trefoil keygen"
+        raise TrefoilError(f"{path} contains no certificate", hint, kind=ErrorKind.WRONG_FILE) from None
 
 
 def ends(der: bytes) -> int:
-    """When a certificate ends, in seconds since 1970."""
+    """Return when a certificate expires, in Unix time."""
     return int(x509.load_der_x509_certificate(der).not_valid_after_utc.timestamp())
 
 
 def pin_of(der: bytes) -> bytes:
-    """SHA-256 of the certificate's DER bytes: also what `aiohttp.Fingerprint` compares."""
+    """Return the SHA-256 of a certificate's DER bytes, which `aiohttp.Fingerprint` compares too."""
     return hashlib.sha256(der).digest()
 
 
 def same_pin(der: bytes | None, pin: bytes) -> bool:
-    """Whether the certificate a peer has shown is the pinned one; no certificate is never the pinned one."""
+    """Return whether a peer presented a certificate, and it is the pinned one."""
     return der is not None and hmac.compare_digest(pin_of(der), pin)
 
 
 def server_context(identity: TlsIdentity, trusted: tuple[bytes, ...] = ()) -> ssl.SSLContext:
-    """For listening. With `trusted` certificates (DER) every connection must prove to hold the key of one of them."""
+    """Return a context for listening. With `trusted` certificates (DER), clients must present one of them."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     if trusted:
         _trust(context, trusted)
@@ -111,9 +113,9 @@ def server_context(identity: TlsIdentity, trusted: tuple[bytes, ...] = ()) -> ss
 
 
 def client_context(identity: TlsIdentity | None, trusted: tuple[bytes, ...]) -> ssl.SSLContext:
-    """For connecting to a peer whose certificate (DER) is known; shows our own if there is one."""
+    """Return a context for connecting to a peer with a `trusted` certificate (DER), presenting our own if given."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
-    # The pin says more than a name in a certificate the peer wrote itself.
+    # The pin is stronger than a host name in a self-signed certificate.
     context.check_hostname = False
     _trust(context, trusted)
     return context
@@ -127,7 +129,8 @@ def _context(purpose: int, identity: TlsIdentity | None) -> ssl.SSLContext:
         try:
             context.load_cert_chain(identity.certificate, identity.key)
         except (OSError, ssl.SSLError) as error:
-            raise TrefoilError(f"cannot use {identity.certificate} with {identity.key}: {error}") from None
+            message = f"cannot use {identity.certificate} with {identity.key}: {error}"
+            raise TrefoilError(message, kind=ErrorKind.WRONG_KEY) from None
     return context
 
 
@@ -140,9 +143,9 @@ def _trust(context: ssl.SSLContext, trusted: tuple[bytes, ...]) -> None:
 
 
 async def fetch_certificate(host: str, port: int, pin: bytes, seconds: float) -> bytes:
-    """A peer's certificate (DER) from its HTTPS port, believed only if it has the pinned SHA-256.
+    """Return a peer's certificate (DER) from its HTTPS port, if it has the pinned SHA-256.
 
-    Sends nothing. The handshake proves that whoever answered holds the certificate's key.
+    Sends nothing. The handshake proves that the server holds the certificate's key.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -153,19 +156,20 @@ async def fetch_certificate(host: str, port: int, pin: bytes, seconds: float) ->
         async with asyncio.timeout(seconds):
             _, writer = await asyncio.open_connection(host, port, ssl=context, ssl_shutdown_timeout=1.0)
     except TimeoutError:
-        raise TrefoilError(f"{where} did not answer within {seconds:g} s") from None
+        raise TrefoilError(f"{where} has not responded for {seconds:g} s", kind=ErrorKind.TIMEOUT) from None
     except OSError as error:
-        raise TrefoilError(f"cannot connect to {where}: {error}") from None
+        raise TrefoilError(f"cannot connect to {where}: {error}", kind=ErrorKind.UNREACHABLE) from None
     try:
         der: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
-        # Nothing was said, so there is nothing to end politely: a peer that is slow to agree must not keep it open.
+        # Nothing was sent, so no orderly shutdown is needed: a slow peer must not keep the connection open.
         writer.transport.abort()
         with contextlib.suppress(OSError, TimeoutError):
             await writer.wait_closed()
     if der is None or not same_pin(der, pin):
         raise TrefoilError(
-            f"{where} shows a certificate other than the pinned one",
+            f"{where} presents a certificate other than the pinned one",
             "Someone is in between, or the helper has a new certificate: ask its operator for the new helper set.",
+            kind=ErrorKind.WRONG_KEY,
         )
     return der

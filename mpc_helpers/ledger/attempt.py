@@ -1,7 +1,7 @@
-"""An attempt at a query: its name, its states, what a helper may say about it, and the points where one may crash.
+"""An attempt at a query: its id, its durable states, the votes on it, and the failpoints of the protocol.
 
 The vocabulary of COMMIT.md, but for votes, which queriers check too (`protocol.vote`). Everything durable about an
-attempt is in `ledger`; who says what to whom and when is in `agreement`.
+attempt is in `ledger`; the message exchange is in `agreement`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol.batch import DIGEST_SPAN, DigestRows
-from protocol.errors import ProtocolError
-from protocol.numbered import Numbered
+from protocol.errors import ErrorKind, ProtocolError, WireEnum
 from protocol.query import Query
 from protocol.vote import Vote
 from protocol.wire import HASH_SIZE, TaggedHash, Writer, tagged_hash
@@ -35,8 +34,8 @@ class AttemptState(Enum):
     ABORTED = "aborted"
 
 
-class Word(Numbered):
-    """What a helper answers about an attempt. WORKING and UNKNOWN have no effect; a NO is final."""
+class VoteStatus(WireEnum):
+    """A helper's vote on an attempt as a STATE reports it. WORKING and UNKNOWN have no effect; a NO is final."""
 
     YES = 0, "yes"
     NO = 1, "no"
@@ -45,14 +44,14 @@ class Word(Numbered):
 
 
 class AttemptOutcome(Enum):
-    """How an attempt ended for good. One that was voted for is waited for until then."""
+    """The final outcome of an attempt."""
 
     RELEASED = "released"
     ABORTED = "aborted"
 
 
-class Step(Enum):
-    """The crash points of COMMIT.md. Production does nothing at them; tests stop a helper there."""
+class Failpoint(Enum):
+    """The failpoints of COMMIT.md, where tests inject crashes. An installed helper does nothing at them."""
 
     PROPOSE_SENT_TO_ONE = "propose: sent to one peer only"
     RESERVE_BEFORE_COMMIT = "reserve: before commit"
@@ -81,10 +80,10 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueryName:
-    """What ledgers and messages call a query: its id under site and caller, and the digest of all of it.
+    """A query's identity in ledgers and messages: the hash of site, caller and query id, and the digest of the query.
 
-    Two queries with one `key` and different digests are a changed batch under an old id, and the second is refused.
-    The key also decides conflicts: the smaller one may take reports from a larger one that is merely reserved.
+    Of two queries with equal `key` and different digests (a changed batch under an old id) the second is refused.
+    The key also decides conflicts: a query may take reports from a reserved attempt with a larger key.
     """
 
     key: bytes
@@ -96,17 +95,16 @@ class QueryName:
 
     @classmethod
     def of(cls, query: Query) -> QueryName:
-        """The name of `query`."""
         scoped = Writer().text(query.site).text(query.caller).blob(query.query_id).done()
         return cls(tagged_hash("query key", scoped), query.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """An attempt on which all three proposals are in. `digests` are the accepted reports, ascending.
+    """An attempt to reserve, once all three proposals are in. `digests` are the accepted reports, ascending.
 
     `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them.
-    `most_draws` is how many draws of noise a report may be in, this one included; None where it does not matter.
+    `most_draws` limits the noise draws a report may be in, this one included; None means no limit.
     """
 
     attempt_id: bytes
@@ -121,11 +119,11 @@ class Reservation:
 
     def __post_init__(self) -> None:
         if len(self.debug_reports) != len(self.digests):
-            raise ProtocolError("a reservation has one debug flag for each report")
+            raise ProtocolError("a reservation has one debug flag for each report", kind=ErrorKind.INCONSISTENT)
 
 
 @dataclass(frozen=True, slots=True)
-class HeardVote:
+class ReceivedVote:
     """A vote with the signed message that proves it."""
 
     party: int
@@ -135,8 +133,10 @@ class HeardVote:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """What the ledger holds of an attempt. `voted_once`, whether this helper may have said YES, tells an abort before
-    the vote from one after it. The share is there from the vote on, unless it will never be released.
+    """The ledger's record of an attempt.
+
+    `voted_once` tells an abort before this helper's YES from one after it. The share is stored from the vote on, and
+    erased when it can no longer be released.
     """
 
     attempt_id: bytes
@@ -146,37 +146,37 @@ class AttemptRecord:
     voted_once: bool
     sealed_share: bytes | None = field(repr=False)
     reason: str
-    votes: tuple[HeardVote, ...]
+    votes: tuple[ReceivedVote, ...]
 
     @property
-    def liars(self) -> set[int]:
-        """Helpers that are known to have voted both ways."""
-        return liars_among(self.votes)
+    def equivocators(self) -> set[int]:
+        """Return the helpers that provably equivocated."""
+        return equivocators_among(self.votes)
 
 
-def liars_among(votes: Sequence[HeardVote]) -> set[int]:
-    """Parties with a signed YES and a signed first-hand NO: each proves the other a lie."""
-    said_yes = {vote.party for vote in votes if vote.vote is Vote.YES}
-    return said_yes & {vote.party for vote in votes if vote.vote is Vote.ABORTED}
+def equivocators_among(votes: Sequence[ReceivedVote]) -> set[int]:
+    """Return the parties with both a signed YES and a signed ABORTED vote, which contradict each other."""
+    voted_yes = {vote.party for vote in votes if vote.vote is Vote.YES}
+    return voted_yes & {vote.party for vote in votes if vote.vote is Vote.ABORTED}
 
 
-def word_about(state: AttemptState | None) -> Word:
-    """COMMIT.md, "What a helper answers about an attempt". No row is UNKNOWN: never NO from ignorance."""
+def vote_status(state: AttemptState | None) -> VoteStatus:
+    """Return what a helper reports in this state (COMMIT.md). Without a record UNKNOWN: never NO from ignorance."""
     match state:
         case None:
-            return Word.UNKNOWN
+            return VoteStatus.UNKNOWN
         case AttemptState.RESERVED:
-            return Word.WORKING
+            return VoteStatus.WORKING
         case AttemptState.VOTED | AttemptState.RELEASED:
-            return Word.YES
+            return VoteStatus.YES
         case AttemptState.RENOUNCED | AttemptState.ABORTED:
-            return Word.NO
+            return VoteStatus.NO
         case _:
             assert_never(state)
 
 
 def attempt_id_of(name: QueryName, number: int, proposals: Sequence[bytes], accepted: DigestRows) -> bytes:
-    """Equal at two helpers only if they hold the same three proposals and accepted the same reports.
+    """Return the attempt id: equal at two helpers only if proposals and accepted reports are equal.
 
     `proposals` are the three helpers' encoded proposals in order (parameters, batch root, bitmap, counts, salt);
     `accepted` the accepted reports' digests, ascending.

@@ -1,4 +1,9 @@
-"""A ledger's open database: one caller at a time, one transaction for each change, and the crash points around it."""
+"""A ledger's open database, and the hash chain of its moves.
+
+One caller at a time, one transaction for each change, failpoints around each commit. `Chain` and `PeerHeads` record how
+far this ledger and each peer's have come; peers compare them, so that no ledger rolls back unnoticed (COMMIT.md, "A
+lost ledger").
+"""
 
 from __future__ import annotations
 
@@ -10,53 +15,54 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mpc_helpers.ledger.attempt import Step
-from mpc_helpers.ledger.file import LedgerOwner, clear_errors, open_connection
+from mpc_helpers.ledger.attempt import AttemptState, Failpoint
+from mpc_helpers.ledger.file import LedgerHead, LedgerOwner, first_head, next_head, open_connection, translate_errors
 
 
 class Database:
-    """Shared by everything that reads or writes one ledger file. `step` is called at each crash point of COMMIT.md."""
+    """Shared by everything that reads or writes one ledger file; `failpoint` is called where COMMIT.md says."""
 
-    def __init__(self, path: Path, owner: LedgerOwner, step: Callable[[Step], None]) -> None:
+    def __init__(self, path: Path, owner: LedgerOwner, failpoint: Callable[[Failpoint], None]) -> None:
         self.path = path
         self.connection = open_connection(path, owner)
-        self.step = step
-        # Spent on reports and moves since the ledger was opened, by the wall and by the processor, for whoever watches.
+        self.failpoint = failpoint
+        # Wall-clock and processor time spent on reports and moves since the ledger was opened, for metrics.
         self.seconds = 0.0
         self.cpu_seconds = 0.0
         self._lock = threading.RLock()
         self._committed: list[Callable[[], None]] = []
 
     def on_commit(self, call: Callable[[], None]) -> None:
-        """Run `call` after each commit, before anybody else reads or writes."""
+        """Run `call` after each commit, under the lock."""
         self._committed.append(call)
 
     def close(self) -> None:
-        """Let go of the file. An open transaction is rolled back, as in a crash."""
+        """Close the file. An open transaction is rolled back, as in a crash."""
         with self._lock:
             self.connection.close()
 
-    def forget_log(self) -> None:
-        """Fold the log into the file and empty it, so that what was erased is not in it either. Best effort: the move
-        before it is on disk, and the log is emptied sooner or later anyway.
+    def truncate_log(self) -> None:
+        """Checkpoint and truncate the log, so that erased data is gone from it too.
+
+        Best effort: the move before it is durable, and SQLite checkpoints the log eventually anyway.
         """
         with self._lock, suppress(sqlite3.Error):
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One caller at a time; what SQLite has against it becomes an error that an operator can act on."""
-        with self._lock, clear_errors(self.path):
+        """Hold the lock, and translate SQLite's errors."""
+        with self._lock, translate_errors(self.path):
             yield self.connection
 
     def value(self, query: str, *values: bytes | int) -> Any:
-        """The one value that `query` finds."""
+        """Return the single value that `query` selects."""
         with self.reading() as connection:
             return connection.execute(query, values).fetchone()[0]
 
     @contextmanager
     def timed(self) -> Iterator[sqlite3.Connection]:
-        """As `reading`, counted in `seconds` and `cpu_seconds`."""
+        """Do as `reading`, and add to `seconds` and `cpu_seconds`."""
         with self.reading() as connection:
             began, began_cpu = time.perf_counter(), time.thread_time()
             try:
@@ -66,23 +72,104 @@ class Database:
                 self.cpu_seconds += time.thread_time() - began_cpu
 
     @contextmanager
-    def transaction(self, before: Step | None = None, after: Step | None = None) -> Iterator[sqlite3.Connection]:
-        """All of the block or nothing of it, on disk when the block has ended."""
+    def transaction(
+        self, before: Failpoint | None = None, after: Failpoint | None = None
+    ) -> Iterator[sqlite3.Connection]:
+        """Run the block atomically; its effect is durable when the block has ended."""
         with self.timed() as connection:
-            # IMMEDIATE: the write lock is taken here, where nothing has been read yet that could change meanwhile.
+            # IMMEDIATE: take the write lock before anything is read that could change meanwhile.
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
                 if before:
-                    self.step(before)
+                    self.failpoint(before)
                 connection.execute("COMMIT")
                 for call in self._committed:
                     call()
             except BaseException:
-                with suppress(sqlite3.ProgrammingError):  # closed meanwhile, which rolls back as well
+                with suppress(sqlite3.ProgrammingError):  # closed meanwhile, which also rolls back
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                 raise
         # Outside the lock: a test that stops the helper here closes the file.
         if after:
-            self.step(after)
+            self.failpoint(after)
+
+
+class PeerHeads:
+    """The `peer_heads` table: the last head seen of each peer's ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.reading() as connection:
+            rows = connection.execute("SELECT party, ledger_id, sequence, head FROM peer_heads").fetchall()
+        self._heads = {party: LedgerHead(*head) for party, *head in rows}
+
+    def of(self, party: int) -> LedgerHead | None:
+        """Return the last head seen of a peer's ledger."""
+        return self._heads.get(party)
+
+    def remember(self, party: int, head: LedgerHead) -> None:
+        """Remember a head in memory. It is persisted with this ledger's next move, so no move outlives its cause."""
+        self._heads[party] = head
+
+    def save(self) -> None:
+        """Persist the remembered heads now."""
+        with self._database.transaction() as connection:
+            self.write(connection)
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Persist the remembered heads in the current transaction."""
+        for party, head in list(self._heads.items()):
+            row = (party, head.ledger_id, head.sequence, head.digest)
+            connection.execute("INSERT OR REPLACE INTO peer_heads VALUES (?, ?, ?, ?)", row)
+
+    def forget(self, party: int) -> None:
+        """Forget a peer's head. Run by an operator who has verified that the peer's new ledger was rebuilt."""
+        with self._database.transaction() as connection:
+            self._heads.pop(party, None)
+            connection.execute("DELETE FROM peer_heads WHERE party = ?", (party,))
+
+
+class Chain:
+    """The `moves` table: every move of every attempt, each hashed over the one before."""
+
+    def __init__(self, database: Database, peer_heads: PeerHeads) -> None:
+        self._database = database
+        self._peer_heads = peer_heads
+        self.ledger_id: bytes = database.value("SELECT ledger_id FROM ledger")
+        self._head = self._read_head()
+        database.on_commit(self._refresh)
+
+    @property
+    def head(self) -> LedgerHead:
+        """Return the head of the last committed move. Never blocks on a transaction."""
+        return self._head
+
+    def head_at(self, sequence: int) -> bytes | None:
+        """Return the chain's head after move `sequence`, or None if there is no such move."""
+        if sequence == 0:
+            return first_head(self.ledger_id)
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT head FROM moves WHERE sequence = ?", (sequence,)).fetchone()
+        return row[0] if row else None
+
+    def append(self, connection: sqlite3.Connection, attempt_id: bytes, state: AttemptState) -> None:
+        """Append a move, and persist the peers' heads, in the transaction that makes it."""
+        # Read from the table, not from `head`: one transaction may make several moves, and none is committed yet.
+        last = self._read_head()
+        digest = next_head(last.digest, last.sequence + 1, attempt_id, state.value)
+        connection.execute(
+            "INSERT INTO moves SELECT ?, attempt, ?, ? FROM attempts WHERE attempt_id = ?",
+            (last.sequence + 1, state.value, digest, attempt_id),
+        )
+        self._peer_heads.write(connection)
+
+    def _read_head(self) -> LedgerHead:
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT sequence, head FROM moves ORDER BY sequence DESC LIMIT 1").fetchone()
+        sequence, digest = row or (0, first_head(self.ledger_id))
+        return LedgerHead(self.ledger_id, sequence, digest)
+
+    def _refresh(self) -> None:
+        self._head = self._read_head()

@@ -1,4 +1,4 @@
-"""A report ledger as a file: made whole or not at all, opened only by its owner, refused untouched when in doubt."""
+"""The ledger's file: created atomically, opened only by its owner, refused untouched if damaged or foreign."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpc_helpers.ledger.schema import APPLICATION_ID, ELSEWHERE, SCHEMA_VERSION, TABLES, TRIGGERS
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.wire import tagged_hash
 
 LEDGER_ID_SIZE = 16
-# No report is newer: what was spent elsewhere is never pruned.
-FOR_EVER = 2**62
-# What stays of the log between moves; SQLite folds it into the file at a thousand pages, which are a little less.
+# Later than any report: what was spent elsewhere is never pruned.
+NEVER_PRUNED = 2**62
+# The write-ahead log is truncated to this between transactions: just above SQLite's checkpoint at 1,000 pages of 4 KiB.
 LOG_BYTES = 2**22
 _MAGIC = b"SQLite format 3\x00"
 _NEVER_RESTORE = (
@@ -25,16 +25,20 @@ _NEVER_RESTORE = (
 
 
 class LedgerError(TrefoilError):
-    """The ledger cannot be used, or refused what was asked of it; nothing of it was written."""
+    """The ledger cannot be used, or refused a change; nothing was written."""
+
+    kind = ErrorKind.UNAVAILABLE
 
 
 class LedgerClosed(LedgerError):
-    """The ledger was closed under a task that should have ended before."""
+    """The ledger was closed under a task that outlived it."""
+
+    kind = ErrorKind.INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerOwner:
-    """Whose ledger it is."""
+    """The helper that a ledger belongs to."""
 
     party: int
     identity_key: bytes
@@ -46,7 +50,7 @@ class LedgerOwner:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """How far a ledger has come: what peers remember of each other, so that none goes back unnoticed."""
+    """The head of a ledger's hash chain. Peers remember it, so that no ledger rolls back unnoticed."""
 
     ledger_id: bytes
     sequence: int
@@ -58,36 +62,36 @@ class LedgerHead:
 
 
 def first_head(ledger_id: bytes) -> bytes:
-    """The chain's head before the first move."""
+    """Return the chain's head before the first move."""
     return tagged_hash("ledger chain", ledger_id)
 
 
 def next_head(head: bytes, sequence: int, attempt_id: bytes, state: str) -> bytes:
-    """The chain's head after one more move."""
+    """Return the chain's head after one more move."""
     return tagged_hash("ledger chain", head, sequence.to_bytes(8, "big"), attempt_id, state.encode())
 
 
 @contextmanager
-def clear_errors(path: Path) -> Iterator[None]:
-    """Turns what SQLite says about `path` into an error an operator can act on."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Translate SQLite's errors about `path` into errors that an operator can act on."""
     try:
         yield
     except sqlite3.IntegrityError as error:
-        raise LedgerError(f"the ledger {path} refused a change: {error}") from None
+        raise LedgerError(f"the ledger {path} refused a change: {error}", kind=ErrorKind.REFUSED) from None
     except sqlite3.OperationalError as error:
-        hint = "Make room or repair the disk. Nothing was half written, and what was voted for goes on by itself."
+        hint, kind = "Free disk space or repair the disk. Voted attempts resume by themselves.", ErrorKind.NO_SPACE
         if "locked" in str(error):
-            hint = "Another process has it open. Stop that helper first."
-        raise LedgerError(f"cannot use the ledger {path}: {error}", hint) from None
+            hint, kind = "Another process has it open. Stop that helper first.", ErrorKind.BUSY
+        raise LedgerError(f"cannot use the ledger {path}: {error}", hint, kind=kind) from None
     except sqlite3.ProgrammingError as error:
         raise LedgerClosed(f"the ledger {path} is not open: {error}") from None
     except sqlite3.DatabaseError as error:
-        raise LedgerError(f"the ledger {path} is damaged: {error}", _NEVER_RESTORE) from None
+        raise _damaged(path, error) from None
 
 
 def create(path: Path, owner: LedgerOwner, ledger_id: bytes) -> None:
-    """Run once, when a helper's keys are made. An existing file is never replaced."""
-    with drafted(path) as draft, clear_errors(path), closing(_connect(draft, "rwc")) as db:
+    """Create an empty ledger. Run once, with a helper's new keys; an existing file is never replaced."""
+    with new_file(path) as draft, translate_errors(path), closing(_connect(draft, "rwc")) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -96,7 +100,7 @@ def create(path: Path, owner: LedgerOwner, ledger_id: bytes) -> None:
         nobody, reason = bytes(32), "spent before this ledger began"
         db.execute(
             "INSERT INTO attempts VALUES (?, ?, ?, ?, 0, NULL, ?, 'released', 0, NULL, ?, 1, NULL)",
-            (ELSEWHERE, nobody, nobody, nobody, FOR_EVER, reason),
+            (ELSEWHERE, nobody, nobody, nobody, NEVER_PRUNED, reason),
         )
         for trigger in TRIGGERS:
             db.execute(trigger)
@@ -104,8 +108,8 @@ def create(path: Path, owner: LedgerOwner, ledger_id: bytes) -> None:
 
 
 @contextmanager
-def drafted(path: Path) -> Iterator[Path]:
-    """A path to build a ledger at, which becomes `path` in one step when the block ends well."""
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `path` atomically when the block succeeds."""
     draft = path.with_name(path.name + ".new")
     for leftover in _files_of(draft):
         leftover.unlink(missing_ok=True)
@@ -116,17 +120,17 @@ def drafted(path: Path) -> Iterator[Path]:
         os.link(draft, path)
         _sync(path.parent)
     except FileExistsError:
-        raise LedgerError(f"{path} exists and is not replaced", _NEVER_RESTORE) from None
+        raise LedgerError(f"{path} exists and is not replaced", _NEVER_RESTORE, kind=ErrorKind.FILE_EXISTS) from None
     finally:
         for leftover in _files_of(draft):
             leftover.unlink(missing_ok=True)
 
 
 def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
-    """The ledger of `owner`, held by this process alone; damaged, newer or someone else's is refused, untouched."""
+    """Open the ledger of `owner`, locked by this process. A damaged, newer or foreign file is refused, untouched."""
     _check_header(path)
-    with clear_errors(path):
-        # Read-only first: closing a writable connection would already fold the log into a file we then refuse.
+    with translate_errors(path):
+        # Read-only first: closing a writable connection would checkpoint the log into a file we then refuse.
         with closing(_connect(path, "ro")) as db:
             _check_owner(db, path, owner)
             _check_contents(db, path)
@@ -139,7 +143,7 @@ def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
             # What is erased is overwritten, not only unlinked: sealed shares that were never released, most of all.
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA cache_size = -16384")
-            # A large batch makes the log as long as all its reports once; it must not stay so.
+            # A large batch makes the log as long as all its reports; truncate it afterwards.
             db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
             db.execute("BEGIN IMMEDIATE")
             db.execute("COMMIT")
@@ -160,16 +164,19 @@ def _check_header(path: Path) -> None:
         with path.open("rb") as file:
             header = file.read(100)
     except FileNotFoundError:
-        raise LedgerError(f"there is no ledger at {path}", _NEVER_RESTORE) from None
+        raise LedgerError(f"there is no ledger at {path}", _NEVER_RESTORE, kind=ErrorKind.FILE_MISSING) from None
     except OSError as error:
-        raise LedgerError(f"cannot read the ledger {path}: {error.strerror}") from None
+        raise LedgerError(f"cannot read the ledger {path}: {error.strerror}", kind=ErrorKind.FILE_UNREADABLE) from None
     kind, version = int.from_bytes(header[68:72], "big"), int.from_bytes(header[60:64], "big")
     if len(header) < 100 or header[:16] != _MAGIC or kind != APPLICATION_ID:
-        raise LedgerError(f"{path} is not a report ledger, or its beginning is damaged", _NEVER_RESTORE)
+        raise LedgerError(
+            f"{path} is not a report ledger, or its header is damaged", _NEVER_RESTORE, kind=ErrorKind.WRONG_FILE
+        )
     if version != SCHEMA_VERSION:
         raise LedgerError(
             f"{path} is a ledger of version {version}; this helper knows version {SCHEMA_VERSION}",
             "Run the version of Trefoil that wrote it.",
+            kind=ErrorKind.UNKNOWN_VERSION,
         )
 
 
@@ -178,14 +185,15 @@ def _check_owner(db: sqlite3.Connection, path: Path, owner: LedgerOwner) -> None
     if (party, identity_key) != (owner.party, owner.identity_key):
         raise LedgerError(
             f"{path} is the ledger of helper {party + 1} with another identity key",
-            "A ledger and its keys live and die together. Check the helper's configuration.",
+            "A ledger belongs to its keys. Check the helper's configuration.",
+            kind=ErrorKind.WRONG_KEY,
         )
 
 
 def _check_contents(db: sqlite3.Connection, path: Path) -> None:
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
-        raise LedgerError(f"the ledger {path} is damaged: {verdict}", _NEVER_RESTORE)
+        raise _damaged(path, verdict)
     head = first_head(db.execute("SELECT ledger_id FROM ledger").fetchone()[0])
     last: dict[int, str] = {}
     moves = db.execute(
@@ -196,10 +204,14 @@ def _check_contents(db: sqlite3.Connection, path: Path) -> None:
         head = next_head(head, sequence, attempt_id, state)
         last[attempt] = state
         if head != stored:
-            raise LedgerError(f"the ledger {path} is damaged: move {sequence} breaks the chain", _NEVER_RESTORE)
+            raise _damaged(path, f"move {sequence} breaks the chain")
     states = dict(db.execute("SELECT attempt, state FROM attempts WHERE attempt <> ?", (ELSEWHERE,)))
     if states != last:
-        raise LedgerError(f"the ledger {path} is damaged: an attempt's state is not its last move", _NEVER_RESTORE)
+        raise _damaged(path, "an attempt's state is not its last move")
+
+
+def _damaged(path: Path, detail: object) -> LedgerError:
+    return LedgerError(f"the ledger {path} is damaged: {detail}", _NEVER_RESTORE, kind=ErrorKind.FILE_DAMAGED)
 
 
 def _files_of(path: Path) -> Iterator[Path]:

@@ -1,56 +1,117 @@
-"""The report ledger: one helper's durable memory of which reports are spent, and of every attempt to spend them.
+"""The report ledger: one helper's durable record of spent reports, of every attempt to spend them, and of queries.
 
-Methods of its parts block on the disk and may be called from any thread; each is atomic.
+Methods block on the disk, may be called from any thread, and are atomic.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpc_helpers.ledger import file as ledger_file
-from mpc_helpers.ledger.attempt import Step
-from mpc_helpers.ledger.chain import Chain, PeerHeads
-from mpc_helpers.ledger.database import Database
-from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerOwner
+from mpc_helpers.ledger.attempt import Failpoint, QueryName
+from mpc_helpers.ledger.database import Chain, Database, PeerHeads
+from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerError, LedgerOwner
 from mpc_helpers.ledger.moves import Attempts, Moves
-from mpc_helpers.ledger.queries import QueryBook
 from mpc_helpers.ledger.reports import Reports
+from protocol.errors import ErrorKind
+from protocol.status import Failure, QueryState
+
+
+class QueryChanged(LedgerError):
+    """The query id was used with other contents (HTTP 409)."""
+
+    kind = ErrorKind.DUPLICATE
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """A query's stored state, and its failure if it ended without an answer."""
+
+    name: QueryName
+    state: QueryState
+    updated: int
+    failure: Failure | None = None
+
+
+class QueryRecords:
+    """The `queries` table: the state of each query, and one digest per query id, permanently."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, entry: QueryRecord) -> None:
+        """Store a state, or raise `QueryChanged` if the id was used with another digest."""
+        detail = json.dumps(None if entry.failure is None else entry.failure.to_json())
+        with self._database.reading() as connection:
+            stored = connection.execute(
+                "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT (query_key) DO UPDATE"
+                " SET state = excluded.state, detail = excluded.detail, updated = excluded.updated"
+                " WHERE query_digest = excluded.query_digest",
+                (entry.name.key, entry.name.digest, entry.state.value, detail, entry.updated),
+            ).rowcount
+        if stored != 1:
+            raise QueryChanged(
+                "this query id was used before, for another batch or other parameters",
+                "Choose a new query id, or submit exactly what was submitted first.",
+            )
+
+    def find(self, query_key: bytes) -> QueryRecord | None:
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT * FROM queries WHERE query_key = ?", (query_key,)).fetchone()
+        return _decode(row) if row else None
+
+    def all(self) -> list[QueryRecord]:
+        """Return every query that was ever submitted, oldest change first."""
+        with self._database.reading() as connection:
+            rows = connection.execute("SELECT * FROM queries ORDER BY updated, query_key").fetchall()
+        return [_decode(row) for row in rows]
+
+
+def _decode(row: tuple[bytes, bytes, str, str, int]) -> QueryRecord:
+    key, digest, state, detail, updated = row
+    stored = json.loads(detail)
+    failure = None if stored is None else Failure.from_json(stored)
+    return QueryRecord(QueryName(key, digest), QueryState(state), updated, failure)
 
 
 class ReportLedger:
-    """One helper's ledger, open and held by this process. `step` is called at each crash point of COMMIT.md.
+    """One helper's ledger, locked by this process. `failpoint` is called at each failpoint of COMMIT.md.
 
-    `attempts` are what it knows of attempts and `moves` what changes them; `reports` are which of them are spent,
-    `queries` what became of queries; `chain` and `peer_heads` are how far this ledger and the peers' have come.
+    `attempts` reads attempts and `moves` changes them; `reports` are the spent reports, `queries` the queries' states;
+    `chain` and `peer_heads` are the heads of this ledger and of the peers'.
     """
 
-    def __init__(self, path: Path, owner: LedgerOwner, *, step: Callable[[Step], None] = lambda _: None) -> None:
+    def __init__(
+        self, path: Path, owner: LedgerOwner, *, failpoint: Callable[[Failpoint], None] = lambda _: None
+    ) -> None:
         self.owner = owner
-        self._database = Database(path, owner, step)
+        self._database = Database(path, owner, failpoint)
         self.peer_heads = PeerHeads(self._database)
         self.chain = Chain(self._database, self.peer_heads)
         self.reports = Reports(self._database)
         self.attempts = Attempts(self._database)
         self.moves = Moves(self._database, self.chain, self.reports, self.attempts)
-        self.queries = QueryBook(self._database)
+        self.queries = QueryRecords(self._database)
 
     @classmethod
     def create(cls, path: Path, owner: LedgerOwner, *, entropy: Callable[[int], bytes] = os.urandom) -> None:
-        """Run when a helper's keys are made, and never to replace a ledger that was lost: see `rebuild`."""
+        """Create an empty ledger with a helper's new keys. Never to replace a lost one: see `rebuild`."""
         ledger_file.create(path, owner, entropy(LEDGER_ID_SIZE))
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time spent on reports and moves since the ledger was opened."""
+        """Return the processor time spent on reports and moves since the ledger was opened."""
         return self._database.cpu_seconds
 
     @property
     def seconds(self) -> float:
-        """Spent on reports and moves since the ledger was opened, for whoever watches this helper."""
+        """Return the wall-clock time spent on reports and moves since the ledger was opened."""
         return self._database.seconds
 
     def close(self) -> None:
-        """Let go of the file. An open transaction is rolled back, as in a crash."""
+        """Close the file. An open transaction is rolled back, as in a crash."""
         self._database.close()

@@ -1,7 +1,7 @@
-"""The moves of an attempt, and what the ledger knows of attempts.
+"""Attempts in the ledger: their records, and the moves (state transitions) between their states.
 
-Each move is one transaction that must change exactly one row (COMMIT.md). That is also the fence: whoever acts on a
-state that is gone changes no row and is refused.
+Each move is one transaction that must change exactly one row (COMMIT.md). That is also the fence: a stale actor changes
+no row and is refused.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 
-from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, HeardVote, QueryName, Reservation, Step
-from mpc_helpers.ledger.chain import Chain
-from mpc_helpers.ledger.database import Database
+from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
+from mpc_helpers.ledger.database import Chain, Database
 from mpc_helpers.ledger.file import LedgerError
 from mpc_helpers.ledger.reports import Conflict, Reports
+from protocol.errors import ErrorKind
 from protocol.vote import Vote
 
 _RESTARTED = "the helper restarted"
-_TAKEN = "its reports went to a query with a smaller id"
+_TAKEN = "its reports went to a query with a smaller key"
 
 
 class Fenced(LedgerError):
-    """The attempt is no longer in the state this move starts from: whoever asked should be dead."""
+    """The attempt is no longer in the state this move starts from: the caller is stale."""
+
+    kind = ErrorKind.FENCED
 
 
 class Attempts:
@@ -32,33 +34,38 @@ class Attempts:
         self._database = database
 
     def find(self, attempt_id: bytes) -> AttemptRecord | None:
-        """The attempt of this id, if this ledger ever held it."""
+        """Return the attempt of this id, if this ledger ever held it."""
         records = self._select("attempt_id = ?", attempt_id)
         return records[0] if records else None
 
     def live(self, query_key: bytes) -> AttemptRecord | None:
-        """The one attempt of this query that is not aborted."""
+        """Return the one attempt of this query that is not aborted."""
         records = self._select("query_key = ? AND state <> 'aborted'", query_key)
         return records[0] if records else None
 
-    def unsettled(self) -> list[AttemptRecord]:
-        """Every attempt that is neither released nor aborted."""
+    def released(self, query_key: bytes) -> AttemptRecord | None:
+        """Return the query's released attempt while its sealed share is kept."""
+        records = self._select("query_key = ? AND state = 'released' AND sealed_share IS NOT NULL", query_key)
+        return records[0] if records else None
+
+    def pending(self) -> list[AttemptRecord]:
+        """Return every attempt that is neither released nor aborted."""
         return self._select("state IN ('reserved', 'voted', 'renounced')")
 
     def last_number(self, query_key: bytes) -> int:
-        """The highest attempt number this query has used here; 0 if none."""
+        """Return the highest attempt number this query has used here; 0 if none."""
         highest = "SELECT coalesce(max(number), 0) FROM attempts WHERE query_key = ?"
         number: int = self._database.value(highest, query_key)
         return number
 
     def draws(self, query_key: bytes) -> int:
-        """How many attempts at this query came to nothing after their noise was drawn, or may have been."""
+        """Return the number of aborted attempts that consumed a noise draw (pessimistic after a crash). Durable."""
         failed = "SELECT count(*) FROM attempts WHERE query_key = ? AND state = 'aborted' AND drawn"
         count: int = self._database.value(failed, query_key)
         return count
 
-    def gave_up(self, query_key: bytes) -> Counter[int]:
-        """Which parties ended such attempts, by their own signed word, and how many each."""
+    def aborts_by_party(self, query_key: bytes) -> Counter[int]:
+        """Return how many such attempts each party aborted, by its signed votes."""
         ended = (
             "SELECT party, count(*) FROM attempts JOIN votes USING (attempt)"
             " WHERE query_key = ? AND state = 'aborted' AND drawn AND vote = 'aborted' GROUP BY party"
@@ -79,9 +86,9 @@ def _decode(
 ) -> AttemptRecord:
     attempt, attempt_id, key, digest, number, state, voted, share, reason = row
     votes = connection.execute("SELECT party, vote, message FROM votes WHERE attempt = ?", (attempt,))
-    heard = tuple(HeardVote(party, Vote.of_text(vote), message) for party, vote, message in votes)
+    received = tuple(ReceivedVote(party, Vote.of_text(vote), message) for party, vote, message in votes)
     name, now = QueryName(key, digest), AttemptState(state)
-    return AttemptRecord(attempt_id, name, number, now, bool(voted), share, reason, heard)
+    return AttemptRecord(attempt_id, name, number, now, bool(voted), share, reason, received)
 
 
 class Moves:
@@ -92,26 +99,30 @@ class Moves:
         self._chain = chain
         self._reports = reports
         self._attempts = attempts
-        # Reserved by this process, and no byte of its MPC was sent. What is not known to be so counts as drawn.
+        # Attempts reserved by this process of whose MPC no byte was sent. Any other attempt counts as drawn.
         self._before_mpc: set[bytes] = set()
 
     def reserve(self, reservation: Reservation) -> list[bytes]:
-        """→ reserved. Requires all three proposals. Gives the attempts it took reports from; else `Conflict`."""
+        """→ reserved. Requires all three proposals. Return the attempts it preempted, or raise `Conflict`."""
         try:
-            with self._database.transaction(Step.RESERVE_BEFORE_COMMIT, Step.RESERVE_AFTER_COMMIT) as connection:
+            with self._database.transaction(
+                Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.RESERVE_AFTER_COMMIT
+            ) as connection:
                 return self._point_reports(connection, self._insert(connection, reservation), reservation)
         except Conflict as conflict:
-            # In one more transaction, so that the NO we then say is on disk and not from ignorance.
-            with self._database.transaction(Step.GIVE_UP_BEFORE_COMMIT, Step.GIVE_UP_AFTER_COMMIT) as connection:
+            # In another transaction, so that our NO is backed by a durable record.
+            with self._database.transaction(
+                Failpoint.GIVE_UP_BEFORE_COMMIT, Failpoint.GIVE_UP_AFTER_COMMIT
+            ) as connection:
                 self._insert(connection, reservation)
                 attempt_id = reservation.attempt_id
                 self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=str(conflict))
             raise
 
     def begin(self, attempt_id: bytes) -> None:
-        """Before the first byte of the MPC: from here on the attempt counts as a draw, however it ends.
+        """Mark the point of no return for the draw count, before the first byte of the MPC.
 
-        Nothing is written, as the reservation has counted it already; but an abort takes that back until now.
+        `reserve` counted the draw; `abort` uncounts it only if `begin` was not called. In memory only.
         """
         with self._database.reading():
             if attempt_id not in self._before_mpc:
@@ -120,50 +131,52 @@ class Moves:
 
     def vote(self, attempt_id: bytes, sealed_share: bytes) -> None:
         """reserved → voted. Requires RESERVED from both peers and the MPC done; the share is sealed to the querier."""
-        with self._database.transaction(Step.VOTE_BEFORE_COMMIT, Step.VOTE_AFTER_COMMIT) as connection:
+        with self._database.transaction(Failpoint.VOTE_BEFORE_COMMIT, Failpoint.VOTE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.VOTED, share=sealed_share)
 
-    def release(self, attempt_id: bytes, votes: Sequence[HeardVote]) -> None:
-        """voted → released, with YES from both peers; on disk before the first byte of the share leaves."""
-        with self._database.transaction(Step.RELEASE_BEFORE_COMMIT, Step.RELEASE_AFTER_COMMIT) as connection:
+    def release(self, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
+        """voted → released, with YES from both peers. Durable before the first byte of the share is sent."""
+        with self._database.transaction(Failpoint.RELEASE_BEFORE_COMMIT, Failpoint.RELEASE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RELEASED, votes=votes)
 
-    def renounce(self, attempt_id: bytes, votes: Sequence[HeardVote], reason: str) -> None:
-        """voted → renounced, when a peer says NO; the reports stay locked, and the share is erased."""
-        with self._database.transaction(Step.RENOUNCE_BEFORE_COMMIT, Step.RENOUNCE_AFTER_COMMIT) as connection:
+    def renounce(self, attempt_id: bytes, votes: Sequence[ReceivedVote], reason: str) -> None:
+        """voted → renounced, when a peer voted NO. The reports stay locked, and the share is erased."""
+        with self._database.transaction(
+            Failpoint.RENOUNCE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT
+        ) as connection:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RENOUNCED, votes=votes, reason=reason)
-        self._database.forget_log()
+        self._database.truncate_log()
 
-    def free(self, attempt_id: bytes, votes: Sequence[HeardVote], reason: str) -> None:
-        """renounced → aborted, with NO from both peers; the reports are free again."""
-        with self._database.transaction(Step.FREE_BEFORE_COMMIT, Step.FREE_AFTER_COMMIT) as connection:
+    def free(self, attempt_id: bytes, votes: Sequence[ReceivedVote], reason: str) -> None:
+        """renounced → aborted, with NO from both peers. The reports are free again."""
+        with self._database.transaction(Failpoint.FREE_BEFORE_COMMIT, Failpoint.FREE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RENOUNCED, AttemptState.ABORTED, votes=votes, reason=reason)
 
-    def abort(self, attempt_id: bytes, reason: str, votes: Sequence[HeardVote] = ()) -> None:
-        """reserved → aborted: deadline, error, conflict, or a NO of a peer; the reports are free again."""
-        with self._database.transaction(Step.GIVE_UP_BEFORE_COMMIT, Step.GIVE_UP_AFTER_COMMIT) as connection:
+    def abort(self, attempt_id: bytes, reason: str, votes: Sequence[ReceivedVote] = ()) -> None:
+        """reserved → aborted: deadline, error, conflict, or a peer's NO. The reports are free again."""
+        with self._database.transaction(Failpoint.GIVE_UP_BEFORE_COMMIT, Failpoint.GIVE_UP_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, votes=votes, reason=reason)
 
     def forget_answer(self, query_key: bytes) -> None:
-        """The share of a released attempt is kept no longer. The attempt stays released, and its reports spent."""
+        """Erase the share of a released attempt. It stays released, and its reports spent."""
         with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE attempts SET sealed_share = NULL WHERE query_key = ? AND state = 'released'", (query_key,)
             )
 
     def sweep(self) -> list[bytes]:
-        """On start, before listening: every reserved attempt is aborted, for a worker that died can never vote."""
-        self._database.step(Step.START_BEFORE_SWEEP)
-        unsettled = self._attempts.unsettled()
-        swept = [record.attempt_id for record in unsettled if record.state is AttemptState.RESERVED]
+        """Abort every reserved attempt. Run on start, before listening: a worker that died can never vote."""
+        self._database.failpoint(Failpoint.START_BEFORE_SWEEP)
+        pending = self._attempts.pending()
+        swept = [record.attempt_id for record in pending if record.state is AttemptState.RESERVED]
         for attempt_id in swept:
-            with self._database.transaction(Step.SWEEP_BEFORE_COMMIT, Step.SWEEP_AFTER_COMMIT) as connection:
+            with self._database.transaction(Failpoint.SWEEP_BEFORE_COMMIT, Failpoint.SWEEP_AFTER_COMMIT) as connection:
                 self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=_RESTARTED)
-        self._database.step(Step.START_AFTER_SWEEP)
+        self._database.failpoint(Failpoint.START_AFTER_SWEEP)
         return swept
 
-    def keep_votes(self, attempt_id: bytes, votes: Sequence[HeardVote]) -> None:
-        """Keep votes that move nothing, for a dispute."""
+    def keep_votes(self, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
+        """Persist votes that allow no move, as evidence in a dispute."""
         with self._database.transaction() as connection:
             _insert_votes(connection, attempt_id, votes)
 
@@ -190,20 +203,20 @@ class Moves:
         return cursor.lastrowid
 
     def _point_reports(self, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> list[bytes]:
-        """Point every accepted report at `attempt`, taking what may be taken. `Conflict` undoes the transaction."""
-        # Once more, though admission has looked: the watermark may have risen since, and the ledger forgotten.
+        """Point every accepted report at `attempt`, preempting attempts with larger keys. `Conflict` rolls back."""
+        # Checked at admission already, but the watermark may have risen since, and reports been pruned.
         if len(reservation.digests) and reservation.oldest <= self._reports.watermark:
-            raise Conflict("a report is not newer than the watermark any more")
-        # And the noise may have been drawn for another query meanwhile.
+            raise Conflict("a report is not newer than the watermark any more", kind=ErrorKind.EXPIRED)
+        # Another query may have drawn noise for them meanwhile.
         if self._reports.any_drawn_too_often(reservation):
-            raise Conflict("a report was in as many draws as this query allows")
+            raise Conflict("a report was in as many draws as this query allows", kind=ErrorKind.REFUSED)
         missing = len(reservation.digests) - self._reports.point(connection, attempt, reservation)
         if not missing:
             return []
-        taken = self._reports.in_the_way(connection, attempt, reservation)
+        taken = self._reports.conflicting_attempts(connection, attempt, reservation)
         for attempt_id in taken:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=_TAKEN)
-        # The second pass finds exactly those that the first had to leave, or something else holds one of them.
+        # The second pass points exactly those that the first could not, unless another attempt holds one of them.
         if self._reports.point(connection, attempt, reservation) != missing:
             raise Conflict("a report is held by another query")
         return taken
@@ -216,17 +229,17 @@ class Moves:
         new: AttemptState,
         *,
         share: bytes | None = None,
-        votes: Sequence[HeardVote] = (),
+        votes: Sequence[ReceivedVote] = (),
         reason: str = "",
     ) -> None:
-        """The fence of COMMIT.md: exactly one row changes, or this caller acts on a state that is gone."""
+        """Change exactly one row, or raise `Fenced`: the caller acts on a stale state."""
         # Votes first: the triggers count them when the state changes.
         _insert_votes(connection, attempt_id, votes)
         drawn = new is not AttemptState.ABORTED or attempt_id not in self._before_mpc
         self._before_mpc.discard(attempt_id)
         changed = connection.execute(
             "UPDATE attempts SET state = :new, voted = voted OR :new = 'voted', reason = :reason, drawn = :drawn,"
-            # Kept on release alone: whatever else follows a vote, this share will never leave.
+            # Kept on release only: after any other move this share will never be sent.
             " sealed_share = CASE WHEN :new = 'released' THEN sealed_share ELSE :share END"
             " WHERE attempt_id = :attempt_id AND state = :old",
             {
@@ -243,9 +256,9 @@ class Moves:
         self._chain.append(connection, attempt_id, new)
 
 
-def _insert_votes(connection: sqlite3.Connection, attempt_id: bytes, votes: Sequence[HeardVote]) -> None:
-    for heard in votes:
+def _insert_votes(connection: sqlite3.Connection, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
+    for received in votes:
         connection.execute(
             "INSERT OR IGNORE INTO votes SELECT attempt, ?, ?, ? FROM attempts WHERE attempt_id = ?",
-            (heard.party, heard.vote.value, heard.message, attempt_id),
+            (received.party, received.vote.value, received.message, attempt_id),
         )

@@ -1,9 +1,7 @@
-"""A ledger's life outside the daemon: made once, and made again from both peers' entries if it was lost.
-
-What a helper hands a peer that has lost its ledger is every report that is not free, signed, in one file.
+"""Create, export and rebuild a helper's ledger, outside the daemon.
 
 A lost ledger is rebuilt as the union of both peers' entries, all counted as spent (COMMIT.md, "A lost ledger"). It is
-never restored from a backup, which would let reports that were spent since be counted again.
+never restored from a backup: reports spent since would be counted again.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ import numpy as np
 
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.file import LedgerError, LedgerOwner, drafted
+from mpc_helpers.ledger.file import LedgerError, LedgerOwner, new_file
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.reports import Entries
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
-from protocol.helper_set import realm
+from protocol.helper_set import message_realm
 from protocol.keys import SIGNATURE_SIZE, verify_signature
 from protocol.wire import HASH_SIZE, Reader, Writer
 
 FORMAT = 2
-# What two helpers' clocks, and the hours at which they tidy up, may differ by.
+# Tolerance for clock skew and for the hours at which helpers prune.
 WATERMARK_SLACK = 86400
-# In the data folder from the day that a ledger was made: what is missing since was lost.
-LEDGER_MADE = "ledger-made"
+# A marker in the data folder: a ledger was created, so a missing one was lost.
+LEDGER_CREATED = "ledger-made"
 _LABEL = "ledger entries"
 
 
@@ -44,7 +42,7 @@ class Export:
     entries: Entries
 
     def seal(self, membership: Membership) -> bytes:
-        """Run by the helper whose entries they are: signed for the helper that lost its own."""
+        """Sign the entries for the helper that lost its own. Run by the helper whose entries they are."""
         entries, content = self.entries, Writer().uint(FORMAT, 2).uint(self.party, 1).uint(self.lost_by, 1)
         digests = np.ascontiguousarray(entries.digests).tobytes()
         content.uint(entries.watermark, 8).uint(len(entries.digests), 8).fixed(digests, len(digests))
@@ -54,22 +52,23 @@ class Export:
 
     @classmethod
     def open(cls, data: bytes, membership: Membership) -> Export:
-        """Run by the helper that lost its ledger: believed only with a peer's signature, and meant for this helper."""
+        """Verify entries: signed by a peer, for this helper. Run by the helper that lost its ledger."""
         signature, body = data[:SIGNATURE_SIZE], data[SIGNATURE_SIZE:]
         reader = Reader(body)
         version, party, lost_by = reader.uint(2), reader.uint(1), reader.uint(1)
         if version != FORMAT or party not in membership.peers or lost_by != membership.party:
-            raise ProtocolError("these are not a peer's entries for this helper")
+            raise ProtocolError("these are not a peer's entries for this helper", kind=ErrorKind.WRONG_FILE)
         key = membership.helper_set.helpers[party].identity_key
         if not verify_signature(key, _LABEL, _bound(membership) + body, signature):
-            raise ProtocolError(f"the entries are not signed by {membership.name(party)}")
+            message = f"the entries are not signed by {membership.name(party)}"
+            raise ProtocolError(message, kind=ErrorKind.BAD_SIGNATURE)
         entries = _read_entries(reader)
         reader.finish()
         return cls(party, lost_by, entries)
 
 
 def _bound(membership: Membership) -> bytes:
-    return realm(membership.helper_set.digest)
+    return message_realm(membership.helper_set.digest)
 
 
 def _read_entries(reader: Reader) -> Entries:
@@ -79,17 +78,18 @@ def _read_entries(reader: Reader) -> Entries:
 
 
 def owner_of(membership: Membership) -> LedgerOwner:
-    """Whose ledger a helper's is."""
+    """Return the owner of a helper's ledger."""
     return LedgerOwner(membership.party, membership.identity.public)
 
 
 def create(config: HelperConfig, membership: Membership) -> None:
-    """Run once, before a helper's first start. A daemon never does it: a ledger that is not there may be lost."""
-    marker = config.data / LEDGER_MADE
+    """Create a helper's ledger. Run once, before its first start; never by a daemon: a missing ledger may be lost."""
+    marker = config.data / LEDGER_CREATED
     if marker.exists() and not config.ledger.exists():
         raise LedgerError(
-            f"this helper has had a ledger ({marker} says so)",
+            f"this helper has had a ledger: {marker} exists",
             "An empty one would count reports again. Rebuild the lost one from both peers: trefoil ledger rebuild",
+            kind=ErrorKind.ROLLED_BACK,
         )
     config.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     ReportLedger.create(config.ledger, owner_of(membership))
@@ -97,42 +97,48 @@ def create(config: HelperConfig, membership: Membership) -> None:
 
 
 def export(config: HelperConfig, membership: Membership, lost_by: int, path: Path) -> None:
-    """Write what the peer `lost_by` needs. Run while this helper's daemon is stopped: it holds its ledger."""
+    """Write the entries for the peer `lost_by`. Run while this helper's daemon is stopped: it locks the ledger."""
     if lost_by not in membership.peers:
-        raise TrefoilError(f"helper {lost_by + 1} is not one of the two others")
+        raise TrefoilError(f"helper {lost_by + 1} is not a peer", kind=ErrorKind.UNKNOWN_NAME)
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
         entries = ledger.reports.export()
     write_atomically(path, Export(membership.party, lost_by, entries).seal(membership), 0o600)
 
 
 def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now: int) -> None:
-    """Make this helper's lost ledger again from the entries of both peers.
+    """Rebuild this helper's lost ledger from the entries of both peers.
 
-    A watermark above what this helper's own lifetime of reports gives is refused: a bad peer could otherwise have all
-    reports refused for as long as it likes, by a signature on a large number.
+    A watermark later than this helper's own report lifetime allows is refused: otherwise a malicious peer could have
+    all reports rejected, by signing a large number.
     """
     exports = [_read(path, membership) for path in files]
-    if {found.party for found in exports} != set(membership.peers) or len(exports) != len(membership.peers):
+    if {entry.party for entry in exports} != set(membership.peers) or len(exports) != len(membership.peers):
         raise TrefoilError(
             "a lost ledger is rebuilt from the entries of both peers",
             "Ask both operators for: trefoil ledger export",
+            kind=ErrorKind.TOO_FEW,
         )
-    for found in exports:
-        if found.entries.watermark > now - config.report_lifetime + WATERMARK_SLACK:
+    for entry in exports:
+        if entry.entries.watermark > now - config.report_lifetime + WATERMARK_SLACK:
             raise TrefoilError(
-                f"{membership.name(found.party)} claims to have forgotten reports that must still be counted",
+                f"{membership.name(entry.party)} claims to have pruned reports that must still be counted",
                 "Compare clocks and report_lifetime_days with its operator; do not rebuild from this file.",
+                kind=ErrorKind.OUT_OF_RANGE,
             )
-    rebuild_ledger(config.ledger, owner_of(membership), [found.entries for found in exports])
+    rebuild_ledger(config.ledger, owner_of(membership), [entry.entries for entry in exports])
 
 
 def rebuild_ledger(
     path: Path, owner: LedgerOwner, entries: Sequence[Entries], *, entropy: Callable[[int], bytes] = os.urandom
 ) -> None:
-    """After a loss: a new ledger that counts everything both peers hold as spent, or no ledger at all."""
+    """Create a new ledger that counts everything both peers hold as spent, atomically."""
     if len(entries) != 2:
-        raise LedgerError("a lost ledger is rebuilt from the entries of both peers", "Or retire this helper's keys.")
-    with drafted(path) as draft:
+        raise LedgerError(
+            "a lost ledger is rebuilt from the entries of both peers",
+            "Or retire this helper's keys.",
+            kind=ErrorKind.TOO_FEW,
+        )
+    with new_file(path) as draft:
         draft.unlink()
         ReportLedger.create(draft, owner, entropy=entropy)
         with closing(ReportLedger(draft, owner)) as ledger:
@@ -141,9 +147,9 @@ def rebuild_ledger(
 
 
 def accept_peer(config: HelperConfig, membership: Membership, party: int) -> None:
-    """Forget how far a peer's ledger had come, once both honest operators have seen that it was rebuilt."""
+    """Forget the head of a peer's ledger, once both honest operators have verified that it was rebuilt."""
     if party not in membership.peers:
-        raise TrefoilError(f"helper {party + 1} is not one of the two others")
+        raise TrefoilError(f"helper {party + 1} is not a peer", kind=ErrorKind.UNKNOWN_NAME)
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
         ledger.peer_heads.forget(party)
 
@@ -152,6 +158,7 @@ def _read(path: Path, membership: Membership) -> Export:
     try:
         return Export.open(path.read_bytes(), membership)
     except OSError as error:
-        raise TrefoilError(f"cannot read {path}: {error.strerror}") from None
+        raise TrefoilError(f"cannot read {path}: {error.strerror}", kind=ErrorKind.FILE_UNREADABLE) from None
     except ProtocolError as error:
-        raise TrefoilError(f"{path}: {error}", "Ask that helper's operator to export again, for this helper.") from None
+        hint = "Ask that helper's operator to export again, for this helper."
+        raise TrefoilError(f"{path}: {error}", hint, kind=error.kind) from None

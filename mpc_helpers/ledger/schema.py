@@ -1,15 +1,15 @@
 """The report ledger's tables, and the rules of COMMIT.md that SQLite itself enforces on them.
 
-A bug above this line cannot make an illegal move durable: the triggers refuse it and the transaction rolls back.
+Defence in depth: a bug in the code above cannot persist an illegal move, because a trigger aborts the transaction.
 """
 
 from __future__ import annotations
 
-# "TfNL" in ASCII: in the file's header, so that a file of another kind is recognised without opening it.
+# "TfNL" in ASCII, in the file's header: identifies a report ledger without opening it.
 APPLICATION_ID = 0x54664E4C
 SCHEMA_VERSION = 4
 
-# Row 0 of `attempts` owns the reports learnt from both peers after a lost ledger: spent, by an attempt nobody can name.
+# Row 0 of `attempts` owns the reports imported from both peers after a lost ledger: spent by an unknown attempt.
 ELSEWHERE = 0
 
 TABLES = """
@@ -105,15 +105,15 @@ TRIGGERS = (
       OR (NEW.state = 'released' AND OLD.state <> 'released' AND NEW.sealed_share IS NOT OLD.sealed_share)
     BEGIN SELECT RAISE(ABORT, 'the sealed share is stored with the vote, once'); END
     """,
-    # What will never be released must not lie about: one ledger that leaks later, with the querier's key and a bad
-    # helper's own shares, would open every attempt whose share is still there, each with noise of its own.
+    # Shares that will never be released are erased: a ledger that leaks later, with the querier's key and a malicious
+    # helper's shares, would open every attempt whose share is still stored, each with independent noise.
     """
     CREATE TRIGGER a_share_goes_with_its_promise BEFORE UPDATE ON attempts
     WHEN NEW.state IN ('renounced', 'aborted') AND NEW.sealed_share IS NOT NULL
     BEGIN SELECT RAISE(ABORT, 'a share that will not be released is erased'); END
     """,
-    # Who knows part of the noise before its vote could give attempts up until it likes a draw. So each counts, from the
-    # reservation on, and only one that was given up before its MPC began does not.
+    # A helper that knows part of the noise before its vote could abort until it likes a draw. So every reservation
+    # counts as a draw, unless it was aborted before its MPC began.
     """
     CREATE TRIGGER draws_count_unless_none_was_made BEFORE UPDATE ON attempts
     WHEN NEW.drawn <> OLD.drawn AND NOT (OLD.drawn AND OLD.state = 'reserved' AND NEW.state = 'aborted')

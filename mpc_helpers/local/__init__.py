@@ -1,8 +1,5 @@
-"""Helpers from outside: three on this machine, to try Trefoil out, and how helpers anywhere are.
+"""Helpers from outside: three on one machine, to try Trefoil out, and the health of helpers anywhere.
 
-Whoever holds all three keys, as `launcher` does, can read every report.
-
-- `launcher`: made once in a directory, started together, stopped together
-- `status`: how helpers are, here or elsewhere
-- `view`: `trefoil launch` as a person sees it
+- `launcher`: three helpers created once in a directory, started and stopped together
+- `view`: the health of helpers, and `trefoil launch`, on the command line
 """

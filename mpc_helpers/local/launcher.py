@@ -1,6 +1,6 @@
-"""Three helpers on this machine: made once in a directory, started together, stopped together.
+"""Three helpers on this machine: created once in a directory, started together, stopped together.
 
-Used by `trefoil launch`, the demo, benchmarks and tests alike. Whoever holds all three keys can read every report, so
+Used by `trefoil launch`, the demo, benchmarks and tests. A party that holds all three keys can read every report, so
 this is for trying Trefoil out, not for measuring anyone.
 """
 
@@ -26,13 +26,12 @@ from mpc_helpers.identity import keygen, tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.rebuild import create as create_ledger
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.header import check_site
-from protocol.helper_set import HelperEntry, HelperSet
+from protocol.helper_set import HelperEntry, HelperSet, write_set
 from protocol.hpke import CLASSICAL, Suite
 from protocol.keys import IdentityKey, load_identity, save_identity
-from protocol.query import NoiseMode
-from protocol.set_files import write_set
+from protocol.noise import NoiseMode
 from protocol.shares import PARTIES
 
 HOST = "127.0.0.1"
@@ -41,46 +40,45 @@ START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.05
 _ROOT = Path(__file__).resolve().parents[2]
-# Python's own remark about a process that was killed. It says nothing about why.
+# Lines of multiprocessing's resource tracker follow a kill and do not explain it: not shown as the last error.
 _NO_REASON = "resource_tracker"
 
 
 class HelperEnded(TrefoilError):
-    """A helper that ran is gone, and nobody here has stopped it. Started again, it goes on with what it kept."""
+    """A helper exited although we had not stopped it. Started again, it resumes its queries."""
 
-    again = True
+    kind = ErrorKind.UNAVAILABLE
+
+    retryable = True
 
 
 @dataclass(frozen=True, slots=True)
 class Trio:
-    """A directory with everything three helpers need, and the keys of the sites they answer."""
+    """A directory with the configuration of three helpers, and the keys of the sites they answer."""
 
     folder: Path
 
     @property
     def helper_set_path(self) -> Path:
-        """The signed helper set: what devices and queriers need."""
+        """The signed helper set, for devices and queriers."""
         return self.folder / "helpers.json"
 
     @property
     def helper_set(self) -> HelperSet:
-        """The helper set, verified."""
+        """Load and verify the helper set."""
         return HelperSet.load(self.helper_set_path)
 
     def helper_folder(self, party: int) -> Path:
-        """Where one helper keeps its things."""
         return self.folder / f"helper-{party + 1}"
 
     def config_path(self, party: int) -> Path:
-        """One helper's configuration."""
         return self.helper_folder(party) / keygen.CONFIG_NAME
 
     def log_path(self, party: int) -> Path:
-        """What one helper has to say."""
         return self.helper_folder(party) / "helper.log"
 
     def site_key_path(self, site: str) -> Path:
-        """The key that signs a site's queries."""
+        """Return the path of the key that signs a site's queries."""
         return self.folder / "sites" / f"{site}.key"
 
 
@@ -93,11 +91,10 @@ def prepare(
     options: Mapping[str, object] | None = None,
     suite: Suite = CLASSICAL,
 ) -> Trio:
-    """Make what is missing and keep what is there. `sites` maps each site to the callers that may ask for it.
+    """Create what is missing in the directory. `sites` maps each site to the callers that may query for it.
 
-    `options` are further fields of the helpers' configuration files, the same ones an operator could write; `suite` is
-    that of the keys of helpers that are made now. Refused
-    while helpers run from the directory: their own ports look taken, and would be moved under them.
+    `options` are further fields of the helpers' configuration files; `suite` is that of newly created keys. Fails while
+    helpers run from the directory: their own ports would look taken, and be replaced.
     """
     for site in sites or ():
         check_site(site)
@@ -139,7 +136,7 @@ def _write_set(trio: Trio, helper_set: HelperSet) -> None:
 
 
 def _move_if_taken(trio: Trio, ports: Sequence[int] | None) -> None:
-    """A port of the last run that someone else has by now is replaced; addresses are not in the set's digest."""
+    """Replace ports that another program has taken since; addresses are not part of the set's digest."""
     helper_set = trio.helper_set
     old = [helper.endpoint[1] for helper in helper_set.helpers]
     new = list(ports) if ports else [port if _is_free(port) else _free_ports(1)[0] for port in old]
@@ -169,7 +166,7 @@ def _configure(
     options: Mapping[str, object],
     now: int,
 ) -> None:
-    """Write the configuration, adding to the sites of an earlier run, and create the ledger of a first one."""
+    """Write the configuration, keeping the sites of earlier runs, and create the ledger on the first one."""
     path = trio.config_path(party)
     earlier = json.loads(path.read_bytes())["sites"] if path.exists() else {}
     fields = {
@@ -188,7 +185,7 @@ def _configure(
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, held together while choosing so that they differ."""
+    """Return unused ports, all held while choosing so that they differ."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -208,7 +205,7 @@ def _is_free(port: int) -> bool:
 
 @dataclass(slots=True)
 class HelperProcess:
-    """One helper as a process of its own. It ends when this process does: its standard input is a pipe from here."""
+    """One helper as a process. It ends with this process, because its standard input is a pipe from here."""
 
     trio: Trio
     party: int
@@ -216,7 +213,7 @@ class HelperProcess:
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def start(self) -> None:
-        """Start it; `wait_ready` says when it listens."""
+        """Start the process without waiting until it listens."""
         default = (sys.executable, "-m", "trefoil", "helper", "--stop-with-stdin", "--config")
         command = [*(self.command or default), str(self.trio.config_path(self.party))]
         with self.trio.log_path(self.party).open("ab") as log:
@@ -225,25 +222,27 @@ class HelperProcess:
             )
 
     def wait_ready(self, deadline: float) -> None:
-        """Until it answers on its port, or an error with its last words."""
+        """Wait until it responds. Raise an error with the end of its log if it exits or the deadline passes."""
         helper = self.trio.helper_set.helpers[self.party]
         while not health(helper):
             if self.process is None or self.process.poll() is not None:
-                raise TrefoilError(f"{helper.name} ended at once: {self.last_words()}", self._see_log())
+                message = f"{helper.name} exited at once: {self.log_end()}"
+                raise TrefoilError(message, self._see_log(), kind=ErrorKind.ABORTED)
             if time.monotonic() > deadline:
-                raise TrefoilError(f"{helper.name} does not answer: {self.last_words()}", self._see_log())
+                message = f"{helper.name} does not respond: {self.log_end()}"
+                raise TrefoilError(message, self._see_log(), kind=ErrorKind.TIMEOUT)
             time.sleep(POLL_SECONDS)
 
     def check_running(self) -> None:
-        """`HelperEnded` with how it ended and its last words, if it has ended by itself."""
+        """Raise `HelperEnded`, with its exit status and the end of its log, if it has exited."""
         status = None if self.process is None else self.process.poll()
         if status is not None:
             name = self.trio.helper_set.helpers[self.party].name
-            message = f"{name} {_how_it_ended(status)}; the end of its log: {self.last_words()}"
+            message = f"{name} {_describe_exit(status)}; the end of its log: {self.log_end()}"
             raise HelperEnded(message, f"Start all three again with the same command. {self._see_log()}")
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ask it to end, and end it if it does not."""
+        """Terminate it, and kill it after a timeout."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -258,7 +257,7 @@ class HelperProcess:
             process.wait()
 
     def kill(self) -> None:
-        """As a crash would: no chance to say or save anything."""
+        """Kill it, as a crash would."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -266,22 +265,22 @@ class HelperProcess:
                 self.process.stdin.close()
             self.process = None
 
-    def last_words(self) -> str:
-        """The end of its log."""
+    def log_end(self) -> str:
+        """Return the last error in its log, or the last line."""
         try:
             text = self.trio.log_path(self.party).read_text(errors="replace")
         except OSError:
             text = ""
         lines = [line for line in text.strip().splitlines() if _NO_REASON not in line]
         errors = [line for line in lines[-5:] if line.startswith(("error:", "hint:"))]
-        return " ".join(errors or lines[-1:]) or "it said nothing"
+        return " ".join(errors or lines[-1:]) or "it logged nothing"
 
     def _see_log(self) -> str:
         return f"Its log is {self.trio.log_path(self.party)}"
 
 
-def _how_it_ended(status: int) -> str:
-    """An exit status of a child process in words."""
+def _describe_exit(status: int) -> str:
+    """Describe the exit status of a child process."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:
@@ -291,7 +290,7 @@ def _how_it_ended(status: int) -> str:
 
 
 def health(helper: HelperEntry, seconds: float = 2.0) -> dict[str, object] | None:
-    """What a helper's health page says; None when it does not answer as itself."""
+    """Return a helper's health page; None unless it responds under its pinned certificate."""
     try:
         stored = json.loads(fetch(helper, "/healthz", seconds))
     except (OSError, ValueError, http.client.HTTPException):
@@ -300,17 +299,16 @@ def health(helper: HelperEntry, seconds: float = 2.0) -> dict[str, object] | Non
 
 
 def fetch(helper: HelperEntry, page: str, seconds: float = 2.0) -> bytes:
-    """A public page of a helper that answers as itself; `OSError` otherwise."""
+    """Return a public resource of a helper, or raise `OSError`, also if its certificate is not the pinned one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the pin below says more
+    context.verify_mode = ssl.CERT_NONE  # the pin below is stronger
     host, port = helper.endpoint
     connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
     try:
         connection.connect()
-        shown = connection.sock.getpeercert(binary_form=True)
-        if not tls.same_pin(shown, helper.tls_pin):
-            raise ConnectionError(f"{helper.name} shows another certificate")
+        if not tls.same_pin(connection.sock.getpeercert(binary_form=True), helper.tls_pin):
+            raise ConnectionError(f"{helper.name} presents another certificate")
         connection.request("GET", page)
         return connection.getresponse().read(2**20)
     finally:
@@ -326,21 +324,20 @@ class Launched:
 
     @property
     def helper_set(self) -> HelperSet:
-        """What devices seal their reports to."""
         return self.trio.helper_set
 
     def site_key(self, site: str) -> IdentityKey:
-        """The key that signs a registered site's queries."""
+        """Load the key that signs a site's queries."""
         return load_identity(self.trio.site_key_path(site))
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Until all three answer."""
+        """Wait until all three respond."""
         deadline = time.monotonic() + seconds
         for helper in self.helpers:
             helper.wait_ready(deadline)
 
     def check_running(self) -> None:
-        """`HelperEnded` if one of them has ended by itself: without it the two others answer nothing."""
+        """Raise `HelperEnded` if one of them has exited: the two others answer nothing without it."""
         for helper in self.helpers:
             helper.check_running()
 
@@ -353,7 +350,7 @@ class Launched:
 
 @contextlib.contextmanager
 def launched(trio: Trio, command: Sequence[str] = (), *, wait: bool = True) -> Iterator[Launched]:
-    """Start the three helpers of a directory; they are stopped when the block ends, however it ends.
+    """Start the three helpers of a directory, and stop them at the end of the block.
 
     With `wait` off they may still be starting: call `wait_ready` before talking to them.
     """
@@ -385,7 +382,10 @@ def launched_helpers(
 ) -> Iterator[Launched]:
     """Prepare a directory and start its three helpers: one call for tests, the demo, benchmarks and notebooks.
 
-    Without a directory they live in a temporary one, and everything they know is gone with it.
+    Without `folder` they run in a temporary directory, which is deleted with all their state.
+
+    >>> with trefoil.launched_helpers(sites={"shop.example": ["shop.example"]}) as helpers:  # doctest: +SKIP
+    ...     trefoil.ask("shop.batch", helpers.helper_set, helpers.site_key("shop.example"))
     """
     with contextlib.ExitStack() as stack:
         if folder is None:
@@ -397,14 +397,16 @@ def launched_helpers(
 
 @contextlib.contextmanager
 def _locked(trio: Trio) -> Iterator[None]:
-    """One launcher per directory: a second one would start helpers on ledgers that are in use."""
+    """Lock the directory: a second launcher would start helpers on ledgers that are in use."""
     try:
         trio.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise TrefoilError(f"cannot make the directory {trio.folder}: {error.strerror}") from None
+        message = f"cannot create the directory {trio.folder}: {error.strerror}"
+        raise TrefoilError(message, kind=ErrorKind.FILE_UNWRITABLE) from None
     with (trio.folder / "launch.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise TrefoilError(f"helpers are running from {trio.folder} already", "Stop that launcher first.") from None
+            message, hint = f"helpers are running from {trio.folder} already", "Stop that launcher first."
+            raise TrefoilError(message, hint, kind=ErrorKind.BUSY) from None
         yield

@@ -1,30 +1,124 @@
-"""`trefoil launch` as a person sees it: a live table on a terminal, a line per change otherwise."""
+"""Views of helpers for the command line: the health of helpers anywhere, and `trefoil launch` with its live table."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.live import Live
 from rich.table import Table
 
+from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, Trio, health, launched_helpers
-from protocol.console import folded, out, say, write_json
-from protocol.errors import TrefoilError
+from mpc_helpers.service.health import Concern
+from mpc_helpers.service.reloading import request_reload
+from protocol.cli.console import fold, out, say, write_json
+from protocol.cli.stopping import stop_flag
+from protocol.errors import ErrorKind, TrefoilError, printable
+from protocol.helper_set import HelperEntry, HelperSet
 from protocol.shares import PARTIES
-from protocol.stopping import stop_flag
 
-LOOK_SECONDS = 1.0
+SECONDS = 10.0
+RELOAD_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class HelperHealth:
+    """The health page of one helper; None if it does not respond under its pinned certificate."""
+
+    helper: HelperEntry
+    page: Mapping[str, object] | None
+
+    @property
+    def ready(self) -> bool:
+        return self.page is not None and self.page.get("ready") is True
+
+    @property
+    def status(self) -> str:
+        return "does not respond" if self.page is None else printable(str(self.page.get("status", "unknown")), 40)
+
+    def reasons(self) -> list[str]:
+        """Return the texts of the helper's health reasons: what needs its operator's attention."""
+        return [text for _, text in _reasons(self.page)]
+
+    def queries(self) -> str:
+        """Return how many queries are in which state."""
+        states = self.page.get("queries", {}) if self.page else {}
+        counts = states.items() if isinstance(states, dict) else ()
+        return printable(", ".join(f"{count} {state}" for state, count in counts), 300)
+
+    def opens(self) -> str:
+        """Return whether it opens payloads eight at a time or one at a time."""
+        return printable(str(self.page.get("opens", "")), 40) if self.page else ""
+
+    def to_json(self) -> dict[str, object]:
+        return {"name": self.helper.name, "address": self.helper.address, "ready": self.ready, "health": self.page}
+
+
+def look_at(helper_set: HelperSet, which: Sequence[int]) -> list[HelperHealth]:
+    """Fetch the health of helpers 1, 2 and 3, or of those in `which`, concurrently."""
+    for number in which:
+        if number not in range(1, PARTIES + 1):
+            raise TrefoilError(f"there is no helper {number}", "Helpers are 1, 2 and 3.", kind=ErrorKind.OUT_OF_RANGE)
+    chosen = [helper_set.helpers[number - 1] for number in which or range(1, PARTIES + 1)]
+    with ThreadPoolExecutor(PARTIES) as threads:
+        pages = list(threads.map(lambda helper: health(helper, SECONDS), chosen))
+    return [HelperHealth(helper, page) for helper, page in zip(chosen, pages, strict=True)]
+
+
+def table_of(helpers: Sequence[HelperHealth]) -> Table:
+    """Return the table that `trefoil helper status` prints."""
+    table = Table()
+    for heading in ("helper", "address", "status", "queries", "opens", "look at"):
+        table.add_column(heading)
+    for each in helpers:
+        cells = (each.helper.name, each.helper.address, each.status, each.queries(), each.opens())
+        table.add_row(*cells, "\n".join(each.reasons()))
+    return table
+
+
+def reload_and_report(config: HelperConfig, helper: HelperEntry) -> str:
+    """Have a running helper reload its sites, and return a sentence about the outcome."""
+    before = health(helper, SECONDS)
+    pid = request_reload(config)
+    deadline = time.monotonic() + RELOAD_SECONDS
+    while before is not None and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        page = health(helper, SECONDS)
+        if page is None or page.get("reloads") == before.get("reloads"):
+            continue
+        problems = [text for concern, text in _reasons(page) if concern == Concern.CONFIGURATION.value]
+        if problems:
+            hint = "Only sites are reloaded; a restart resumes every query."
+            raise TrefoilError(f"{helper.name}: {problems[0]}", hint, kind=ErrorKind.REFUSED)
+        return f"{helper.name} has reloaded its sites"
+    return f"process {pid} was signalled to reload its sites; see its log for the outcome"
+
+
+def _reasons(page: Mapping[str, object] | None) -> list[tuple[str, str]]:
+    """Return the concern and text of each reason on a health page, which a helper may have filled with anything."""
+    reasons = page.get("reasons") if page else None
+    valid = [reason for reason in reasons if isinstance(reason, dict)] if isinstance(reasons, list) else []
+    return [(str(reason.get("concern")), printable(str(reason.get("text", "")), 300)) for reason in valid]
+
+
+VIEW_SECONDS = 1.0
 
 
 def launch_and_watch(
     folder: Path, *, sites: Sequence[str], ports: Sequence[int], now: int, json: Path | None = None
 ) -> None:
-    """Run until Ctrl-C or SIGTERM, or until one helper ends by itself; then stop those that run, in order."""
+    """Run three helpers until Ctrl-C or SIGTERM, or until one of them exits; then stop the others."""
     if ports and len(ports) != PARTIES:
         raise TrefoilError(
-            f"three helpers need three ports, not {len(ports)}", "Give --port three times, or not at all."
+            f"three helpers need three ports, not {len(ports)}",
+            "Give --port three times, or not at all.",
+            kind=ErrorKind.INVALID_VALUE,
         )
     wanted = {site: [site] for site in sites or [DEFAULT_SITE]}
     with stop_flag() as stop:
@@ -36,7 +130,7 @@ def launch_and_watch(
                 _watch_live(running, stop) if out.is_terminal else _watch_plain(running, stop)
             finally:
                 say("stopping")
-        say(f"stopped; keys, ledgers and logs are kept in {folder}, and the same command goes on with them")
+        say(f"stopped; keys, ledgers and logs are kept in {folder}; run the same command to continue")
 
 
 def _introduce(running: Launched, sites: Sequence[str]) -> None:
@@ -56,14 +150,14 @@ def _described(trio: Trio, sites: Sequence[str]) -> dict[str, object]:
 
 def _watch_live(running: Launched, stop: threading.Event) -> None:
     with Live(_table(running), console=out, auto_refresh=False) as live:
-        while not stop.wait(LOOK_SECONDS):
+        while not stop.wait(VIEW_SECONDS):
             running.check_running()
             live.update(_table(running), refresh=True)
 
 
 def _watch_plain(running: Launched, stop: threading.Event) -> None:
     last = ""
-    while not stop.wait(LOOK_SECONDS):
+    while not stop.wait(VIEW_SECONDS):
         running.check_running()
         lines = [f"{name}: {state} {queries}".rstrip() for name, _, state, queries in _rows(running)]
         if (text := " | ".join(lines)) != last:
@@ -77,17 +171,13 @@ def _table(running: Launched) -> Table:
         table.add_column(heading)
     for row in _rows(running):
         table.add_row(*row)
-    return folded(table)
+    return fold(table)
 
 
 def _rows(running: Launched) -> list[tuple[str, str, str, str]]:
     rows = []
     for helper in running.trio.helper_set.helpers:
         page = health(helper)
-        state = "up" if page else "does not answer"
-        queries = page.get("queries", {}) if page else {}
-        shown = (
-            ", ".join(f"{count} {state}" for state, count in queries.items()) if isinstance(queries, Mapping) else ""
-        )
-        rows.append((helper.name, helper.address, state, shown))
+        state = "up" if page else "does not respond"
+        rows.append((helper.name, helper.address, state, HelperHealth(helper, page).queries()))
     return rows

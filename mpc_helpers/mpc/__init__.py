@@ -1,21 +1,15 @@
 """Noise: the one computation that the three helpers run together.
 
-- `session`: who takes part, what a session is bound to, by when it ends, how it fails
+- `session`: who takes part, what a session is bound to, its deadline, and how it fails
 - `noise`: exact discrete noise from fair coins
-- `pace`: how long drawing it is given
-- `joint`: noise that three parties draw together and prove to each other
-- `sum_program`: every kind of noise, with all that helpers must know of it
-- `terms`: what is added to a sum, what it costs, and what the three must agree on about it
-- `failed_proofs`: the alarm of joint noise: own checks that failed, on disk
-- `noisy_sum`: the program: add noise to a shared sum, and keep the result shared
-- `runtime`: MPyC inside a shell of our own
-- `steps`: messages of announced size
-- `codec`: what parties say inside the computation: field vectors and short bytes
-- `channel`: frames over a byte stream to one peer, and the first words on it
+- `joint`: noise drawn by three helpers together, known to none, and proven by each to the other two (JOINT.md)
+- `terms`: the public terms of a noisy sum, its cost and time bound, and the program of each kind of noise
+- `noisy_sum`: the computation itself: add noise to a shared sum, and keep the result shared
+- `failed_proofs`: the alarm of joint noise: a durable count of this helper's failed checks
+- `channel`: frames to one peer, the handshake on them, and the two kinds of message that they carry
 - `links`: TCP and TLS between the three workers of a session
-- `worker`: a worker as its daemon sees it
-- `worker_main`: a worker from inside
-- `rehearsal`: sessions without secrets, so that no worker is the first to run one
-- `fork_server`: where workers come from
-- `fork_server_main`: the fork server from inside
+- `runtime`: MPyC, contained: our channels, codec and deadline
+- `worker`: the daemon's side of a worker
+- `fork_server`: the daemon's side of its fork server
+- `fork_server_main`: both from inside: the fork server, its warm-up, and a worker
 """

@@ -1,8 +1,8 @@
-"""The alarm of joint noise: this helper's own failed checks, on disk before anyone hears of them.
+"""The alarm of joint noise: this helper's own failed checks, durable before any other party learns of them.
 
-Among honest helpers no check ever fails, and a cheat passes one with chance below 2^−51.9. So what bounds a cheater is
-how often it may try: this file has room for eight failures, and a helper whose file is full refuses joint noise until
-its operator has cleared it. Only own checks count: counting what peers say would let one of them shut the service down.
+Among honest helpers no check ever fails, and a malicious helper passes one with probability below 2^−51.9. Its tries
+must still be bounded: the file holds eight failures, and a helper whose file is full refuses joint noise until
+its operator has cleared it. Only own checks count: a count of what peers claim would let one of them disable the mode.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mpc_helpers.mpc.session import MpcError, Stage
+from protocol.errors import ErrorKind
 from protocol.files import write_atomically
 
-ROOM = 8
-# Every line has its place from the start: a disk that is full cannot keep a failure from being written.
+CAPACITY = 8
+# The file has its full size from the start: a failure can be recorded even on a full disk.
 _LINE = 128
 _EMPTY = b" " * (_LINE - 1) + b"\n"
-HINT = "Find out which helper cheats, then run: trefoil alarm clear"
+HINT = "Find out which helper is malicious, then run: trefoil alarm clear"
 
 
 class FailedProofs:
@@ -31,32 +32,32 @@ class FailedProofs:
         self._path = path
 
     def prepare(self) -> None:
-        """Run by a daemon that starts: an empty file, if there is none. Clearing is not done here."""
+        """Create an empty file if there is none. Run by a daemon at start; never clears."""
         if not self._path.exists():
-            write_atomically(self._path, ROOM * _EMPTY, 0o600)
+            write_atomically(self._path, CAPACITY * _EMPTY, 0o600)
 
-    def standing(self) -> list[str]:
-        """What failed since an operator last cleared the alarm, oldest first.
+    def failures(self) -> list[str]:
+        """Return the failures since an operator last cleared the alarm, oldest first.
 
-        Read without the lock, which a worker that was stopped may hold: a daemon must not wait for it.
+        Read without the lock, which a stopped worker may hold: a daemon must not block on it.
         """
-        with _clear_errors(self._path), self._path.open("rb") as file:
+        with _translate_errors(self._path), self._path.open("rb") as file:
             return _lines(file)
 
-    def check_room(self) -> None:
-        """Refuse joint noise while the file is full."""
-        if len(self.standing()) >= ROOM:
+    def check_not_full(self) -> None:
+        """Raise `MpcError` if the file is full: joint noise is then refused."""
+        if len(self.failures()) >= CAPACITY:
             raise _too_many()
 
     def judge(self, holds: Callable[[], bool], about: str) -> bool:
-        """Run one check. If it fails, that is on disk when this returns.
+        """Run one check and return its result. A failure is durable when this returns.
 
-        One check at a time in all workers of this helper, and none while the file is full: however many sessions are
-        under way at once, no more than eight checks can ever fail.
+        Checks are serialised over all workers of this helper, and none runs while the file is full: with any number of
+        concurrent sessions, no more than eight checks can ever fail.
         """
         with self._locked() as file:
             failed = len(_lines(file))
-            if failed >= ROOM:
+            if failed >= CAPACITY:
                 raise _too_many()
             if holds():
                 return True
@@ -67,39 +68,39 @@ class FailedProofs:
             return False
 
     def clear(self) -> list[str]:
-        """Run by an operator who knows why. Gives what was standing."""
+        """Clear the alarm and return the failures. Run by an operator who has found their cause."""
         with self._locked() as file:
             cleared = _lines(file)
             file.seek(0)
-            file.write(ROOM * _EMPTY)
+            file.write(CAPACITY * _EMPTY)
             file.flush()
             os.fsync(file.fileno())
             return cleared
 
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        with _clear_errors(self._path), self._path.open("r+b") as file:
+        with _translate_errors(self._path), self._path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
 
 @contextmanager
-def _clear_errors(path: Path) -> Iterator[None]:
-    """No file, no check: else whoever removes it removes the limit."""
+def _translate_errors(path: Path) -> Iterator[None]:
+    """Refuse if the file cannot be used: otherwise deleting it would lift the limit."""
     try:
         yield
     except OSError as error:
         message = f"the file of failed proofs {path} cannot be used: {error.strerror}"
         hint = "Restart this helper, which makes the file if it is missing."
-        raise MpcError(Stage.PROOF, message, hint=hint) from None
+        raise MpcError(Stage.PROOF, message, hint=hint, kind=ErrorKind.FILE_UNREADABLE) from None
 
 
 def _lines(file: BinaryIO) -> list[str]:
     file.seek(0)
-    lines = file.read(ROOM * _LINE).decode(errors="replace").splitlines()
+    lines = file.read(CAPACITY * _LINE).decode(errors="replace").splitlines()
     return [line.strip() for line in lines if line.strip()]
 
 
 def _too_many() -> MpcError:
-    message = f"this helper refuses joint noise: {ROOM} proofs of other helpers have failed here"
-    return MpcError(Stage.PROOF, message, hint=HINT)
+    message = f"this helper refuses joint noise: {CAPACITY} proofs of other helpers have failed here"
+    return MpcError(Stage.PROOF, message, hint=HINT, kind=ErrorKind.DISABLED)

@@ -1,9 +1,9 @@
-"""Where workers come from: one process per daemon that has everything imported and forks a worker when asked.
+"""The daemon's side of its fork server: one process that has everything imported and forks a worker on request.
 
 Starting Python and importing MPyC takes half a second of processor time, as long as opening thousands of reports; a
-fork takes milliseconds. The fork server itself computes nothing but a rehearsal with zeros, holds no helper's key and
-hears nothing but these two requests. So workers inherit no secret and no randomness: what they draw comes from the
-operating system after the fork (`tests/test_rehearsal.py`).
+fork takes milliseconds. The fork server itself computes nothing but a warm-up with zeros, holds no helper's key and
+receives nothing but these two requests. So workers inherit no secret and no randomness: what they draw comes from the
+operating system after the fork (`tests/processes/test_fork_server.py`).
 
 Not the forkserver of `multiprocessing` with this module preloaded (tried with Python 3.11). Its children import the
 daemon's `__main__` again: a start took 184 and 246 ms beside 6.4 and 8.0 ms here, medians of 20 in two runs. A stopped
@@ -37,25 +37,25 @@ _ENVIRONMENT = {
     # No thread may be running when it forks, and numpy's algebra would start some.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    # A worker lives for one query, so every page it touches is new. Large pages, got early and kept, make that fewer
-    # interruptions: a seventh of joint noise's processor time. Other allocators than glibc's take no notice.
+    # A worker lives for one query, so every page it touches is new. Large pages, allocated early and kept, mean fewer
+    # page faults: a seventh of joint noise's processor time. Other allocators than glibc's ignore this.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=67108864:glibc.malloc.top_pad=4194304",
 }
 
 
 class Request(Enum):
-    """What a daemon asks of its fork server: u8 request · u32 process id (0 in FORK). The answer: u32 process id."""
+    """A daemon's requests to its fork server: u8 request · u32 process id (0 in FORK). The answer: u32 process id."""
 
     FORK = 1
     END = 2
 
     def encode(self, process_id: int = 0) -> bytes:
-        """The message."""
+        """Encode the request."""
         return Writer().uint(self.value, 1).uint(process_id, 4).done()
 
     @classmethod
     def decode(cls, message: bytes) -> tuple[Request, int]:
-        """The reverse of `encode`."""
+        """Decode what `encode` encodes."""
         reader = Reader(message)
         return cls(reader.uint(1)), reader.uint(4)
 
@@ -65,24 +65,24 @@ class Child:
     """A forked worker and the daemon's ends of its standard input, output and error stream."""
 
     process_id: int
-    orders: socket.socket
-    reports: socket.socket
-    complaints: socket.socket
+    stdin: socket.socket
+    stdout: socket.socket
+    stderr: socket.socket
 
-    def hang_up(self) -> None:
-        """Close all three: a worker whose input ends gives up by itself."""
-        for line in (self.orders, self.reports, self.complaints):
-            line.close()
+    def close(self) -> None:
+        """Close all three: a worker whose input ends exits by itself."""
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
 
 
 class ForkServer:
-    """Run by a daemon, as `async with`. Its process starts at once and is replaced if it dies."""
+    """Run by a daemon, as `async with`. The process starts at once and is replaced if it dies."""
 
     def __init__(self) -> None:
         # One thread, so that requests and answers cannot cross.
         self._thread = ThreadPoolExecutor(1, "fork server")
         self._process: subprocess.Popen[bytes] | None = None
-        self._line: socket.socket | None = None
+        self._connection: socket.socket | None = None
 
     async def __aenter__(self) -> Self:
         self._thread.submit(self._connected)
@@ -93,7 +93,7 @@ class ForkServer:
         self._thread.shutdown(wait=False)
 
     async def fork(self) -> Child:
-        """A new worker. One that nobody waits for any more is ended as soon as it is there."""
+        """Fork a worker. If the caller is cancelled meanwhile, the worker is killed as soon as it exists."""
         forking = asyncio.get_running_loop().run_in_executor(self._thread, self._fork)
         try:
             return await asyncio.shield(forking)
@@ -102,12 +102,10 @@ class ForkServer:
             raise
 
     async def end(self, child: Child) -> None:
-        """Kill and reap a worker, whatever state it is in; its lines are the caller's to close. Done even if the
-        caller is cancelled.
-        """
+        """Kill and reap a worker in any state, even if the caller is cancelled. The caller closes its streams."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._end, child)
 
-    # In the thread.
+    # The methods below run in the thread.
 
     def _fork(self) -> Child:
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -116,34 +114,36 @@ class ForkServer:
                 ours.enter_context(own)
                 theirs.enter_context(other)
             descriptors = [other.fileno() for _, other in pairs]
-            process_id = self._asked(lambda line: socket.send_fds(line, [Request.FORK.encode()], descriptors))
-            orders, reports, complaints = (own for own, _ in pairs)
+            process_id = self._request_twice(
+                lambda server: socket.send_fds(server, [Request.FORK.encode()], descriptors)
+            )
+            stdin, stdout, stderr = (own for own, _ in pairs)
             ours.pop_all()
-            return Child(process_id, orders, reports, complaints)
+            return Child(process_id, stdin, stdout, stderr)
 
     def _end(self, child: Child) -> None:
-        if self._line is None:
-            return  # nothing is left that could kill it; it ends when its input does
+        if self._connection is None:
+            return  # nothing is left that could kill it; it exits when its input ends
         with contextlib.suppress(MpcError):
-            self._ask(lambda line: line.sendall(Request.END.encode(child.process_id)))
+            self._request(lambda server: server.sendall(Request.END.encode(child.process_id)))
 
     def _disown(self, forking: asyncio.Future[Child]) -> None:
         if not forking.cancelled() and forking.exception() is None:
-            forking.result().hang_up()
+            forking.result().close()
             self._thread.submit(self._end, forking.result())
 
-    def _asked(self, send: Callable[[socket.socket], object]) -> int:
-        """The answer to a request; from a second fork server if the first does not answer."""
+    def _request_twice(self, send: Callable[[socket.socket], object]) -> int:
+        """Return the answer to a request; retry once, with a new fork server, if the first does not answer."""
         try:
-            return self._ask(send)
+            return self._request(send)
         except MpcError:
-            return self._ask(send)
+            return self._request(send)
 
-    def _ask(self, send: Callable[[socket.socket], object]) -> int:
+    def _request(self, send: Callable[[socket.socket], object]) -> int:
         try:
-            line = self._connected()
-            send(line)
-            answer = line.recv(4, socket.MSG_WAITALL)
+            server = self._connected()
+            send(server)
+            answer = server.recv(4, socket.MSG_WAITALL)
         except OSError as error:
             self._stop()
             raise MpcError(Stage.START, f"no worker can be started: {error}") from None
@@ -153,8 +153,8 @@ class ForkServer:
         return int.from_bytes(answer, "big")
 
     def _connected(self) -> socket.socket:
-        if self._line is not None:
-            return self._line
+        if self._connection is not None:
+            return self._connection
         ours, theirs = socket.socketpair()
         with theirs:
             environment = {name: value for name, value in os.environ.items() if not name.startswith("MPYC_")}
@@ -167,15 +167,15 @@ class ForkServer:
                 start_new_session=True,
             )
         ours.settimeout(ANSWER_SECONDS)
-        self._line = ours
+        self._connection = ours
         return ours
 
     def _stop(self) -> None:
-        line, self._line = self._line, None
+        connection, self._connection = self._connection, None
         process, self._process = self._process, None
-        if line is not None:
-            line.close()
+        if connection is not None:
+            connection.close()
         if process is not None:
-            # Not asked politely: it has nothing to lose, and may be the reason why we are here.
+            # SIGKILL, not SIGTERM: it has nothing to lose, and may be hanging.
             process.kill()
             process.wait()

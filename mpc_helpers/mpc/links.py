@@ -1,7 +1,7 @@
 """TCP and TLS links between the three workers of one session.
 
-Party i connects to every party above it and listens for every party below it, as MPyC does; unlike MPyC, whoever is
-at the other end must hold the private key of exactly that party's certificate.
+Party i connects to every party above it and listens for every party below it, as MPyC does. Unlike in MPyC, the other
+end must hold the private key of exactly that party's certificate.
 """
 
 from __future__ import annotations
@@ -16,21 +16,30 @@ from typing import TypeVar
 from mpc_helpers.identity import tls
 from mpc_helpers.mpc.channel import Channel, close_all, lost
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 0.05
-# A worker listens before anyone is told its port, so a port that refuses this often belongs to a worker that died.
+# A port that does not even complete a TCP handshake within this time is behind a firewall: the kernel of the peer does
+# so by itself, however busy its worker is.
+REACH_SECONDS = 4.0
+# A worker listens before its port is announced, so a port that refuses this often belongs to a worker that died.
 MAX_REFUSALS = 40
-# Strangers can open connections but not complete them. This many may try at a time; one more cuts off the oldest.
+BLOCKED_HINT = (
+    "Its operator opens the ports that mpc_ports in its config.json lists to the other two helpers, in every firewall "
+    "between. Nothing was spent: ask again with --new."
+)
+# Strangers can open connections but not complete a handshake. Beyond this many at a time the oldest is evicted.
 MAX_HANDSHAKES = 16
 
 
 def listen(host: str, ports: Sequence[int] = (0,)) -> socket.socket:
-    """Bind the first free port (0: any) and start queueing connections, so that peers may come before we are ready."""
+    """Bind the first free port (0: any) and listen, so that peers may connect before we accept."""
     for port in ports:
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Connections of the last session linger on a fixed port for a minute (TIME-WAIT), and would keep it from us.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
             listener.listen()
@@ -40,11 +49,30 @@ def listen(host: str, ports: Sequence[int] = (0,)) -> socket.socket:
         listener.setblocking(False)
         return listener
     tried = f"port {ports[0]}" if len(ports) == 1 else f"any of {len(ports)} ports"
-    raise TrefoilError(f"cannot listen on {host}, {tried}", "Check the bind address and the range of MPC ports.")
+    hint = "Check the bind address and the range of MPC ports."
+    raise TrefoilError(f"cannot listen on {host}, {tried}", hint, kind=ErrorKind.UNAVAILABLE)
+
+
+async def connect(host: str, port: int, seconds: float) -> socket.socket:
+    """Return a TCP connection, or raise an `OSError`: a `TimeoutError` after `seconds`."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(seconds):
+        families = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for last, (family, kind, _, _, address) in enumerate(families, 1 - len(families)):
+            connection = socket.socket(family, kind)
+            connection.setblocking(False)
+            try:
+                await loop.sock_connect(connection, address)
+                return connection
+            except BaseException as error:
+                connection.close()
+                if last == 0 or not isinstance(error, OSError):
+                    raise
+    raise OSError(f"{host} has no address")
 
 
 async def together(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all; when one fails, stop the others and raise that one's error."""
+    """Wait for all; if one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(item) for item in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -55,7 +83,7 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class Links:
-    """Run by a worker: sets up this party's two channels. `close` whatever came of it."""
+    """This party's two channels, set up by a worker. Call `close` whether or not `open` succeeded."""
 
     def __init__(
         self, session: MpcSession, peers: Sequence[Peer], identity: tls.TlsIdentity, listener: socket.socket
@@ -68,7 +96,7 @@ class Links:
         self._arrivals: dict[int, asyncio.Future[None]] = {}
 
     async def open(self, progress: Progress) -> list[Channel]:
-        """Connect upwards, listen downwards, until both peers are there. The caller holds the deadline."""
+        """Connect to higher parties, accept lower ones, and return both channels. The caller sets the deadline."""
         progress.enter(Stage.CONNECT, self._session.peers)
         loop = asyncio.get_running_loop()
         self._arrivals = {peer: loop.create_future() for peer in self._session.peers if peer < self._session.party}
@@ -88,31 +116,36 @@ class Links:
         await close_all(list(self._channels.values()))
 
     async def _connect(self, party: int, progress: Progress) -> None:
-        """Dial a party above us until it answers; a wrong certificate is an error at once."""
+        """Connect to a higher party, with retries; a wrong certificate is an error at once."""
         peer = self._peers[party]
         context = tls.client_context(self._identity, (peer.certificate,))
-        refused = 0
+        loop = asyncio.get_running_loop()
+        refused, unreachable_at = 0, loop.time() + REACH_SECONDS
         while True:
+            connection: socket.socket | None = None
             try:
+                connection = await connect(peer.host, peer.port, REACH_SECONDS)
                 reader, writer = await asyncio.open_connection(
-                    peer.host, peer.port, ssl=context, ssl_shutdown_timeout=1.0
+                    sock=connection, ssl=context, server_hostname="", ssl_shutdown_timeout=1.0
                 )
             except ssl.SSLCertVerificationError:
                 raise _wrong_certificate(party, peer) from None
             except OSError as error:
+                if connection is None and not isinstance(error, ConnectionError) and loop.time() >= unreachable_at:
+                    raise _unreachable(party, peer, error) from None
                 refused += isinstance(error, ConnectionError)
                 if refused > MAX_REFUSALS:
                     raise lost(Stage.CONNECT, party, error) from None
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self._channels[party] = Channel(party, reader, writer)
-            if not tls.same_pin(_shown(writer), tls.pin_of(peer.certificate)):
+            if not tls.same_pin(_certificate_of(writer), tls.pin_of(peer.certificate)):
                 raise _wrong_certificate(party, peer)
             progress.waiting.discard(party)
             return
 
     async def _accept(self, progress: Progress) -> None:
-        """Take connections; each proves itself on its own time, so that a slow stranger delays nobody."""
+        """Accept connections. Each handshake is a task of its own, so that a slowloris client delays nobody."""
         loop = asyncio.get_running_loop()
         trusted = tuple(self._peers[party].certificate for party in self._session.peers)
         context = tls.server_context(self._identity, trusted)
@@ -122,18 +155,18 @@ class Links:
                 connection, _ = await loop.sock_accept(self._listener)
                 if len(handshakes) >= MAX_HANDSHAKES:
                     next(iter(handshakes)).cancel()
-                task = asyncio.create_task(self._welcome(connection, context, progress))
+                task = asyncio.create_task(self._handshake(connection, context, progress))
                 handshakes[task] = None
                 task.add_done_callback(handshakes.pop)
-                await asyncio.sleep(0)  # let it begin: a task cancelled before that would never close its connection
+                await asyncio.sleep(0)  # let it start: a task cancelled before that would never close its connection
         finally:
             rest = list(handshakes)
             for task in rest:
                 task.cancel()
             await asyncio.gather(*rest, return_exceptions=True)
 
-    async def _welcome(self, connection: socket.socket, context: ssl.SSLContext, progress: Progress) -> None:
-        """One incoming connection: keep it if its certificate is that of a party we wait for, drop it otherwise."""
+    async def _handshake(self, connection: socket.socket, context: ssl.SSLContext, progress: Progress) -> None:
+        """Keep an incoming connection if its certificate is that of a party we wait for, drop it otherwise."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
@@ -145,7 +178,7 @@ class Links:
             progress.remark(f"refused a connection: {_reason(error)}")
             return
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        party = self._whose(_shown(writer))
+        party = self._party_of(_certificate_of(writer))
         if party is None or party in self._channels:
             progress.remark("refused a connection: not a certificate we are waiting for")
             writer.close()
@@ -154,24 +187,29 @@ class Links:
         progress.waiting.discard(party)
         self._arrivals[party].set_result(None)
 
-    def _whose(self, certificate: bytes | None) -> int | None:
+    def _party_of(self, certificate: bytes | None) -> int | None:
         for party in self._arrivals:
             if tls.same_pin(certificate, tls.pin_of(self._peers[party].certificate)):
                 return party
         return None
 
 
-def _shown(writer: asyncio.StreamWriter) -> bytes | None:
+def _certificate_of(writer: asyncio.StreamWriter) -> bytes | None:
     with contextlib.suppress(ValueError):
-        shown: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-        return shown
+        certificate: bytes | None = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return certificate
     return None
 
 
 def _wrong_certificate(party: int, peer: Peer) -> MpcError:
-    message = f"{peer.host}:{peer.port} shows a certificate other than that of {name_of(party)}"
+    message = f"{peer.host}:{peer.port} presents another certificate than that of {name_of(party)}"
     hint = "Someone is in between, or the helper has a new certificate: ask its operator for the new helper set."
-    return MpcError(Stage.CONNECT, message, party=party, hint=hint)
+    return MpcError(Stage.CONNECT, message, party=party, hint=hint, kind=ErrorKind.WRONG_KEY)
+
+
+def _unreachable(party: int, peer: Peer, error: OSError) -> MpcError:
+    message = f"cannot reach the MPC port of {name_of(party)}, {peer.host}:{peer.port}, within {REACH_SECONDS:g} s"
+    return MpcError(Stage.PORT, f"{message}: {error}" if str(error) else message, hint=BLOCKED_HINT)
 
 
 def _reason(error: OSError) -> str:

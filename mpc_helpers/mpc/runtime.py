@@ -1,9 +1,9 @@
-"""The arithmetic engine: MPyC inside a shell of our own. The only module that imports mpyc.
+"""The arithmetic engine: MPyC, contained. The only module that imports mpyc.
 
 As shipped, MPyC 0.11 rewrites `sys.argv` and configures logging on import, unpickles what peers send, never ties a
-certificate to a party, waits for ever for a dead peer and stops the event loop on any error. The table is in
-protocol/DESIGN.md, "MPyC". Here it gets a fresh `Runtime` per session, our codec, our channels, our deadline, and a
-session that fails as one.
+certificate to a party, waits without timeout for a dead peer and stops the event loop on any error. The table is in
+protocol/DESIGN.md, "MPyC". Here it has a fresh `Runtime` per session, our codec, our channels and our deadline, and the
+first failure fails the whole session.
 """
 
 from __future__ import annotations
@@ -21,12 +21,21 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from mpc_helpers.identity.tls import TlsIdentity
-from mpc_helpers.mpc import codec
-from mpc_helpers.mpc.channel import MAX_FRAME, Channel, Intercept, close_all, greet, lost, memory_mesh, receive_at
+from mpc_helpers.mpc import channel as codec
+from mpc_helpers.mpc.channel import (
+    MAX_FRAME,
+    Channel,
+    Intercept,
+    OrderedInbox,
+    close_all,
+    greet,
+    lost,
+    memory_mesh,
+    receive_at,
+)
 from mpc_helpers.mpc.links import Links, together
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
-from mpc_helpers.mpc.steps import StepInbox
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import P
 from protocol.shares import PARTIES
 
@@ -34,9 +43,9 @@ T = TypeVar("T")
 
 PAIR_KEY_SIZE = 16
 THRESHOLD = 1
-# A program sends a handful of messages per peer; a peer that sends this many unasked is flooding us.
+# A program sends a handful of messages per peer; more than this many unread ones are a flood.
 MAX_UNREAD = 64
-_DATA, _DONE, _GIVING_UP, _STEP = 0, 1, 2, 3
+_DATA, _DONE, _ABORT, _STEP = 0, 1, 2, 3
 _MAX_REASON = 200
 _LABEL_SIZE = 8
 
@@ -64,7 +73,7 @@ def _contained_import() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _spare_loop() -> Iterator[None]:
-    """MPyC takes the current event loop and its exception handler; give it a spare one, or restore the handler."""
+    """Give MPyC a spare event loop, of which it takes the exception handler; or restore the running loop's."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -87,7 +96,7 @@ with _contained_import():
     import mpyc.runtime
     from mpyc import asyncoro
 
-    # Read once: making MPyC's parser of arguments takes as long as a handshake.
+    # Parsed once: building MPyC's argument parser takes as long as a handshake.
     _OPTIONS = mpyc._get_arg_parser().parse_args([])
 
 _MODULES_WITH_RUNTIME = ("asyncoro", "sectypes", "mpctools", "seclists", "secpols", "secgroups", "random", "statistics")
@@ -95,7 +104,7 @@ _current: ContextVar[_Runtime] = ContextVar("mpyc runtime of this party")
 
 
 class _CurrentRuntime:
-    """Stands in MPyC's global `runtime`: whichever party's code is running, it is that party's."""
+    """A proxy in place of MPyC's global `runtime`: it forwards to the runtime of the party whose code is running."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_current.get(), name)
@@ -124,7 +133,7 @@ class _Runtime(mpyc.runtime.Runtime):  # type: ignore[misc] # MPyC has no type i
 
 
 def _tracked_task(coroutine: Coroutine[Any, Any, Any], *, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]:
-    """In place of `asyncio.Task` inside MPyC, which keeps no reference to the tasks it starts."""
+    """Start a task and keep a reference to it. Replaces `asyncio.Task` inside MPyC, which keeps none."""
     task = asyncio.Task(coroutine, loop=loop)
     tasks = _current.get().tasks
     tasks.add(task)
@@ -133,7 +142,7 @@ def _tracked_task(coroutine: Coroutine[Any, Any, Any], *, loop: asyncio.Abstract
 
 
 def _reconcile(declared: Any, task: asyncio.Task[Any]) -> None:
-    """In place of MPyC's function of that name, which stops the event loop when a task fails: fail the session."""
+    """Fail the session if a task fails. Replaces MPyC's function of that name, which stops the event loop."""
     runtime = _current.get()
     runtime._pc_level -= 1
     if task.cancelled():
@@ -162,7 +171,7 @@ _install()
 
 
 class _Exchanger:
-    """What MPyC sees as the connection to a peer: payloads labelled by program counter, in any order."""
+    """The connection to a peer as MPyC sees it: payloads labelled by program counter, in any order."""
 
     def __init__(self, channel: Channel, session: MpcSession, fail: Callable[[Exception], None]) -> None:
         self.peer = channel.peer
@@ -172,40 +181,40 @@ class _Exchanger:
         self._fail = fail
         self._unread: dict[int, bytes] = {}
         self._wanted: dict[int, asyncio.Future[bytes]] = {}
-        self.inbox = StepInbox(session.steps.get(self.peer, {}))
+        self.inbox = OrderedInbox(session.message_sizes.get(self.peer, {}))
 
     def send(self, label: int, payload: bytes) -> None:
-        """Called by MPyC."""
+        """Send a payload under its label. Called by MPyC."""
         self._channel.send(bytes([_DATA]) + label.to_bytes(_LABEL_SIZE, "big", signed=True) + payload)
 
     def receive(self, label: int) -> bytes | asyncio.Future[bytes]:
-        """Called by MPyC: the payload if it is here, a future of it otherwise."""
+        """Return the payload if it has arrived, a future of it otherwise. Called by MPyC."""
         payload = self._unread.pop(label, None)
         if payload is not None:
             return payload
         if self.done.done():
-            self._fail(lost(Stage.COMPUTE, self.peer, ConnectionError("finished without sending its part")))
+            self._fail(lost(Stage.COMPUTE, self.peer, ProtocolError("finished without sending its part")))
         return self._wanted.setdefault(label, asyncio.get_running_loop().create_future())
 
     @property
     def awaited(self) -> bool:
-        """Whether the program waits for this peer."""
+        """Whether the program is waiting for this peer."""
         return bool(self._wanted) or self.inbox.awaited
 
     def post(self, step: int, body: bytes) -> None:
-        """A message of announced size."""
+        """Send a message of announced size."""
         self._channel.send(bytes([_STEP, step]) + body)
 
     def finish(self) -> None:
-        """Tell the peer that nothing more will come."""
+        """Tell the peer that this party has sent everything."""
         self._channel.send(bytes([_DONE]))
 
-    def give_up(self, reason: str) -> None:
-        """Tell the peer why we leave, so that it does not blame us for what a third party did."""
-        self._channel.send(bytes([_GIVING_UP]) + reason.encode()[:_MAX_REASON])
+    def abort(self, reason: str) -> None:
+        """Tell the peer why we abort, so that it does not blame us for what a third party did."""
+        self._channel.send(bytes([_ABORT]) + reason.encode()[:_MAX_REASON])
 
     async def pump(self) -> None:
-        """Deliver frames until the peer is done. A peer that goes away first fails everything pending, at once."""
+        """Deliver frames until the peer is done. If it disconnects first, fail everything pending at once."""
         try:
             while not self.done.done():
                 self._deliver(await self._channel.receive(self._limit))
@@ -214,41 +223,41 @@ class _Exchanger:
 
     @property
     def _limit(self) -> int:
-        """The largest frame that may come next: exactly what is announced, where something is."""
-        if not self._session.steps:
+        """Return the size limit of the next frame: with announced messages, the next one or an abort reason."""
+        if not self._session.message_sizes:
             return MAX_FRAME
         return 1 + max(self.inbox.next_size, _MAX_REASON)
 
     def _deliver(self, frame: bytes) -> None:
         if frame == bytes([_DONE]):
-            # Nothing more will come, so what is awaited never will: fail now instead of at the deadline.
+            # What is still awaited will never come: fail now instead of at the deadline.
             if self._wanted or not self.inbox.complete:
-                raise ConnectionError("finished without sending its part")
+                raise ProtocolError("finished without sending its part")
             self.done.set_result(None)
             return
-        if frame[:1] == bytes([_GIVING_UP]):
+        if frame[:1] == bytes([_ABORT]):
             reason = frame[1 : 1 + _MAX_REASON].decode(errors="replace")
-            raise ConnectionError(f"it gave up and says: {reason if reason.isprintable() else '?'}")
+            raise ConnectionError(f"it aborted and says: {reason if reason.isprintable() else '?'}")
         if frame[:1] == bytes([_STEP]):
             self.inbox.deliver(frame[1:])
             return
         # A program of announced steps sends nothing through MPyC, so such a frame is no part of it.
-        if len(frame) <= 1 + _LABEL_SIZE or frame[0] != _DATA or self._session.steps:
-            raise ProtocolError("a frame of no known kind")
+        if len(frame) <= 1 + _LABEL_SIZE or frame[0] != _DATA or self._session.message_sizes:
+            raise ProtocolError("a frame of unknown kind", kind=ErrorKind.UNKNOWN_NAME)
         label = int.from_bytes(frame[1 : 1 + _LABEL_SIZE], "big", signed=True)
         payload = frame[1 + _LABEL_SIZE :]
-        # Here, while it is known who sent it; MPyC decodes it later, where an error would blame nobody.
+        # Here, while the sender is known; MPyC decodes it later, where an error would blame nobody.
         codec.check(payload, self._session.buckets)
         if label in self._wanted:
             self._wanted.pop(label).set_result(payload)
         elif label in self._unread or len(self._unread) >= MAX_UNREAD:
-            raise ProtocolError("messages nobody asked for")
+            raise ProtocolError("more messages than the program reads", kind=ErrorKind.TOO_LARGE)
         else:
             self._unread[label] = payload
 
 
 class Engine:
-    """What a program may do with the other two parties. Values are vectors of `buckets` numbers, shares local."""
+    """The operations that a program may use. Values are vectors of `buckets` numbers, of which shares are local."""
 
     def __init__(self, session: MpcSession, runtime: _Runtime, exchangers: Sequence[_Exchanger]) -> None:
         self.session = session
@@ -258,23 +267,23 @@ class Engine:
 
     @property
     def party(self) -> int:
-        """Which of the three we are: 0, 1 or 2; our Shamir point is party + 1."""
+        """This party's number: 0, 1 or 2; its Shamir point is party + 1."""
         return self.session.party
 
     def pair_key(self, lacking: int) -> bytes:
-        """The PRSS key common to the two parties other than `lacking`, drawn for this session by the lower of them.
+        """Return the PRSS key of the two parties other than `lacking`, drawn for this session by the lower of them.
 
         One party alone may have chosen it. What it decides must be bound to a nonce that all three fixed later
-        (`joint_nonce`), or be one of three parts of which an honest pair drew one (`joint.streams`).
+        (`joint_nonce`), or be one of three parts of which an honest pair drew one (`joint.layout`).
         """
         low, high = (party for party in range(PARTIES) if party != lacking)
         return self._runtime.pair_keys[low, high]
 
     async def exchange(self, mine: bytes) -> list[bytes]:
-        """Send a short byte string to both others; returns all three, by party."""
+        """Send a short byte string to both others and return all three, by party."""
         received = await self._runtime.transfer(mine)
         if not all(isinstance(item, bytes) for item in received):
-            raise ProtocolError("a vector where bytes belong")
+            raise ProtocolError("a vector where bytes belong", kind=ErrorKind.WRONG_TYPE)
         return list(received)
 
     def post(self, peer: int, step: int, body: bytes) -> None:
@@ -282,21 +291,22 @@ class Engine:
         self._exchangers[peer].post(step, body)
 
     async def take(self, peer: int, step: int) -> bytes:
-        """What `peer` sends in this step, of exactly the announced size."""
+        """Return what `peer` sends in this step, of exactly the announced size."""
         return await self._exchangers[peer].inbox.take(step)
 
     def vector(self, local: Sequence[int]) -> Any:
-        """This party's Shamir shares of a vector, as MPyC holds them. Python integers only: numpy's wrap silently."""
+        """Return this party's Shamir shares as MPyC's type. Python integers only: numpy's wrap silently."""
         if len(local) != self.session.buckets or not all(type(value) is int for value in local):
-            raise ProtocolError(f"a vector has {self.session.buckets} Python integers")
+            message = f"a vector has {self.session.buckets} Python integers"
+            raise ProtocolError(message, kind=ErrorKind.WRONG_TYPE)
         return self._secure_field.array(self._secure_field.field.array(list(local)))
 
     def deal(self, secret: Sequence[int]) -> list[Any]:
-        """Secret-share our own vector among all three; returns the vectors that the three parties dealt."""
+        """Secret-share our own vector among all three and return the vectors that the three parties dealt."""
         return list(self._runtime.input(self.vector(secret)))
 
     async def shares(self, vector: Any) -> list[int]:
-        """This party's Shamir shares of a vector. Nothing is opened."""
+        """Return this party's Shamir shares of a vector. Nothing is opened."""
         return list(map(int, (await self._runtime.gather(vector)).value.tolist()))
 
 
@@ -315,11 +325,11 @@ class _Party:
         self._exchangers: list[_Exchanger] = []
 
     async def run(self, program: Program[T]) -> T:
-        """Greet, exchange pair keys, run the program, say goodbye."""
+        """Greet, exchange pair keys, run the program, and finish."""
         # Set in the task that runs this party; the tasks MPyC starts from it inherit it.
         _current.set(self._runtime)
         self._progress.enter(Stage.HELLO, self._session.peers)
-        # Both greetings before either key: a party that only one of us would refuse must not get a key from the other.
+        # Both greetings before either key: a party that only one of us would reject must not get a key from the other.
         await together([greet(self._session, channel, self._progress) for channel in self._channels])
         self._progress.enter(Stage.KEYS, [peer for peer in self._session.peers if peer < self._session.party])
         await together([self._exchange_key(channel) for channel in self._channels])
@@ -329,15 +339,15 @@ class _Party:
             return await self._compute(program)
         except MpcError as error:
             for exchanger in self._exchangers:
-                exchanger.give_up(str(error))
+                exchanger.abort(str(error))
             raise
         finally:
-            # MPyC's own tasks too: one that waits for a peer would outlive the session and its channels.
+            # Include MPyC's tasks: one that waits for a peer would outlive the session and its channels.
             await _stop([*pumps, *self._runtime.tasks])
             self._failure.cancel()
 
     async def _exchange_key(self, channel: Channel) -> None:
-        """The lower party of each pair picks the key, as MPyC has it. Both greetings were checked before."""
+        """Send or receive the pair key. As in MPyC, the lower party picks it. Both greetings were checked before."""
         pair = (min(channel.peer, self._session.party), max(channel.peer, self._session.party))
         if self._session.party == pair[0]:
             channel.send(self._runtime.pair_keys[pair])
@@ -358,32 +368,32 @@ class _Party:
         self._progress.enter(Stage.COMPUTE, ())
         result = await self._unless_failed(program(Engine(self._session, self._runtime, self._exchangers)))
         if not all(exchanger.inbox.all_taken for exchanger in self._exchangers):
-            raise MpcError(Stage.COMPUTE, "the program ended without looking at all that its peers sent")
+            raise MpcError(Stage.COMPUTE, "the program ended without taking every message of its peers")
         self._progress.enter(Stage.FINISH, ())
-        # The result is returned only when both peers are done too: nobody votes for a sum that another lacks.
+        # Return only when both peers are done too: no helper votes for a sum that another lacks.
         for exchanger in self._exchangers:
             exchanger.finish()
         await self._unless_failed(asyncio.gather(*(exchanger.done for exchanger in self._exchangers)))
         return result
 
     async def _unless_failed(self, work: Awaitable[T]) -> T:
-        """The result of `work`, or the session's failure, whichever comes first."""
+        """Return the result of `work`, or raise the session's failure if that comes first."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            # Looked at first: when both are done, the result may rest on what the failure is about.
+            # Checked first: if both are done, the result may depend on what failed.
             if self._failure.done():
                 self._failure.result()
             return await task
         except ProtocolError as error:
             raise MpcError(self._progress.stage, f"while {self._progress.stage.value}: {error}") from error
         finally:
-            # Before the task is stopped, which would make it wait for nobody: a deadline names who is missing.
+            # Before the task is cancelled, which clears what it waits for: a timeout names the missing peers.
             self._progress.waiting = {item.peer for item in self._exchangers if item.awaited or not item.done.done()}
             await _stop([task])
 
     def _fail(self, error: Exception) -> None:
-        """The first failure is the session's; what follows from it is noise."""
+        """Record the session's failure. Only the first counts: the others follow from it."""
         if self._failure.done():
             return
         if not isinstance(error, MpcError):
@@ -398,13 +408,13 @@ async def _stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 async def _within(session: MpcSession, progress: Progress, work: Coroutine[Any, Any, T]) -> T:
-    """`work` in a context of its own (the proxy needs one per party), until the session's deadline."""
+    """Run `work` in a context of its own (the proxy needs one per party), with the session's deadline."""
     task = asyncio.create_task(work)
     try:
         async with asyncio.timeout(session.seconds):
             return await task
     except TimeoutError:
-        raise progress.too_late(session.seconds) from None
+        raise progress.timed_out(session.seconds) from None
 
 
 async def run_party(
@@ -414,7 +424,7 @@ async def run_party(
     listener: socket.socket,
     program: Program[T],
 ) -> T:
-    """Run by a worker: one session over TLS with the two peers. `peers` has all three parties, by number."""
+    """Run one session over TLS with the two peers. `peers` has all three parties, by number. Run by a worker."""
     progress = Progress()
     links = Links(session, peers, identity, listener)
 
@@ -428,7 +438,7 @@ async def run_party(
 
 
 async def run_over_channels(session: MpcSession, channels: list[Channel], program: Program[T]) -> T:
-    """One session over channels that exist already (`memory_mesh`)."""
+    """Run one session over existing channels (`memory_mesh`)."""
     progress = Progress()
 
     async def work() -> T:
@@ -447,7 +457,7 @@ async def run_three_in_one_process(
     *,
     latency: float = 0.0,
 ) -> list[T | BaseException]:
-    """For tests and benchmarks: all three parties here, over memory. Returns what became of each, errors included."""
+    """Run all three parties here, over memory, and return each one's result or error. Not for production."""
     mesh = memory_mesh(intercept, latency=latency)
     parties = zip(sessions, mesh, programs, strict=True)
     return await asyncio.gather(*(run_over_channels(*party) for party in parties), return_exceptions=True)

@@ -1,6 +1,6 @@
-"""One MPC session: who takes part, what it is bound to, by when it must end, and how it can fail.
+"""One MPC session: who takes part, what it is bound to, its deadline, and how it can fail.
 
-Nothing here touches MPyC, so that a daemon can describe a session and read its failure without importing the engine.
+Nothing here touches MPyC, so that a daemon can set up a session and decode its failure without importing the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 from functools import cache
 from importlib import metadata
 
-from protocol.errors import Blamed, ProtocolError
+from protocol.errors import ErrorKind, HelperError, ProtocolError
 from protocol.field import P
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES
@@ -23,13 +23,14 @@ DIGEST_SIZE = HASH_SIZE
 MAX_NUMBERS = MAX_BUCKETS + 1
 # Also the version of the messages between parties: a change to either must change this.
 PROTOCOL_NAME = "trefoil-mpc/2"
-MAX_STEP = 2**25
+MAX_STEP_SIZE = 2**25
 
 
 class Stage(Enum):
     """Where in a session something went wrong."""
 
     START = "starting the worker"
+    PORT = "reaching a worker's port"
     CONNECT = "connecting"
     HELLO = "comparing session and parameters"
     KEYS = "exchanging pair keys"
@@ -38,26 +39,40 @@ class Stage(Enum):
     FINISH = "finishing"
 
 
-class MpcError(Blamed):
-    """A session failed. Says at which stage and, where one is to blame, because of which party (0, 1, 2)."""
+_KIND_OF: Mapping[Stage, ErrorKind] = {
+    Stage.START: ErrorKind.UNAVAILABLE,
+    Stage.PORT: ErrorKind.UNREACHABLE,
+    Stage.CONNECT: ErrorKind.UNREACHABLE,
+    Stage.HELLO: ErrorKind.INCONSISTENT,
+    Stage.KEYS: ErrorKind.MALFORMED,
+    Stage.COMPUTE: ErrorKind.ABORTED,
+    Stage.PROOF: ErrorKind.BAD_PROOF,
+    Stage.FINISH: ErrorKind.ABORTED,
+}
 
-    def __init__(self, stage: Stage, message: str, *, party: int | None = None, hint: str = "") -> None:
-        super().__init__(message, hint, party=party)
+
+class MpcError(HelperError):
+    """A failed session: at which stage and, where one is to blame, because of which party (0, 1, 2)."""
+
+    def __init__(
+        self, stage: Stage, message: str, *, party: int | None = None, hint: str = "", kind: ErrorKind | None = None
+    ) -> None:
+        super().__init__(message, hint, party=party, kind=kind or _KIND_OF[stage])
         self.stage = stage
 
     def encode(self) -> bytes:
-        """For the way from a worker to its daemon."""
+        """Encode the error for a worker to send to its daemon. `decode` derives the kind from the stage."""
         party = PARTIES if self.party is None else self.party
         return Writer().text(self.stage.name).uint(party, 1).text(str(self)).text(self.hint).done()
 
     @classmethod
     def decode(cls, data: bytes) -> MpcError:
-        """The reverse of `encode`."""
+        """Decode what `encode` encodes."""
         reader = Reader(data)
         try:
             stage = Stage[reader.text()]
         except KeyError:
-            raise ProtocolError("unknown stage of an MPC session") from None
+            raise ProtocolError("unknown stage of an MPC session", kind=ErrorKind.UNKNOWN_NAME) from None
         party = reader.uint(1)
         error = cls(stage, reader.text(), party=None if party == PARTIES else party, hint=reader.text())
         reader.finish()
@@ -65,40 +80,44 @@ class MpcError(Blamed):
 
 
 def name_of(party: int) -> str:
-    """Helpers are numbered from one wherever a person reads it."""
+    """Return a helper's name for people, numbered from one."""
     return f"helper {party + 1}"
 
 
 @dataclass(slots=True)
 class Progress:
-    """Where a session stands and for whom it waits, so that a deadline can say so."""
+    """The stage of a session and the peers it waits for, so that a timeout can name them."""
 
     stage: Stage = Stage.CONNECT
     waiting: set[int] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
 
     def enter(self, stage: Stage, waiting: Iterable[int]) -> None:
-        """A stage begins; it ends when nobody is waited for."""
+        """Begin a stage, which ends when no peer is waited for."""
         self.stage = stage
         self.waiting = set(waiting)
 
     def remark(self, text: str) -> None:
-        """Something that may explain a failure later. Strangers can cause these, so only the first few are kept."""
+        """Keep a remark that may explain a failure later. Strangers can cause these, so only the first few are kept."""
         if text not in self.remarks and len(self.remarks) < 4:
             self.remarks.append(text)
 
-    def too_late(self, seconds: float) -> MpcError:
-        """The error for a deadline that passed now."""
+    def timed_out(self, seconds: float) -> MpcError:
+        """Return the error for a deadline that passed now."""
         blamed = sorted(self.waiting)
         names = " and ".join(map(name_of, blamed)) or "this helper"
         remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
         message = f"{names} did not answer within {seconds:g} s while {self.stage.value}{remarks}"
-        return MpcError(self.stage, message, party=blamed[0] if len(blamed) == 1 else None)
+        # While computing, an honest peer may be waiting for the third: its silence is no evidence against it.
+        if self.stage is Stage.COMPUTE and blamed:
+            return MpcError(self.stage, f"{message}; or waits for one that does not", kind=ErrorKind.TIMEOUT)
+        party = blamed[0] if len(blamed) == 1 else None
+        return MpcError(self.stage, message, party=party, kind=ErrorKind.TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """How to reach a party's worker, and the certificate (DER) it must show."""
+    """The address of a party's worker, and the certificate (DER) it must present."""
 
     host: str
     port: int
@@ -115,8 +134,8 @@ class MpcSession:
 
     `attempt_id` covers query, number and accepted reports; `parameters` is the encoding of whatever else must be
     equal (mode, scale); the field, the number of buckets and the engine's version are added here. `seconds` bounds
-    the whole session, from the first connection to the last byte. `steps` has, for a program that announces its
-    messages, the size of what each peer sends in each step.
+    the whole session, from the first connection to the last byte. `message_sizes` has the size of each
+    message that a peer sends beside MPyC's own, by peer and step.
     """
 
     party: int
@@ -124,23 +143,25 @@ class MpcSession:
     parameters: bytes
     buckets: int
     seconds: float
-    steps: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    message_sizes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (0 <= self.party < PARTIES):
-            raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}")
-        if not all(size <= MAX_STEP for sizes in self.steps.values() for size in sizes.values()):
-            raise ProtocolError(f"a step has at most {MAX_STEP} bytes")
+            raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}", kind=ErrorKind.OUT_OF_RANGE)
+        if not all(size <= MAX_STEP_SIZE for sizes in self.message_sizes.values() for size in sizes.values()):
+            raise ProtocolError(f"a step has at most {MAX_STEP_SIZE} bytes", kind=ErrorKind.TOO_LARGE)
         if len(self.attempt_id) != DIGEST_SIZE:
             raise ProtocolError(f"an attempt id has {DIGEST_SIZE} bytes, not {len(self.attempt_id)}")
         if not (0 < self.buckets <= MAX_NUMBERS):
-            raise ProtocolError(f"a session has 1 to {MAX_NUMBERS} numbers, not {self.buckets}")
+            message = f"a session has 1 to {MAX_NUMBERS} numbers, not {self.buckets}"
+            raise ProtocolError(message, kind=ErrorKind.OUT_OF_RANGE)
         if not (0 < self.seconds <= 86400):
-            raise ProtocolError(f"a session lasts at most a day, not {self.seconds} seconds")
+            message = f"a session lasts at most a day, not {self.seconds} seconds"
+            raise ProtocolError(message, kind=ErrorKind.OUT_OF_RANGE)
 
     @property
     def parameter_digest(self) -> bytes:
-        """Compared in the handshake: MPyC gives silently wrong results when two parties use different fields.
+        """Hash compared in the handshake: MPyC returns silently wrong results if two parties use different fields.
 
         The width of Python's hash is in it because MPyC labels messages with hashes of tuples.
         """
@@ -156,5 +177,5 @@ class MpcSession:
 
 @cache
 def _mpyc_version() -> str:
-    """Looked up once: it means reading a file."""
+    """Return MPyC's version; cached, as it is read from a file."""
     return metadata.version("mpyc")

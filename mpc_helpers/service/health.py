@@ -1,20 +1,32 @@
-"""Health: what stands in the way of answering queries, and what an operator should look at before it does.
+"""Health: what stops queries, what will unless an operator acts, and the checks that detect it.
 
-A helper that serves is alive, whatever it lacks: nobody is helped by restarting it because a peer is down. It is ready
-when nothing known stops a new query from being answered.
+A helper that serves is alive, whatever is wrong: restarting it because a peer is down helps no one. It is ready when
+nothing known stops a new query from being answered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mpc_helpers.identity import tls
+from mpc_helpers.identity.membership import Membership
+from protocol.errors import TrefoilError
+from protocol.units import DAY
+
+_LOG = logging.getLogger(__name__)
+Labels = tuple[tuple[str, str], ...]
+
 
 class Concern(Enum):
-    """What a reason is about. Each has a gauge, and an alert rule that names it (DEPLOY.md)."""
+    """The subject of a reason. Each has a gauge and an alert rule (DEPLOY.md)."""
 
     PEER = "peer"
+    PORT = "port"
     LEDGER = "ledger"
     DISK = "disk"
     CLOCK = "clock"
@@ -28,14 +40,13 @@ class Concern(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing an operator should know. `stops`: no new query is answered until it is mended."""
+    """One thing that needs attention. If `stops`, no new query is answered until it is fixed."""
 
     concern: Concern
     text: str
     stops: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """For the health page."""
         return {"concern": self.concern.value, "text": self.text, "stops": self.stops}
 
 
@@ -44,27 +55,135 @@ Source = Callable[[], Iterable[Reason]]
 
 @dataclass(slots=True)
 class Health:
-    """Everything that is known to be wrong with one helper, read from its parts at the moment of asking."""
+    """The reasons of all parts of one helper, collected on demand."""
 
     sources: list[Source] = field(default_factory=list)
 
     def reasons(self) -> list[Reason]:
-        """What stops queries first."""
+        """Return all reasons, those that stop queries first."""
         return sorted((reason for source in self.sources for reason in source()), key=lambda reason: not reason.stops)
 
     @property
     def ready(self) -> bool:
-        """Whether nothing known stops a new query."""
+        """Whether no known reason stops a new query."""
         return not any(reason.stops for reason in self.reasons())
 
     def page(self, more: Mapping[str, object]) -> dict[str, object]:
-        """What an operator reads, with what else is known of the helper."""
+        """Return the body of `/healthz`, with `more` fields."""
         reasons = self.reasons()
         ready = not any(reason.stops for reason in reasons)
         status = "ok" if not reasons else "warning" if ready else "not ready"
         return {"status": status, "ready": ready, "reasons": [reason.to_json() for reason in reasons], **more}
 
-    def gauge(self) -> Mapping[tuple[tuple[str, str], ...], float]:
-        """How many reasons there are of each concern; 0 of most."""
-        found = [reason.concern for reason in self.reasons()]
-        return {(("concern", concern.value),): float(found.count(concern)) for concern in Concern}
+    def gauge(self) -> Mapping[Labels, float]:
+        """Return the number of reasons of each concern."""
+        concerns = [reason.concern for reason in self.reasons()]
+        return {(("concern", concern.value),): float(concerns.count(concern)) for concern in Concern}
+
+
+LOOK_SECONDS = 10.0
+# Polling interval while a peer is missing: helpers that start together need some seconds to fetch certificates.
+MISSING_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class PeerWatch:
+    """Polls both peers. `ask` returns if a peer responds, and raises an error that says why otherwise."""
+
+    membership: Membership
+    ask: Callable[[int], Awaitable[object]]
+    # By party: the error of the last poll, empty if the peer responded, absent before the first poll.
+    silent: dict[int, str] = field(default_factory=dict, init=False)
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            all_there = all(self.silent.get(party) == "" for party in self.membership.peers)
+            await asyncio.sleep(LOOK_SECONDS if all_there else min(LOOK_SECONDS, MISSING_SECONDS))
+
+    async def look(self) -> None:
+        """Poll both peers concurrently."""
+        await asyncio.gather(*map(self._look, self.membership.peers))
+
+    async def _look(self, party: int) -> None:
+        try:
+            await self.ask(party)
+            why = ""
+        except TrefoilError as error:
+            why = str(error)
+        before, name = self.silent.get(party), self.membership.name(party)
+        self.silent[party] = why
+        if why and not before:
+            _LOG.warning("%s does not respond: %s", name, why)
+        elif before and not why:
+            _LOG.info("%s responds again", name)
+
+    def reasons(self) -> list[Reason]:
+        """Return a reason for each peer that does not respond."""
+        unheard = "has not responded yet"
+        errors = [self.silent.get(party, f"{self.membership.name(party)} {unheard}") for party in self.membership.peers]
+        return [Reason(Concern.PEER, error, stops=True) for error in errors if error]
+
+    def gauge(self) -> Mapping[Labels, float]:
+        """Return 1 for each peer that responds, 0 for others."""
+        return {
+            (("peer", self.membership.name(party)),): float(self.silent.get(party) == "")
+            for party in self.membership.peers
+        }
+
+
+# A new set needs three operators, and devices fetch it on their own schedule.
+KEY_NOTICE = 14 * DAY
+CERTIFICATE_NOTICE = 30 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """Expiry of the keys and certificates of all three helpers: a set that lacks one helper's key is useless."""
+
+    membership: Membership
+    # Returns the certificates (DER) that are known, by party.
+    certificates: Callable[[], Mapping[int, bytes]]
+    clock: Callable[[], int]
+
+    def keys(self) -> Mapping[Labels, float]:
+        """Return when each HPKE key of the current set expires."""
+        return {
+            (("helper", helper.name), ("key", entry.key.key_id.hex())): float(entry.not_after)
+            for helper in self.membership.helper_set.helpers
+            for entry in helper.hpke_keys
+        }
+
+    def certificate_ends(self) -> Mapping[Labels, float]:
+        """Return when each certificate that is known expires."""
+        return {
+            (("helper", self.membership.name(party)),): float(tls.ends(der))
+            for party, der in self.certificates().items()
+        }
+
+    def reasons(self) -> list[Reason]:
+        """Return a reason for everything that expires soon or has expired."""
+        last_keys = {
+            helper.name: max(entry.not_after for entry in helper.hpke_keys)
+            for helper in self.membership.helper_set.helpers
+        }
+        ends = {self.membership.name(party): tls.ends(der) for party, der in self.certificates().items()}
+        return [
+            # Reports sealed in time are still answered; helpers without a valid certificate cannot connect.
+            *self._soon(Concern.KEY, "the last HPKE key", last_keys, KEY_NOTICE, stops=False),
+            *self._soon(Concern.CERTIFICATE, "the certificate", ends, CERTIFICATE_NOTICE, stops=True),
+        ]
+
+    def _soon(self, concern: Concern, what: str, ends: Mapping[str, int], notice: int, *, stops: bool) -> list[Reason]:
+        now = self.clock()
+        reasons = []
+        for name, end in ends.items():
+            if now >= end:
+                reasons.append(Reason(concern, f"{what} of {name} ended on {_date(end)}: sign a new set", stops))
+            elif now >= end - notice:
+                reasons.append(Reason(concern, f"{what} of {name} ends on {_date(end)}: prepare a new set"))
+        return reasons
+
+
+def _date(moment: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(moment))

@@ -1,7 +1,7 @@
-"""The way from one helper's daemon to the other two: HTTPS with certificates on both sides, each pinned to its party.
+"""Messages from one helper's daemon to the other two: mutual TLS, with each certificate pinned to its party.
 
-The helper set holds pins, not certificates; a peer's certificate is fetched once by its pin and kept beside the
-ledger, so that helpers may start in any order and an operator copies no files when a set is renewed.
+The helper set contains pins, not certificates; a peer's certificate is fetched once by its pin and stored beside the
+ledger, so that helpers may start in any order and operators copy no files when a set is renewed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import aiohttp
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.membership import Membership
-from protocol.errors import Blamed, ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, HelperError, ProtocolError, TrefoilError, printable
 from protocol.files import write_atomically
-from protocol.text import printable
 
-_LOG = logging.getLogger("trefoil.transport")
+_LOG = logging.getLogger(__name__)
 PEER_PATH = "/v1/peer/"
 HEALTH_PATH = "/healthz"
 FETCH_SECONDS = 5.0
@@ -30,16 +29,20 @@ RETRY_SECONDS = 0.25
 CLOSE_SECONDS = 0.02
 
 
-class PeerError(Blamed):
-    """A peer could not be reached, or refused a message."""
+class PeerError(HelperError):
+    """A peer did not respond, or refused a message."""
+
+    kind = ErrorKind.UNREACHABLE
 
 
 class TooLong(ProtocolError):
-    """A body is longer than anything that can be meant, and was not read to its end."""
+    """A body exceeds its limit; the rest of it was not read."""
+
+    kind = ErrorKind.TOO_LARGE
 
 
 class Certificates:
-    """The two peers' certificates, each believed only under its pin, and the TLS contexts made of them."""
+    """The two peers' certificates, each accepted only under its pin, and TLS contexts made of them."""
 
     def __init__(self, membership: Membership, identity: tls.TlsIdentity, folder: Path) -> None:
         self._membership = membership
@@ -48,33 +51,33 @@ class Certificates:
         self._known: dict[int, bytes] = {membership.party: identity.der}
         self._arrived = {party: asyncio.Event() for party in membership.peers}
         self.server_context = tls.server_context(identity)
-        # Queriers have no certificate; peers must show theirs, and `whose` tells which of them it is.
+        # Queriers have no certificate; peers present theirs, and `whose` identifies them.
         self.server_context.verify_mode = ssl.CERT_OPTIONAL
 
     @property
-    def known(self) -> Mapping[int, bytes]:
-        """The certificates (DER) that were seen, this helper's own among them."""
+    def by_party(self) -> Mapping[int, bytes]:
+        """All certificates (DER) held so far, by party, including this helper's own."""
         return self._known
 
     def whose(self, certificate: bytes | None) -> int | None:
-        """Which peer shows this certificate, if any."""
+        """Return the peer that this certificate is pinned to, if any."""
         for party in self._membership.peers:
             if tls.same_pin(certificate, self._membership.helper_set.helpers[party].tls_pin):
                 return party
         return None
 
     async def of(self, party: int) -> bytes:
-        """A helper's certificate, as soon as it has been seen. The caller holds the deadline."""
+        """Wait for a helper's certificate. The caller enforces the timeout."""
         if party in self._arrived:
             await self._arrived[party].wait()
         return self._known[party]
 
     async def client_context(self, party: int) -> ssl.SSLContext:
-        """For connecting to that peer and no other."""
+        """Return a context that connects to that peer and no other."""
         return tls.client_context(self._identity, (await self.of(party),))
 
     async def keep_fetching(self, party: int) -> None:
-        """Run in the background from the start until the peer has answered once."""
+        """Run in the background: retry until the peer has presented its certificate once."""
         helper = self._membership.helper_set.helpers[party]
         path = self._folder / f"peer-{party + 1}.der"
         with contextlib.suppress(OSError):
@@ -83,15 +86,15 @@ class Certificates:
                 self._learn(party, stored)
                 return
         host, port = helper.endpoint
-        said = ""
+        logged = ""
         while party not in self._known:
             try:
                 self._learn(party, await tls.fetch_certificate(host, port, helper.tls_pin, FETCH_SECONDS))
                 write_atomically(path, self._known[party])
             except TrefoilError as error:
-                if str(error) != said:
-                    said = str(error)
-                    _LOG.info("waiting for %s: %s", helper.name, said)
+                if str(error) != logged:
+                    logged = str(error)
+                    _LOG.info("waiting for %s: %s", helper.name, logged)
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _learn(self, party: int, certificate: bytes) -> None:
@@ -101,10 +104,10 @@ class Certificates:
 
 
 class Transport:
-    """Sends messages to the two other helpers. One try per call: who sends decides whether to try again.
+    """Sends messages to the two other helpers. Does not retry: the caller decides.
 
-    A call takes at most `seconds`, and an answer has at most `longest_message` bytes. `dated` is told the date that a
-    peer's answer carries.
+    A call takes at most `seconds`, and a reply has at most `longest_message` bytes. `dated` is called with the Date
+    header of each reply.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class Transport:
         self._seconds = seconds
         self._longest_message = longest_message
         self._dated = dated
-        # Bytes of messages and their answers since the start, for whoever watches this helper.
+        # Bytes of messages and replies since the start, for the metrics.
         self.carried = 0
         self._sessions: dict[int, aiohttp.ClientSession] = {}
         self._fetching: list[asyncio.Task[None]] = []
@@ -136,16 +139,16 @@ class Transport:
         await asyncio.gather(*self._fetching, return_exceptions=True)
         for session in self._sessions.values():
             await session.close()
-        # Connections that were being made when they were given up close in the loop's next rounds.
+        # Connections that were being opened close in the next iterations of the loop.
         await asyncio.sleep(CLOSE_SECONDS)
 
     async def send(self, party: int, route: str, message: bytes) -> bytes:
-        """Deliver one message and return the peer's answer; whatever goes wrong is a `PeerError` naming the peer."""
+        """Send one message and return the peer's reply. Raise `PeerError`, with the peer's party, on any failure."""
         return await self._exchange(party, "POST", PEER_PATH + route, message)
 
-    async def ask_time(self, party: int) -> None:
-        """Have a peer answer something, for the date of its answer; or a `PeerError`."""
-        await self._exchange(party, "GET", HEALTH_PATH, b"")
+    async def ask_health(self, party: int) -> bytes:
+        """Return a peer's health page, and record its Date header. Raise `PeerError` if there is no reply."""
+        return await self._exchange(party, "GET", HEALTH_PATH, b"")
 
     async def _exchange(self, party: int, method: str, path: str, message: bytes) -> bytes:
         name = self._membership.name(party)
@@ -153,7 +156,7 @@ class Transport:
             async with asyncio.timeout(self._seconds):
                 session = await self._session(party)
                 address = self._membership.helper_set.helpers[party].address.rstrip("/")
-                # A redirect is an answer like any other that is not 200: whatever it names is not the pinned peer.
+                # Do not follow redirects: the target is not the pinned peer.
                 where = address + path
                 async with session.request(method, where, data=message, allow_redirects=False) as response:
                     self._dated(party, response.headers.get("Date", ""))
@@ -161,20 +164,24 @@ class Transport:
                     self.carried += len(message) + len(answer)
                     if response.status != 200:
                         raise PeerError(
-                            f"{name} refused a message: {printable(answer.decode(errors='replace'), 200)}", party=party
+                            f"{name} refused a message: {printable(answer.decode(errors='replace'), 200)}",
+                            party=party,
+                            kind=ErrorKind.REFUSED,
                         )
                     return answer
         except TimeoutError:
-            raise PeerError(f"{name} did not answer within {self._seconds:g} s", party=party) from None
+            raise PeerError(
+                f"{name} has not responded for {self._seconds:g} s", party=party, kind=ErrorKind.TIMEOUT
+            ) from None
         except TooLong as error:
-            raise PeerError(f"{name} sent {error}", party=party) from None
+            raise PeerError(f"{name} sent {error}", party=party, kind=ErrorKind.TOO_LARGE) from None
         except (aiohttp.ClientError, OSError, ProtocolError) as error:
             raise PeerError(f"{name} cannot be reached: {error}", party=party) from None
 
     async def _session(self, party: int) -> aiohttp.ClientSession:
         if party not in self._sessions:
             connector = aiohttp.TCPConnector(ssl=await self._certificates.client_context(party), limit=16)
-            if party in self._sessions:  # another call was quicker while this one waited
+            if party in self._sessions:  # lost a race with another call
                 await connector.close()
             else:
                 self._sessions[party] = aiohttp.ClientSession(connector=connector)
@@ -182,7 +189,7 @@ class Transport:
 
 
 async def read_bounded(content: aiohttp.StreamReader, limit: int) -> bytes:
-    """A whole body, refused as soon as it is longer than `limit`."""
+    """Return a whole body. Raise `TooLong` as soon as it exceeds `limit`."""
     parts: list[bytes] = []
     size = 0
     async for piece in content.iter_any():

@@ -1,11 +1,8 @@
-"""The collector: takes sealed reports from devices, files them without reading them, and hands out batches.
+"""The collector: receives sealed reports from devices, stores them unread, and exports batches.
 
-- `kind`: which reports can be in one batch
-- `limits`: what a collector takes, and how much of it
-- `store`: the reports on disk, each exactly once
-- `intake`: one report after the other, many in one transaction
-- `bodies`: posts on their way into memory, bounded all together
-- `server`: the HTTPS interface
-- `batches`: batches listed, merged, split and checked
+- `limits`: which reports a collector accepts and how many; which reports can be in one batch
+- `store`: the durable store, one row per report
+- `server`: the HTTPS interface, with bounded memory and group commit
+- `batches`: list, merge, split and check batches
 - `commands`: `trefoil collect` and `trefoil batch`
 """

@@ -1,4 +1,4 @@
-"""Batches as a querier handles them: what is in one, several made one, one cut by day, and whether it is whole."""
+"""Batches of sealed reports: summarise, check, merge, split and export them. Only public headers are read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.batch import BatchReader, BatchWriter
-from protocol.collector.kind import ReportKind
+from protocol.collector.limits import ReportKind
 from protocol.collector.store import Shelf, StoreReader
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.header import Header
 from protocol.report import SealedReport
-from protocol.seconds import DAY, HOUR
+from protocol.units import DAY, HOUR
+
+_LAST_DATE = int(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp())
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """What a batch holds, from public headers alone."""
+    """The public contents of a batch.
+
+    `repeated` counts the copies of reports beyond the first of each, `malformed` the records that are no reports.
+    """
 
     path: Path
     kinds: tuple[str, ...]
@@ -30,9 +35,9 @@ class BatchSummary:
     repeated: int
     oldest: int
     newest: int
+    malformed: int = 0
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
         return {
             "batch": str(self.path),
             "sites": list(self.sites),
@@ -42,16 +47,20 @@ class BatchSummary:
             "repeated": self.repeated,
             "oldest": self.oldest,
             "newest": self.newest,
+            "malformed": self.malformed,
         }
 
 
 def summary(path: Path) -> BatchSummary:
-    """Read every record once: damage is an error that names the record."""
+    """Read every record of a batch and return its summary; an error names the damaged record."""
     kinds: dict[str, ReportKind] = {}
     digests: Counter[bytes] = Counter()
     hours: set[int] = set()
+    malformed = 0
     for report in BatchReader(path):
-        header = Header.decode(report.header)
+        if (header := _header_of(report)) is None:
+            malformed += 1
+            continue
         kind = ReportKind.of(header)
         kinds[kind.name] = kind
         digests[report.digest] += 1
@@ -65,52 +74,77 @@ def summary(path: Path) -> BatchSummary:
         digests.total() - len(digests),
         min(hours, default=0),
         max(hours, default=0),
+        malformed,
     )
 
 
+def _header_of(report: SealedReport) -> Header | None:
+    """Return the header, or None if it does not decode: helpers leave out that report alone."""
+    try:
+        return Header.decode(report.header)
+    except ProtocolError:
+        return None
+
+
 def check(path: Path) -> BatchSummary:
-    """Whole, of one kind, and no report twice; else an error that says what to do."""
-    found = summary(path)
-    if not found.reports:
-        raise TrefoilError(f"{path} holds no reports")
-    if len(found.kinds) > 1:
+    """Return the summary of a batch that one query can count in full; raise an error for any other."""
+    batch = summary(path)
+    if not batch.reports:
+        raise TrefoilError(f"{path} holds no reports", kind=ErrorKind.TOO_FEW)
+    if batch.malformed:
         raise TrefoilError(
-            f"{path} holds {len(found.kinds)} kinds of reports, which no query can count together",
-            "Cut it by kind: trefoil batch split --by kind",
+            f"{path} has {batch.malformed} records that are no reports; helpers leave them out",
+            "Remove them: trefoil batch merge",
+            kind=ErrorKind.MALFORMED,
         )
-    if found.repeated:
+    if len(batch.kinds) > 1:
         raise TrefoilError(
-            f"{found.repeated} reports of {path} are there twice; helpers count each once",
-            "Leave them out: trefoil batch merge",
+            f"{path} mixes {len(batch.kinds)} kinds of reports; one query counts one kind",
+            "Split it: trefoil batch split --by kind",
+            kind=ErrorKind.INCONSISTENT,
         )
-    return found
+    if batch.repeated:
+        raise TrefoilError(
+            f"{path} has {batch.repeated} duplicates; helpers count each report once",
+            "Remove them: trefoil batch merge",
+            kind=ErrorKind.DUPLICATE,
+        )
+    return batch
 
 
 def merge(paths: Sequence[Path], target: Path) -> int:
-    """All reports of several batches of one site in a new one, each once. Gives how many."""
+    """Write the reports of several batches of one site to a new one, without duplicates, and return their number."""
     return write_batch(target, _of_one_site(paths))
 
 
 def _of_one_site(paths: Sequence[Path]) -> Iterator[SealedReport]:
-    """No query counts reports of two sites, so that a batch of both would lose one of them."""
+    """Yield all reports that decode; raise an error at a second site, because one query counts one site."""
     site = ""
     for path in paths:
         for report in BatchReader(path):
-            terms = report.terms()
+            if (header := _header_of(report)) is None:
+                continue
+            terms = header.terms
             site = site or terms.site
             if terms.site != site:
                 raise TrefoilError(
-                    f"{path} has reports of {terms.site}, and the first one of {site}", "Merge one site."
+                    f"{path} has reports of {terms.site}; those before are of {site}",
+                    "Merge batches of one site.",
+                    kind=ErrorKind.INCONSISTENT,
                 )
             yield report
 
 
 def split(path: Path, folder: Path, *, by_kind: bool = False) -> list[Path]:
-    """One batch for each day (UTC), or for each kind, in `folder`. A day or kind that is there already is refused."""
+    """Write one batch for each day (UTC) or kind to `folder` and return their paths. No file is overwritten.
+
+    A record that does not decode is in none of them.
+    """
     names: dict[str, list[int]] = {}
     reader = BatchReader(path)
     for place, report in enumerate(reader):
-        header = Header.decode(report.header)
+        if (header := _header_of(report)) is None:
+            continue
         name = ReportKind.of(header).name if by_kind else date_of(header.terms.time)
         names.setdefault(name, []).append(place)
     targets = {name: folder / f"{path.stem}-{name}.batch" for name in sorted(names)}
@@ -123,28 +157,34 @@ def split(path: Path, folder: Path, *, by_kind: bool = False) -> list[Path]:
 
 
 def export(store: StoreReader, shelves: Sequence[Shelf], target: Path) -> int:
-    """A batch of what a collector has on some shelves, all of one kind."""
+    """Write the reports of some shelves, all of one kind, to a new batch and return their number."""
     if len({shelf.kind for shelf in shelves}) != 1:
-        raise TrefoilError("a batch is of one kind of report", "Choose one with --kind; trefoil batch ls names them.")
+        raise TrefoilError(
+            "a batch holds one kind of report",
+            "Choose one with --kind; trefoil batch ls lists them.",
+            kind=ErrorKind.INCONSISTENT,
+        )
     return write_batch(target, store.reports([shelf.number for shelf in shelves]))
 
 
 def days(shelves: Iterable[Shelf], now: int) -> dict[tuple[str, str], list[Shelf]]:
-    """Shelves by kind and day (UTC), of days that are over for every device: an hour past midnight."""
-    found: dict[tuple[str, str], list[Shelf]] = {}
+    """Return the shelves by kind and day (UTC), of the days that ended at least an hour ago (clocks differ)."""
+    by_day: dict[tuple[str, str], list[Shelf]] = {}
     for shelf in shelves:
         if shelf.hour - shelf.hour % DAY + DAY + HOUR <= now:
-            found.setdefault((shelf.kind, date_of(shelf.hour)), []).append(shelf)
-    return found
+            by_day.setdefault((shelf.kind, date_of(shelf.hour)), []).append(shelf)
+    return by_day
 
 
 def date_of(time: int) -> str:
-    """The day of a time, UTC."""
+    """Return the day of a time (UTC) as YYYY-MM-DD. A header may hold any year, and a calendar ends with 9999."""
+    if time > _LAST_DATE:
+        return "after-9999"
     return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d")
 
 
 def write_batch(target: Path, reports: Iterable[SealedReport]) -> int:
-    """A new batch, whole or not at all, each report once."""
+    """Write a new batch atomically, without duplicates, and return the number of its reports."""
     _refuse_existing(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -156,7 +196,7 @@ def write_batch(target: Path, reports: Iterable[SealedReport]) -> int:
                     seen.add(report.digest)
                     writer.add(report)
         if not seen:
-            raise TrefoilError("there are no reports for this batch")
+            raise TrefoilError("there are no reports for this batch", kind=ErrorKind.TOO_FEW)
         draft.rename(target)
     finally:
         draft.unlink(missing_ok=True)
@@ -165,4 +205,6 @@ def write_batch(target: Path, reports: Iterable[SealedReport]) -> int:
 
 def _refuse_existing(target: Path) -> None:
     if target.exists():
-        raise TrefoilError(f"{target} exists already", "Name a new file, or move that one away.")
+        raise TrefoilError(
+            f"{target} exists already", "Name a new file, or move that one away.", kind=ErrorKind.FILE_EXISTS
+        )

@@ -1,14 +1,24 @@
-"""`trefoil collect` and `trefoil batch`. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""`trefoil collect` and `trefoil batch`."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.table import Table
 
-from protocol.choices import JsonFile
+from protocol.cli.console import out as console
+from protocol.cli.console import say, write_json
+from protocol.cli.options import JsonFile, check_file, check_folder
+from protocol.cli.stopping import stop_event
+from protocol.collector.batches import check, date_of, days, export, merge, split, summary
+from protocol.collector.limits import CollectorLimits
+from protocol.collector.server import PATH, collecting
+from protocol.collector.store import StoreReader
+from protocol.helper_set import HelperSet
 
 app = typer.Typer(help="collector")
 batch = typer.Typer(help="Batches of sealed reports: list, merge, split, check.", no_args_is_help=True)
@@ -19,38 +29,31 @@ Batches = Annotated[list[Path], typer.Argument(help="Batch files.")]
 
 @app.command()
 def collect(
-    folder: Annotated[Path, typer.Argument(help="Where the reports are kept.")],
-    site: Annotated[list[str], typer.Option(help="A site whose reports are taken; once for each.")],
+    folder: Annotated[Path, typer.Argument(help="The folder that the reports are stored in.")],
+    site: Annotated[list[str], typer.Option(help="A site to accept reports for; repeatable.")],
     certificate: Annotated[Path, typer.Option(help="The TLS certificate, PEM.")],
     key: Annotated[Path, typer.Option(help="Its private key, PEM.")],
     helpers: Annotated[
-        list[Path] | None, typer.Option(help="Take only reports sealed to this helper set; once for each.")
+        list[Path] | None, typer.Option(help="Accept only reports sealed to this helper set; repeatable.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any.")] = 8600,
-    per_second: Annotated[int, typer.Option(min=1, help="Reports of one site a second, in the long run.")] = 2_000,
-    site_megabytes: Annotated[int, typer.Option(min=1, help="Room for one site.")] = 8_192,
+    per_second: Annotated[int, typer.Option(min=1, help="Reports per second and site, in the long run.")] = 2_000,
+    per_address: Annotated[int, typer.Option(min=1, help="Reports per second of one address, in the long run.")] = 10,
+    site_megabytes: Annotated[int, typer.Option(min=1, help="The quota of one site.")] = 8_192,
     json: JsonFile = None,
 ) -> None:
     """Take sealed reports over HTTPS until interrupted. POST one report to /reports.
 
     Example: trefoil collect collected --site shop.example --certificate tls.crt --key tls.key
     """
-    import asyncio
-
-    from protocol.collector.limits import CollectorLimits
-    from protocol.collector.server import PATH, collecting
-    from protocol.console import say, write_json
-    from protocol.helper_set import HelperSet
-    from protocol.places import check_folder
-    from protocol.stopping import stop_event
-
     check_folder("FOLDER", folder)
     limits = CollectorLimits(
         sites=frozenset(site),
         helper_sets=frozenset(HelperSet.load(path).digest for path in helpers or ()),
         per_second=per_second,
         burst=5 * per_second,
+        per_address=per_address,
         site_bytes=site_megabytes * 2**20,
     )
 
@@ -61,7 +64,7 @@ def collect(
             say(f"collecting reports of {', '.join(sorted(site))} at {url}; Ctrl-C stops")
             write_json(json, {"url": url, "folder": str(folder), "sites": sorted(site)})
             await stop.wait()
-        say(f"stopped; everything that was acknowledged is in {folder}")
+        say(f"stopped; every acknowledged report is in {folder}")
 
     asyncio.run(serve())
 
@@ -71,58 +74,54 @@ def batch_ls(
     paths: Annotated[list[Path], typer.Argument(help="Batch files, or folders of trefoil collect.")],
     json: JsonFile = None,
 ) -> None:
-    """What batches or a collector's folder hold, from public headers alone.
+    """List what batches or a collector's folder hold, from public headers alone.
 
     Example: trefoil batch ls shop.batch
     """
-    from rich.table import Table
-
-    from protocol.collector.batches import date_of, summary
-    from protocol.collector.store import StoreReader
-    from protocol.console import out, write_json
-
-    rows: list[dict[str, object]] = []
-    for path in paths:
-        if path.is_dir():
-            with StoreReader(path) as store:
-                rows += [
-                    {
-                        "collector": str(path),
-                        "sites": [shelf.site],
-                        "kinds": [shelf.kind],
-                        "descriptions": [shelf.description],
-                        "reports": shelf.reports,
-                        "repeated": 0,
-                        "oldest": shelf.hour,
-                        "newest": shelf.hour,
-                    }
-                    for shelf in store.shelves()
-                ]
-        else:
-            rows.append(summary(path).to_json())
+    rows = [row for path in paths for row in _rows(path)]
     table = Table("where", "site", "kind", "what", "day")
     table.add_column("reports", justify="right")
     for row in rows:
         where = row.get("batch", row.get("collector"))
-        days = sorted({date_of(int(str(row[end]))) for end in ("oldest", "newest")})
-        words = [", ".join(map(str, row[part])) for part in ("sites", "kinds", "descriptions")]  # type: ignore[call-overload]
-        table.add_row(str(where), *words, " to ".join(days), f"{row['reports']:,}")
-    out.print(table)
+        dates = sorted({date_of(int(str(row[end]))) for end in ("oldest", "newest")})
+        cells = [", ".join(map(str, row[part])) for part in ("sites", "kinds", "descriptions")]  # type: ignore[call-overload]
+        table.add_row(str(where), *cells, " to ".join(dates), f"{row['reports']:,}")
+    console.print(table)
+    for row in rows:
+        if row["malformed"]:
+            say(f"{row['batch']}: {row['malformed']:,} more records are no reports; helpers leave them out")
     write_json(json, rows)
+
+
+def _rows(path: Path) -> list[dict[str, object]]:
+    """Return one row for a batch, or one for each shelf of a collector's folder."""
+    if not path.is_dir():
+        return [summary(path).to_json()]
+    with StoreReader(path) as store:
+        return [
+            {
+                "collector": str(path),
+                "sites": [shelf.site],
+                "kinds": [shelf.kind],
+                "descriptions": [shelf.description],
+                "reports": shelf.reports,
+                "repeated": 0,
+                "malformed": 0,
+                "oldest": shelf.hour,
+                "newest": shelf.hour,
+            }
+            for shelf in store.shelves()
+        ]
 
 
 @batch.command("merge")
 def batch_merge(
     paths: Batches, out: Annotated[Path, typer.Option(help="The new batch.")], json: JsonFile = None
 ) -> None:
-    """Put several batches of one shape into a new one, each report once.
+    """Merge several batches of one site into a new one, without duplicates.
 
     Example: trefoil batch merge monday.batch tuesday.batch --out both.batch
     """
-    from protocol.collector.batches import merge
-    from protocol.console import say, write_json
-    from protocol.places import check_file
-
     check_file("--out", out)
     count = merge(paths, out)
     say(f"{count:,} reports in {out}")
@@ -136,43 +135,36 @@ def batch_split(
     by: Annotated[Literal["day", "kind"], typer.Option(help="What each new batch has in common.")] = "day",
     json: JsonFile = None,
 ) -> None:
-    """Cut a batch, or everything a collector has, into one batch for each day (UTC) or kind.
+    """Split a batch, or a collector's folder, into one batch for each day (UTC) or kind.
 
     Example: trefoil batch split shop.batch --out days
     """
-    from protocol.collector.batches import days, export, split
-    from protocol.collector.store import StoreReader
-    from protocol.console import say, write_json
-    from protocol.places import check_folder
-
     check_folder("--out", out)
-    if path.is_dir():
-        with StoreReader(path) as store:
-            made = []
-            groups = days(store.shelves(), _now())
-            for (kind, date), shelves in sorted(groups.items()):
-                made.append(out / f"{shelves[0].site}-{kind}-{date}.batch")
-                export(store, shelves, made[-1])
-    else:
-        made = split(path, out, by_kind=by == "kind")
-    for target in made:
+    targets = _export_days(path, out) if path.is_dir() else split(path, out, by_kind=by == "kind")
+    for target in targets:
         say(str(target))
-    write_json(json, [str(target) for target in made])
+    write_json(json, [str(target) for target in targets])
+
+
+def _export_days(folder: Path, out: Path) -> list[Path]:
+    targets = []
+    with StoreReader(folder) as store:
+        for (kind, date), shelves in sorted(days(store.shelves(), _now()).items()):
+            targets.append(out / f"{shelves[0].site}-{kind}-{date}.batch")
+            export(store, shelves, targets[-1])
+    return targets
 
 
 @batch.command("check")
 def batch_check(paths: Batches, json: JsonFile = None) -> None:
-    """Whether batches are whole, of one kind, and hold no report twice.
+    """Check that each batch is undamaged, holds one kind of report, and has no duplicates.
 
     Example: trefoil batch check shop.batch
     """
-    from protocol.collector.batches import check
-    from protocol.console import say, write_json
-
-    found = [check(path) for path in paths]
-    for each in found:
+    batches = [check(path) for path in paths]
+    for each in batches:
         say(f"{each.path}: {each.reports:,} reports of {each.sites[0]}, {each.descriptions[0]}")
-    write_json(json, [each.to_json() for each in found])
+    write_json(json, [each.to_json() for each in batches])
 
 
 def _now() -> int:

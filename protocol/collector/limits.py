@@ -1,18 +1,90 @@
-"""What a collector takes, and how much of it: decided by public header and clock, before anything is stored."""
+"""Which reports a collector accepts, and how many: decided from the public header and the clock, before storing.
+
+`ReportKind` says which reports can be in one batch: those that agree in everything that a query fixes.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.header import Header, check_site
-from protocol.seconds import DAY, HOUR
+from protocol.hpke import Suite
+from protocol.query import Query
+from protocol.units import DAY, HOUR
+from protocol.wire import Writer, tagged_hash
 
 
-class Refused(Enum):
-    """Why a report is not taken. The value is the code that a client sees."""
+@dataclass(frozen=True, slots=True)
+class ReportKind:
+    """The header fields that all reports of one query share. The hour is not among them: a query may span many."""
+
+    site: str
+    caller: str
+    unit: str
+    buckets: int
+    kappa: int
+    cap: int
+    spread: int
+    epsilon_micros: int
+    sensitivity: int
+    debug: bool
+    helper_set: bytes
+    suite: Suite
+
+    @classmethod
+    def of(cls, header: Header) -> ReportKind:
+        """Return the kind of the report with this header."""
+        terms = header.terms
+        return cls(
+            terms.site,
+            terms.caller,
+            terms.unit,
+            terms.buckets,
+            terms.kappa,
+            terms.cap,
+            terms.spread,
+            terms.epsilon_micros,
+            terms.sensitivity,
+            terms.debug,
+            header.helper_set,
+            header.suite,
+        )
+
+    @property
+    def name(self) -> str:
+        """Return eight hexadecimal digits that name the kind in tables and file names."""
+        writer = Writer().text(self.site).text(self.caller).text(self.unit).uint(self.buckets, 4).uint(self.kappa, 8)
+        writer.uint(self.cap, 8).uint(self.spread, 2).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
+        writer.uint(self.debug, 1).fixed(self.helper_set, len(self.helper_set)).uint(self.suite.value, 2)
+        return tagged_hash("kind of report", writer.done()).hex()[:8]
+
+    def is_counted_by(self, query: Query) -> bool:
+        """Return whether a query is for this kind. Its ε may be smaller, and it names the current helper set."""
+        return (
+            self.site == query.site
+            and self.caller == query.caller
+            and self.unit == query.unit
+            and (self.buckets, self.kappa, self.cap, self.spread)
+            == (query.buckets, query.kappa, query.cap, query.spread)
+            and self.sensitivity == query.sensitivity
+            and self.epsilon_micros >= query.epsilon_micros
+            and (self.debug, self.suite) == (query.debug, query.suite)
+        )
+
+    def describe(self) -> str:
+        """Return one line for a table."""
+        checked = f", sums up to {self.cap}" if self.cap else ", unchecked"
+        debug = ", debug" if self.debug else ""
+        return f"{self.buckets} buckets of {self.unit} at ε {self.epsilon_micros / 1e6:g}{checked}{debug}"
+
+
+class PostRefusal(Enum):
+    """Why a report was refused. The value is the code in the response."""
 
     MALFORMED = "malformed"
     OTHER_SITE = "other-site"
@@ -27,63 +99,113 @@ class Refused(Enum):
     DISK = "disk"
 
 
-class NotTaken(TrefoilError):
-    """A report that is not stored; the client is shown why."""
+class ReportRefused(TrefoilError):
+    """One report was not stored. The response carries the reason."""
 
-    def __init__(self, reason: Refused, message: str, hint: str = "") -> None:
+    kind = ErrorKind.REFUSED
+
+    def __init__(self, reason: PostRefusal, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
         self.reason = reason
 
 
+# Of an address: what it may post at once, in seconds of its rate.
+BURST_SECONDS = 10
+# Of one site at a time. Each kind has an equal share of the site's quota that no other can take.
+MAX_KINDS = 16
+
+
 @dataclass(frozen=True, slots=True)
 class CollectorLimits:
-    """`per_second` and `burst` bound how fast one site's reports come; `lifetime_days` is the helpers' own limit."""
+    """Rate and storage limits per site, and the rate per address.
+
+    `lifetime_days` is the age at which helpers reject a report.
+    """
 
     sites: frozenset[str]
     helper_sets: frozenset[bytes] = frozenset()
     per_second: int = 2_000
     burst: int = 10_000
+    per_address: int = 10
     site_bytes: int = 2**33
     total_bytes: int = 2**35
     lifetime_days: int = 30
 
     def __post_init__(self) -> None:
         if not self.sites:
-            raise TrefoilError("a collector takes reports of at least one site", "Name it with --site.")
+            raise TrefoilError(
+                "a collector needs at least one site", "Name it with --site.", kind=ErrorKind.MISSING_OPTION
+            )
         for site in self.sites:
             check_site(site)
-        numbers = (self.per_second, self.burst, self.site_bytes, self.total_bytes, self.lifetime_days)
+        numbers = (self.per_second, self.burst, self.per_address, self.site_bytes, self.total_bytes, self.lifetime_days)
         if any(type(number) is not int or number < 1 for number in numbers):
-            raise TrefoilError("a collector's limits are whole numbers of at least 1")
+            raise TrefoilError("a collector's limits are integers of at least 1", kind=ErrorKind.OUT_OF_RANGE)
 
     def check(self, header: Header, now: int) -> None:
-        """Refuse what no query of this collector's sites could count."""
+        """Refuse a report that no query of this collector's sites could count."""
         terms = header.terms
         if terms.site not in self.sites:
-            raise NotTaken(Refused.OTHER_SITE, f"this collector takes no reports of {terms.site}")
+            raise ReportRefused(PostRefusal.OTHER_SITE, f"this collector accepts no reports of {terms.site}")
         if self.helper_sets and header.helper_set not in self.helper_sets:
-            raise NotTaken(
-                Refused.OTHER_HELPERS, "the report is sealed to other helpers", "Give the device the current set."
+            raise ReportRefused(
+                PostRefusal.OTHER_HELPERS, "the report is sealed to other helpers", "Give the device the current set."
             )
         if terms.time <= now - self.lifetime_days * DAY:
-            raise NotTaken(Refused.TOO_OLD, f"the report is over {self.lifetime_days} days old")
+            raise ReportRefused(PostRefusal.TOO_OLD, f"the report is over {self.lifetime_days} days old")
         if terms.time > now + HOUR:
-            raise NotTaken(Refused.TOO_NEW, "the report is from the future", "Compare the clocks.")
+            raise ReportRefused(PostRefusal.TOO_NEW, "the report is from the future", "Compare the clocks.")
+
+
+# How many addresses are remembered; the one that has posted least recently is forgotten first, and has a full bucket.
+MAX_ADDRESSES = 2**16
+# Who has an IPv6 address has all of its /64.
+_IPV6_PREFIX = 64
 
 
 class PostingRate:
-    """How many reports a site may still post: `burst` at once, `per_second` in the long run."""
+    """A token bucket for each site and for each address: some reports at once, and so many a second in the long run.
+
+    The address comes first: a stranger that floods must not use up what the site has for everybody.
+    """
 
     def __init__(self, limits: CollectorLimits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
-        self._left: dict[str, tuple[float, float]] = {}
+        # Only sites that the limits name have a bucket, so memory is bounded.
+        self._sites: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._addresses: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take_from_address(self, address: str) -> None:
+        """Take one token of the address that a report came from, or raise `ReportRefused`."""
+        rate = self._limits.per_address
+        if not self._take(self._addresses, _network_of(address), rate, BURST_SECONDS * rate):
+            message = "reports of your address arrive too fast"
+            raise ReportRefused(PostRefusal.TOO_FAST, message, "Retry in a few seconds.")
+        while len(self._addresses) > MAX_ADDRESSES:
+            self._addresses.popitem(last=False)
 
     def take(self, site: str) -> None:
-        """One report; only sites that the limits name have a place here, so memory is bounded."""
+        """Take one token of a site, or raise `ReportRefused`."""
+        if not self._take(self._sites, site, self._limits.per_second, self._limits.burst):
+            message = f"reports of {site} arrive too fast"
+            raise ReportRefused(PostRefusal.TOO_FAST, message, "Retry in a few seconds.")
+
+    def _take(self, buckets: OrderedDict[str, tuple[float, float]], name: str, rate: int, burst: int) -> bool:
         now = self._clock()
-        left, since = self._left.get(site, (float(self._limits.burst), now))
-        left = min(float(self._limits.burst), left + (now - since) * self._limits.per_second)
-        if left < 1:
-            raise NotTaken(Refused.TOO_FAST, f"reports of {site} come too fast", "Post it again in a few seconds.")
-        self._left[site] = (left - 1, now)
+        left, since = buckets.get(name, (float(burst), now))
+        left = min(float(burst), left + (now - since) * rate)
+        buckets[name] = (left - 1 if left >= 1 else left, now)
+        buckets.move_to_end(name)
+        return left >= 1
+
+
+def _network_of(address: str) -> str:
+    """Return what one stranger is assumed to hold: an IPv4 address, or a /64 of IPv6."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+        return str(ipaddress.ip_network((parsed, _IPV6_PREFIX), strict=False))
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)

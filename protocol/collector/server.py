@@ -1,4 +1,9 @@
-"""A collector's HTTPS interface: one address to which devices and pages post one sealed report at a time."""
+"""The collector's HTTPS interface: devices and web pages post one sealed report at a time.
+
+Run by a site, or by someone who measures for it. In the order that a report passes through: `PostBodies` reads it
+into bounded memory and evicts the oldest upload when that is full, so that neither a flood nor slowloris clients keep
+others out; `CollectorIntake` checks the report and commits many in one transaction, and only then is the response sent.
+"""
 
 from __future__ import annotations
 
@@ -8,58 +13,194 @@ import errno
 import logging
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
 
 from aiohttp import web
 
-from protocol.collector.bodies import PostBodies
-from protocol.collector.intake import CollectorIntake
-from protocol.collector.limits import CollectorLimits, NotTaken, Refused
-from protocol.collector.store import ReportStore
-from protocol.errors import TrefoilError
-from protocol.listening.connections import ConnectionLimits, Connections
-from protocol.listening.listener import Listener
-from protocol.listening.seldom import Seldom
+from protocol.batch import MAX_BODY, MAX_HEADER
+from protocol.collector.limits import CollectorLimits, PostingRate, PostRefusal, ReportRefused
+from protocol.collector.store import Receipt, ReportStore
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.header import Header
+from protocol.net.listening import ConnectionLimits, Connections, Listener, RateLimitFilter
+from protocol.report import SealedReport
 
-_LOG = logging.getLogger("trefoil.collector")
+MAX_POST = MAX_HEADER + MAX_BODY + 2**13
+# From the first byte to the last, against slowloris clients.
+BODY_SECONDS = 30.0
+# For all bodies together that are being received or written. Storing one briefly takes a few times its size.
+MAX_BUFFERED = 2**26
+
+
+@dataclass(eq=False, slots=True)
+class _PostBody:
+    """A body being received: the bytes so far, and the timeout that evicts it."""
+
+    size: int
+    timeout: asyncio.Timeout
+
+
+class PostBodies:
+    """Receives request bodies; `most` bounds the bytes of all bodies together."""
+
+    def __init__(self, most: int = MAX_BUFFERED) -> None:
+        self._most = most
+        self._buffered = 0
+        # Oldest first.
+        self._uploads: dict[_PostBody, None] = {}
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: web.Request) -> AsyncIterator[bytes]:
+        """Yield the whole body, which counts as buffered until the block ends.
+
+        Raise `ReportRefused` if it is too large, too slow, evicted or truncated.
+        """
+        if (request.content_length or 0) > MAX_POST:
+            raise _too_large()
+        upload = _PostBody(0, asyncio.timeout(BODY_SECONDS))
+        self._uploads[upload] = None
+        try:
+            async with upload.timeout:
+                pieces = [piece async for piece in self._pieces(request, upload)]
+            del self._uploads[upload]
+            yield b"".join(pieces)
+        except (TimeoutError, ConnectionError):
+            message = "the report took too long to arrive"
+            raise ReportRefused(PostRefusal.SLOW, message, "Post it again in one piece.") from None
+        finally:
+            self._uploads.pop(upload, None)
+            self._buffered -= upload.size
+
+    async def _pieces(self, request: web.Request, upload: _PostBody) -> AsyncIterator[bytes]:
+        async for piece in request.content.iter_any():
+            upload.size += len(piece)
+            self._buffered += len(piece)
+            if upload.size > MAX_POST:
+                raise _too_large()
+            self._evict()
+            yield piece
+
+    def _evict(self) -> None:
+        """Time out the oldest uploads until the rest fits."""
+        excess = self._buffered - self._most
+        for oldest in self._uploads:
+            if excess <= 0:
+                return
+            excess -= oldest.size
+            # An upload that is timing out already cannot be rescheduled.
+            if not oldest.timeout.expired():
+                oldest.timeout.reschedule(0)
+
+
+def _too_large() -> ReportRefused:
+    return ReportRefused(PostRefusal.MALFORMED, f"a report has at most {MAX_POST} bytes")
+
+
+# The queue of reports to be written. More are refused, so that memory is bounded under a flood.
+MAX_WAITING = 512
+_MOST_AT_ONCE = 256
+
+Waiting = tuple[Header, SealedReport, "asyncio.Future[Receipt]"]
+
+
+class CollectorIntake:
+    """Checks and stores reports: every request calls `take`, and one task (`run`) commits."""
+
+    def __init__(
+        self,
+        store: ReportStore,
+        limits: CollectorLimits,
+        clock: Callable[[], int],
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._clock = clock
+        self._rate = PostingRate(limits, ticks)
+        self._waiting: asyncio.Queue[Waiting] = asyncio.Queue(MAX_WAITING)
+
+    async def take(self, body: bytes, address: str = "") -> Receipt:
+        """Store one report that `address` has posted: durably when this returns, else raise `ReportRefused`."""
+        self._rate.take_from_address(address)
+        try:
+            report = SealedReport.decode(body)
+            header = Header.decode(report.header)
+        except ProtocolError as error:
+            raise ReportRefused(PostRefusal.MALFORMED, f"this is not a sealed report: {error}") from None
+        self._limits.check(header, self._clock())
+        self._rate.take(header.terms.site)
+        receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        try:
+            self._waiting.put_nowait((header, report, receipt))
+        except asyncio.QueueFull:
+            message = "too many reports are waiting to be written"
+            raise ReportRefused(PostRefusal.BUSY, message, "Retry in a second.") from None
+        return await receipt
+
+    async def run(self) -> None:
+        """Group commit: write all waiting reports in one transaction, until cancelled."""
+        while True:
+            waiting = [await self._waiting.get()]
+            while len(waiting) < _MOST_AT_ONCE and not self._waiting.empty():
+                waiting.append(self._waiting.get_nowait())
+            await self._write(waiting)
+
+    async def _write(self, waiting: list[Waiting]) -> None:
+        reports = [(header, report) for header, report, _ in waiting]
+        try:
+            outcomes = await asyncio.to_thread(self._store.add, reports)
+        except TrefoilError as error:
+            outcomes = [ReportRefused(PostRefusal.DISK, str(error), error.hint)] * len(waiting)
+        for (_, _, receipt), outcome in zip(waiting, outcomes, strict=True):
+            if receipt.done():  # the client has disconnected
+                continue
+            if isinstance(outcome, ReportRefused):
+                receipt.set_exception(outcome)
+            else:
+                receipt.set_result(outcome)
+
+
+_LOG = logging.getLogger(__name__)
 PATH = "/reports"
 HEADER_SECONDS = 30.0
 HOUSEKEEPING_SECONDS = 3600.0
-_HTTP_LOG = logging.getLogger("trefoil.collector.http")
-_HTTP_LOG.addFilter(Seldom())
-# Any page may post: a report names its own site, and nobody but the helpers can read it.
+_HTTP_LOG = logging.getLogger(f"{__name__}.http")
+_HTTP_LOG.addFilter(RateLimitFilter())
+# Any web page may post: a report names its own site, and only the helpers can open it.
 _OPEN = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "POST", "Access-Control-Max-Age": "86400"}
 
 
-def http_status(reason: Refused) -> int:
-    """400 and 403 are final, 408, 429, 503 and 507 may be tried again."""
+def http_status(reason: PostRefusal) -> int:
+    """Return the response status: 400 and 403 are permanent; 408, 429, 503 and 507 mean retry later."""
     match reason:
-        case Refused.MALFORMED | Refused.TOO_OLD | Refused.TOO_NEW:
+        case PostRefusal.MALFORMED | PostRefusal.TOO_OLD | PostRefusal.TOO_NEW:
             return 400
-        case Refused.OTHER_SITE | Refused.OTHER_HELPERS:
+        case PostRefusal.OTHER_SITE | PostRefusal.OTHER_HELPERS:
             return 403
-        case Refused.TOO_FAST:
+        case PostRefusal.TOO_FAST:
             return 429
-        case Refused.SLOW:
+        case PostRefusal.SLOW:
             return 408
-        case Refused.BUSY | Refused.DISK:
+        case PostRefusal.BUSY | PostRefusal.DISK:
             return 503
-        case Refused.SITE_FULL | Refused.FULL:
+        case PostRefusal.SITE_FULL | PostRefusal.FULL:
             return 507
         case _:
             assert_never(reason)
 
 
-def refusal_of(error: NotTaken) -> web.Response:
-    """What a client gets for a report that is not stored."""
+def refusal_of(error: ReportRefused) -> web.Response:
+    """Return the response for a report that was not stored."""
     answer = {"error": error.reason.value, "message": str(error), "hint": error.hint}
     return web.json_response(answer, status=http_status(error.reason), headers=_OPEN)
 
 
 class CollectorServer:
-    """The two routes: posting a report, and asking whether the collector is well."""
+    """The routes: POST of a report with its CORS preflight, and a health check."""
 
     def __init__(self, intake: CollectorIntake, connections: Connections) -> None:
         self._intake = intake
@@ -67,7 +208,6 @@ class CollectorServer:
         self._bodies = PostBodies()
 
     def application(self) -> web.Application:
-        """For aiohttp."""
         application = web.Application()
         application.router.add_post(PATH, self._post)
         application.router.add_options(PATH, self._preflight)
@@ -76,13 +216,13 @@ class CollectorServer:
 
     async def _post(self, request: web.Request) -> web.Response:
         try:
-            # While its body arrives a connection counts as idle: who is slow goes first when there are too many.
+            # A connection stays evictable while its body arrives: a slowloris client must not be exempt.
             async with self._bodies.body(request) as body:
-                with self._connections.at_work(request.transport):
-                    filed = await self._intake.take(body)
-        except NotTaken as error:
+                with self._connections.serving(request.transport):
+                    receipt = await self._intake.take(body, request.remote or "")
+        except ReportRefused as error:
             return refusal_of(error)
-        return web.json_response({"digest": filed.digest.hex()}, status=201 if filed.new else 200, headers=_OPEN)
+        return web.json_response({"digest": receipt.digest.hex()}, status=201 if receipt.new else 200, headers=_OPEN)
 
     async def _preflight(self, _request: web.Request) -> web.Response:
         return web.Response(status=204, headers=_OPEN | {"Access-Control-Allow-Headers": "Content-Type"})
@@ -100,15 +240,15 @@ async def collecting(
     tls: tuple[Path, Path],
     clock: Callable[[], int],
 ) -> AsyncIterator[int]:
-    """Serve until the block ends; gives the port, which is the system's choice where 0 was asked for."""
+    """Serve until the block ends. Yield the port, which the system chooses if `port` is 0."""
     context = _context(*tls)
-    # Before the folder is made: nothing is left of a collector that could not start.
+    # Before the folder is created: a collector that cannot start leaves nothing behind.
     _check_port(host, port)
     async with contextlib.AsyncExitStack() as stack:
         store = stack.enter_context(ReportStore(folder, limits))
         intake = CollectorIntake(store, limits, clock)
-        for task in (asyncio.create_task(intake.run()), asyncio.create_task(_keep_house(store, clock))):
-            stack.push_async_callback(_ended, task)
+        for task in (asyncio.create_task(intake.run()), asyncio.create_task(_expire_reports(store, clock))):
+            stack.push_async_callback(_cancel, task)
         yield await stack.enter_async_context(_listening(intake, context, host, port))
 
 
@@ -123,7 +263,7 @@ def _check_port(host: str, port: int) -> None:
 
 def _not_free(host: str, port: int, error: OSError) -> TrefoilError:
     what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-    return TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.")
+    return TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.", kind=ErrorKind.BUSY)
 
 
 @contextlib.asynccontextmanager
@@ -135,7 +275,7 @@ async def _listening(intake: CollectorIntake, context: ssl.SSLContext, host: str
         logger=_HTTP_LOG,
         keepalive_timeout=HEADER_SECONDS,
         shutdown_timeout=2,
-        # A report does not become smaller; what unpacks to a thousand times its size is nobody's report.
+        # Sealed reports do not compress: anything compressed is a decompression bomb.
         auto_decompress=False,
     )
     await runner.setup()
@@ -151,7 +291,7 @@ async def _listening(intake: CollectorIntake, context: ssl.SSLContext, host: str
     finally:
         await listener.close()
         await runner.cleanup()
-        await listener.cut_the_rest()
+        await listener.abort_remaining()
 
 
 def _context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -161,20 +301,22 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise TrefoilError(
-            f"cannot use {certificate} with {key}: {error}", "Make both with: trefoil keygen tls"
+            f"cannot use {certificate} with {key}: {error}",
+            "Make both with: trefoil keygen tls",
+            kind=ErrorKind.WRONG_FILE,
         ) from None
     return context
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def _keep_house(store: ReportStore, clock: Callable[[], int]) -> None:
+async def _expire_reports(store: ReportStore, clock: Callable[[], int]) -> None:
     while True:
         try:
             await asyncio.to_thread(store.forget, clock())
         except TrefoilError as error:
-            _LOG.error("housekeeping failed: %s", error)
+            _LOG.error("deleting expired reports failed: %s", error)
         await asyncio.sleep(HOUSEKEEPING_SECONDS)

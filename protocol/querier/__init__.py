@@ -1,26 +1,17 @@
-"""The querier: asks three helpers, keeps what she asked, and says what an answer is worth.
+"""The querier, the third role: queries three helpers, saves her queries, and judges the answers. See README.md.
 
 In reading order:
 
-- `saved_query`: a query made from a batch, and kept beside it with the key that opens the answer
-- `query_folder`: every query of a batch; resuming the newest, finding the others
-- `ask`: *Submit · Follow · Collect*, the whole of a query, and what she believes
-- `blocking`: the same without `await`, for scripts and notebooks
-- `connections`: HTTPS to each helper, pinned, bounded, never redirected
-- `refusal`: what a person reads when there is no answer
-- `query_failed`: the error that names the stage and the helpers
-- `worth`: noise, interval and bias of an answer
-- `bias`: what a side query says about missing data (paper, Appendix F)
-- `report_span`: what a batch's reports could cost a device, from headers
-- `own_record`: which answers are unbiased for certain, from her own record (Appendix F, no budget)
-- `record_view`: `trefoil bias` on a terminal
-- `verdict`: accept, reject, or what would be needed
-- `left_out_list`: which reports are not in the answer, and why
-- `view`: `trefoil query` on a terminal
-- `every`: how long a period of a series is
-- `series`: one query for each day or week of what a collector has
-- `series_view`: `trefoil query --every`, a table and intervals over time
-- `listing`: `trefoil query --list`, what was asked and which answers are held
-- `plot`: the answer as an image
-- `command`: `trefoil query`
+- `saved_query`: a query made from a batch, saved with the key that opens its answer; what its reports could cost
+- `ask`: *Submit · Follow · Collect*: the protocol from the querier's side, and what she verifies
+- `connections`: HTTPS to each helper, pinned, bounded, without redirects
+- `failure`: the error that names the stage and the helpers, and the sentence for a person
+- `query_folder`: the saved queries of a batch: resume, find, withdraw; `ask` without `await`
+- `result`: noise, confidence interval and bias bound of an answer; the verdict; the plot
+- `own_record`: which answers are certainly unbiased, from the querier's own batches (Appendix F, no budget)
+- `record_view`: `trefoil bias`
+- `series`: one query for each day or week of a collector's reports
+- `view`: what `trefoil query` shows
+- `command`: `trefoil query run`, `list`, `fetch`, `withdraw`, `series`
+- `regression`: a publisher's logistic regression from one noisy answer (paper, Appendix A)
 """

@@ -1,6 +1,8 @@
-"""Asking: a batch is cut into three columns, the signed query submitted and followed, and only what fits is believed.
+"""One query from the querier's side: submit it, poll the helpers, fetch and verify the answer.
 
-The querier needs all three helpers. Whatever goes wrong is a `QueryFailed` that names the stage and the helpers.
+Run by a site, or by someone who measures for it. All three helpers must respond. Every failure is a `QueryFailed` that
+names the stage and the helpers. An answer is accepted only if each share is signed by its helper for this query, comes
+with the votes of all three on its attempt, and the three shares are consistent.
 """
 
 from __future__ import annotations
@@ -14,30 +16,28 @@ from typing import TypeVar
 
 from protocol.answer import Answer, AnswerShare, combine
 from protocol.batch import BatchReader
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
 from protocol.querier.connections import HelperConnections
-from protocol.querier.query_failed import QueryFailed
-from protocol.querier.refusal import refusal
+from protocol.querier.failure import QueryFailed, refusal
+from protocol.querier.result import QueryResult, assess
 from protocol.querier.saved_query import SavedQuery
-from protocol.querier.worth import QueryResult, worth
-from protocol.query import Query
+from protocol.query import Query, Withdrawal
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 from protocol.vote import SignedVote, check_release
-from protocol.withdrawal import Withdrawal
 
 T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0
-# How long a helper may be out of reach while the query runs: long enough for a restart.
+# Time limit for an unreachable helper while the query runs: long enough for a restart.
 PATIENCE_SECONDS = 30.0
-# And before it has the query, if another helper has answered: long enough for taking up a new helper set.
-DOOR_SECONDS = 5.0
-# After the query's own deadline helpers have this long to say how it ended.
+# The same before it has the query, if another helper has responded: long enough to load a new helper set.
+SUBMIT_RETRY_SECONDS = 5.0
+# How long after the query's deadline to wait for the helpers' final status.
 GRACE_SECONDS = 15
-# When one has failed, the others have this long to say what they know.
+# How long to wait for the other helpers' status once one has failed.
 GATHER_SECONDS = 2.0
 FIRST_POLL, LAST_POLL = 0.05, 0.5
 
@@ -45,12 +45,12 @@ OnStatus = Callable[[Mapping[int, QueryStatus]], None]
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What the three have said so far, and since when one has been silent or has failed."""
+class _Progress:
+    """The latest status of each helper, and since when one has been unreachable or has failed."""
 
-    since: float
+    started: float
     statuses: dict[int, QueryStatus] = field(default_factory=dict)
-    out_since: dict[int, float] = field(default_factory=dict)
+    unreachable_since: dict[int, float] = field(default_factory=dict)
     failed_since: float = 0.0
 
     @property
@@ -63,7 +63,7 @@ class _Seen:
 
 
 class Querier:
-    """Run by a site (or whoever measures for it) with a batch of reports and a signed query on them."""
+    """The client of three helpers. `patience` is the time limit for an unreachable helper, in seconds."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Querier:
         self._request_seconds = request_seconds
 
     async def ask(self, saved: SavedQuery, batch: BatchReader, on_status: OnStatus = lambda _: None) -> QueryResult:
-        """The whole of a query: *Submit · Follow · Collect*. Safe to repeat: the helpers answer a query id once."""
+        """Run a whole query: *Submit · Follow · Collect*. Idempotent: the helpers answer a query id once."""
         seconds: dict[str, float] = {}
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
             # Submit
@@ -88,14 +88,14 @@ class Querier:
             return await self._await_answer(helpers, saved, on_status, seconds, uploaded)
 
     async def fetch(self, saved: SavedQuery, on_status: OnStatus = lambda _: None) -> QueryResult:
-        """*Follow · Collect*: the answer to a query that the helpers have, without its batch."""
+        """Return the answer to a query that was submitted before: *Follow · Collect*. Its batch is not needed."""
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
             return await self._await_answer(helpers, saved, on_status, {}, 0)
 
     async def withdraw(self, saved: SavedQuery, site_key: IdentityKey) -> None:
-        """Take a query back. Done when two helpers will never vote for it: one of the two is honest, and all must vote.
+        """Withdraw a query. Two helpers suffice: one of them is honest, and a release needs the votes of all three.
 
-        `QueryFailed` if it is too late for that, or if helpers cannot be reached.
+        Raise `QueryFailed` if it is too late, or if two helpers are unreachable.
         """
         body, path = Withdrawal.sign(saved.signed, site_key).encode(), f"{_path(saved.query)}/withdrawal"
 
@@ -106,27 +106,23 @@ class Querier:
                 return error
 
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
-            found = await asyncio.gather(*(withdraw(party) for party in range(PARTIES)))
-        if found.count(QueryState.WITHDRAWN) < PARTIES - 1:
-            failures = {party: each for party, each in enumerate(found) if isinstance(each, QueryFailed)}
-            reasons = _reasons(failures)
-            hint = next((error.hint for error in failures.values() if error.hint), "")
-            worst = max((error.http_status for error in failures.values()), default=0)
-            message = f"the query is not withdrawn: {reasons}"
-            raise QueryFailed("withdrawing", tuple(failures), message, hint, http_status=worst)
+            outcomes = await asyncio.gather(*(withdraw(party) for party in range(PARTIES)))
+        if outcomes.count(QueryState.WITHDRAWN) < PARTIES - 1:
+            failures = {party: each for party, each in enumerate(outcomes) if isinstance(each, QueryFailed)}
+            raise _combined("withdrawing", failures, f"the query is not withdrawn: {_reasons(failures)}")
 
     async def statuses(self, saved: SavedQuery) -> dict[int, QueryStatus | QueryFailed]:
-        """Where each helper is with a query, or why it does not say."""
+        """Return each helper's status of a query, or the error of the request."""
 
-        async def look(helpers: HelperConnections, party: int) -> QueryStatus | QueryFailed:
+        async def status(helpers: HelperConnections, party: int) -> QueryStatus | QueryFailed:
             try:
                 return self._read_status(party, await helpers.get(party, _path(saved.query)))
             except QueryFailed as error:
                 return error
 
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
-            found = await asyncio.gather(*(look(helpers, party) for party in range(PARTIES)))
-        return dict(enumerate(found))
+            statuses = await asyncio.gather(*(status(helpers, party) for party in range(PARTIES)))
+        return dict(enumerate(statuses))
 
     async def _await_answer(
         self,
@@ -144,123 +140,126 @@ class Querier:
             answer = await self._collect(helpers, saved)
         for state in sorted({state for status in statuses.values() for state in status.seconds}, key=lambda s: s.value):
             seconds[state.value] = max(status.seconds.get(state, 0.0) for status in statuses.values())
-        return worth(saved.query, answer, seconds, uploaded)
+        return assess(saved.query, answer, seconds, uploaded)
 
     async def _submit(self, helpers: HelperConnections, saved: SavedQuery, batch: BatchReader) -> int:
-        """The signed query to all three, then its column to whoever has none yet. Returns the bytes uploaded."""
+        """Submit the query to all three, upload the column to each that lacks it, and return the bytes uploaded."""
         body, path = saved.signed.encode(), _path(saved.query)
 
         async def submit(party: int) -> QueryStatus:
             return self._read_status(party, await helpers.put(party, path, body))
 
-        statuses = await self._introduce(submit)
+        statuses = await self._submit_to_all(submit)
         order = await asyncio.to_thread(batch.order)
         missing = {party for party, status in statuses.items() if status.state is QueryState.AWAITING}
 
         async def upload(party: int) -> int:
             size, pieces = batch.column_size(party), _pieces(batch.column(party, order))
-            left = saved.query.deadline - self._clock()
+            remaining = saved.query.deadline - self._clock()
             permit = saved.permits[party] if saved.permits else b""
             try:
-                self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, permit, left))
+                self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, permit, remaining))
             except QueryFailed as error:
-                # It may have arrived all the same.
-                if not error.out_of_reach or (await submit(party)).state is QueryState.AWAITING:
+                # The column may have arrived although the response was lost.
+                if not error.unreachable or (await submit(party)).state is QueryState.AWAITING:
                     raise
             return size
 
         async def upload_if_missing(party: int) -> int:
-            return await _patiently(self._patience, upload, party) if party in missing else 0
+            return await _retry_unreachable(self._patience, upload, party) if party in missing else 0
 
         return sum((await _each("uploading", upload_if_missing)).values())
 
-    async def _introduce(self, submit: Callable[[int], Awaitable[QueryStatus]]) -> dict[int, QueryStatus]:
-        """The query to all three. If whoever can be reached takes it, the others may be about to be back."""
-        found = await _gathered(submit)
-        failures = {party: each for party, each in found.items() if isinstance(each, QueryFailed)}
-        closed = {party for party, failure in failures.items() if failure.out_of_reach}
-        if closed and len(closed) == len(failures) < PARTIES:
-            seconds = min(DOOR_SECONDS, self._patience)
-            found |= await _gathered(lambda party: _patiently(seconds, submit, party), closed)
-        return _all("submitting", found, introduces=True)
+    async def _submit_to_all(self, submit: Callable[[int], Awaitable[QueryStatus]]) -> dict[int, QueryStatus]:
+        """Submit the query to all three. Retry the unreachable ones briefly if every other helper accepted it."""
+        outcomes = await _gather(submit)
+        failures = {party: each for party, each in outcomes.items() if isinstance(each, QueryFailed)}
+        unreachable = {party for party, failure in failures.items() if failure.unreachable}
+        if unreachable and len(unreachable) == len(failures) < PARTIES:
+            seconds = min(SUBMIT_RETRY_SECONDS, self._patience)
+            outcomes |= await _gather(lambda party: _retry_unreachable(seconds, submit, party), unreachable)
+        return _all("submitting", outcomes, first_contact=True)
 
     async def _follow(self, helpers: HelperConnections, query: Query, on_status: OnStatus) -> Mapping[int, QueryStatus]:
-        """Ask all three where they are until each has ended, or the deadline has passed.
+        """Poll all three until each has ended, or the deadline has passed.
 
-        An answer is fetched whenever all three have released it, however late: what was paid for is had.
+        The deadline does not matter once all three have released: the budget is spent, so the answer is fetched.
         """
-        seen = _Seen(self._clock())
+        progress = _Progress(self._clock())
         pause = FIRST_POLL
         while True:
-            before = seen.states
-            await asyncio.gather(*(self._poll(helpers, query, party, seen) for party in range(PARTIES)))
-            on_status(seen.statuses)
-            self._raise_failures(query, seen)
-            if seen.all_ended:
-                return seen.statuses
-            # Opening reports may take long; what follows is over in moments.
-            pause = min(LAST_POLL, pause * 1.3) if seen.states == before else FIRST_POLL
+            before = progress.states
+            await asyncio.gather(*(self._poll(helpers, query, party, progress) for party in range(PARTIES)))
+            on_status(progress.statuses)
+            self._raise_failures(query, progress)
+            if progress.all_ended:
+                return progress.statuses
+            # Admission may take long and the stages after it are short, so poll faster after each transition.
+            pause = min(LAST_POLL, pause * 1.3) if progress.states == before else FIRST_POLL
             await asyncio.sleep(pause)
 
-    async def _poll(self, helpers: HelperConnections, query: Query, party: int, seen: _Seen) -> None:
+    async def _poll(self, helpers: HelperConnections, query: Query, party: int, progress: _Progress) -> None:
         try:
             status = self._read_status(party, await helpers.get(party, _path(query)))
         except QueryFailed as error:
             if error.http_status:
                 raise
-            seen.out_since.setdefault(party, self._clock())
+            progress.unreachable_since.setdefault(party, self._clock())
             return
-        seen.statuses[party] = status
-        seen.out_since.pop(party, None)
+        progress.statuses[party] = status
+        progress.unreachable_since.pop(party, None)
         if status.failure is not None:
-            seen.failed_since = seen.failed_since or self._clock()
+            progress.failed_since = progress.failed_since or self._clock()
 
-    def _raise_failures(self, query: Query, seen: _Seen) -> None:
+    def _raise_failures(self, query: Query, progress: _Progress) -> None:
         now = self._clock()
-        failed = {party: status for party, status in seen.statuses.items() if status.failure is not None}
-        # The others may be about to say more about what went wrong.
-        if failed and (seen.all_ended or now - seen.failed_since > GATHER_SECONDS):
+        failed = {party: status for party, status in progress.statuses.items() if status.failure is not None}
+        # Wait for the others first: their status may say more about the cause.
+        if failed and (progress.all_ended or now - progress.failed_since > GATHER_SECONDS):
             raise refusal(failed, [helper.name for helper in self.helper_set.helpers])
-        gone = tuple(sorted(party for party, since in seen.out_since.items() if now - since > self._patience))
+        since = progress.unreachable_since
+        gone = tuple(sorted(party for party, start in since.items() if now - start > self._patience))
         if gone:
-            message = f"{self._names(gone)} cannot be reached since {self._patience:g} s"
-            raise QueryFailed("waiting", gone, message, "Ask again with the same command: the query resumes.")
-        slow = tuple(party for party, state in sorted(seen.states.items()) if not state.ended)
-        # Whoever asks long after the deadline gives the helpers as much time as one who waited for it.
-        if slow and now > max(query.deadline, seen.since) + GRACE_SECONDS:
-            where = ", ".join(sorted({seen.states[party].value for party in slow}))
-            message = f"the deadline has passed and {self._names(slow)} has not ended ({where})"
-            raise QueryFailed(where, slow, message, "Ask again later with the same command: nothing is lost by it.")
+            message = f"{self._names(gone)} has not responded for {self._patience:g} s"
+            hint = "Run the same command again: the query resumes."
+            raise QueryFailed("waiting", gone, message, hint, kind=ErrorKind.UNREACHABLE)
+        slow = tuple(party for party, state in sorted(progress.states.items()) if not state.ended)
+        # A querier that resumes long after the deadline waits as long as one that polled until then.
+        if slow and now > max(query.deadline, progress.started) + GRACE_SECONDS:
+            stage = ", ".join(sorted({progress.states[party].value for party in slow}))
+            message = f"the deadline has passed and {self._names(slow)} has not finished ({stage})"
+            hint = "The same command fetches an answer that comes late; --new submits a new query instead."
+            raise QueryFailed(stage, slow, message, hint, kind=ErrorKind.TIMEOUT)
 
     async def _collect(self, helpers: HelperConnections, saved: SavedQuery) -> Answer:
-        """Fetch, open and check the three shares."""
+        """Fetch, open, verify and combine the three shares."""
         path = f"{_path(saved.query)}/answer"
 
         async def collect(party: int) -> object:
             return await helpers.get(party, path)
 
-        answers = await _each("collecting", lambda party: _patiently(self._patience, collect, party))
-        return combine(saved.query, [self._opened(party, answers[party], saved) for party in range(PARTIES)])
+        answers = await _each("collecting", lambda party: _retry_unreachable(self._patience, collect, party))
+        return combine(saved.query, [self._open(party, answers[party], saved) for party in range(PARTIES)])
 
-    def _opened(self, party: int, stored: object, saved: SavedQuery) -> AnswerShare:
-        """One helper's share, if it signed it for this query and shows the YES of all three on its attempt."""
+    def _open(self, party: int, stored: object, saved: SavedQuery) -> AnswerShare:
+        """Open one helper's share; verify its signature for this query, and three YES votes on its attempt."""
         name = self._names((party,))
         try:
             sealed, votes = _read_answer(stored)
             share = AnswerShare.open(party, sealed, saved.query, saved.answer_key, self.helper_set)
         except ProtocolError as error:
             message = f"the answer share of {name} cannot be used: {error}"
-            hint = f"Do not use this answer. If {name} runs another release of Trefoil, ask with that one."
-            raise QueryFailed("opening", (party,), message, hint) from None
+            hint = f"Do not use this answer. If {name} runs another release of Trefoil, query it with that one."
+            raise QueryFailed("opening", (party,), message, hint, kind=ErrorKind.NOT_OPENED) from None
         try:
             self._check_votes(votes, share)
         except ProtocolError as error:
-            message = f"{name} does not show that all three helpers voted for this answer: {error}"
-            raise QueryFailed("opening", (party,), message, "Do not use this answer.") from None
+            message = f"{name} does not prove that all three helpers voted for this answer: {error}"
+            raise QueryFailed("opening", (party,), message, "Do not use this answer.", kind=error.kind) from None
         return share
 
     def _check_votes(self, votes: object, share: AnswerShare) -> None:
-        """COMMIT.md: released only with three YES. The attempt id covers the query, and so its set and debug flag."""
+        """Require three YES votes (COMMIT.md). The attempt id covers the query, and so its set and debug flag."""
         keys = [helper.identity_key for helper in self.helper_set.helpers]
         check_release(_read_votes(votes), share.attempt_id, keys)
 
@@ -268,76 +267,81 @@ class Querier:
         try:
             return QueryStatus.from_json(stored)
         except ProtocolError as error:
-            message = f"{self._names((party,))} answers with what is no status: {error}"
-            raise QueryFailed("asking", (party,), message, http_status=200) from None
+            message = f"the response of {self._names((party,))} is not a status: {error}"
+            raise QueryFailed("asking", (party,), message, http_status=200, kind=ErrorKind.MALFORMED) from None
 
     def _names(self, parties: tuple[int, ...]) -> str:
         return " and ".join(self.helper_set.helpers[party].name for party in parties)
 
 
-async def _patiently(seconds: float, call: Callable[[int], Awaitable[T]], party: int) -> T:
-    """A request that is made again for some seconds while the helper is out of reach.
+async def _retry_unreachable(seconds: float, call: Callable[[int], Awaitable[T]], party: int) -> T:
+    """Retry a request for up to `seconds` (monotonic clock) while the helper is unreachable.
 
-    Its door is closed for a moment when it restarts or takes up a new helper set. By the steady clock, as any wait.
+    A helper refuses connections for a moment when it restarts or loads a new helper set.
     """
-    steady = asyncio.get_running_loop().time
+    monotonic = asyncio.get_running_loop().time
     end: float | None = None
     while True:
         try:
             return await call(party)
         except QueryFailed as error:
-            # From its first failure on: what was cut off may have been a long upload.
-            end = steady() + seconds if end is None else end
-            if not error.out_of_reach or steady() + LAST_POLL > end:
+            # Counted from the first failure: the interrupted request may have been a long upload.
+            end = monotonic() + seconds if end is None else end
+            if not error.unreachable or monotonic() + LAST_POLL > end:
                 raise
         await asyncio.sleep(LAST_POLL)
 
 
 async def _each(stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:
-    """The same request to all three at once; every failure is gathered before any is raised."""
-    return _all(stage, await _gathered(call))
+    """Send the same request to all three at once and wait for every outcome before raising any failure."""
+    return _all(stage, await _gather(call))
 
 
-async def _gathered(
+async def _gather(
     call: Callable[[int], Awaitable[T]], parties: Iterable[int] = range(PARTIES)
 ) -> dict[int, T | QueryFailed]:
-    asked = tuple(parties)
-    results = await asyncio.gather(*map(call, asked), return_exceptions=True)
-    found: dict[int, T | QueryFailed] = {}
-    for party, result in zip(asked, results, strict=True):
+    order = tuple(parties)
+    results = await asyncio.gather(*map(call, order), return_exceptions=True)
+    outcomes: dict[int, T | QueryFailed] = {}
+    for party, result in zip(order, results, strict=True):
         if isinstance(result, BaseException) and not isinstance(result, QueryFailed):
             raise result
-        found[party] = result
-    return found
+        outcomes[party] = result
+    return outcomes
 
 
-def _all(stage: str, found: Mapping[int, T | QueryFailed], *, introduces: bool = False) -> dict[int, T]:
-    """What all three answered, or one error with all that went wrong.
+def _all(stage: str, outcomes: Mapping[int, T | QueryFailed], *, first_contact: bool = False) -> dict[int, T]:
+    """Return the three results, or raise one error that combines all failures.
 
-    `introduces`: it was the request by which helpers learn of the query, so that three refusals mean that none has it.
+    `first_contact`: helpers learn of the query by this request, so that three refusals mean that none of them has it.
     """
-    failures = {party: each for party, each in found.items() if isinstance(each, QueryFailed)}
+    failures = {party: each for party, each in outcomes.items() if isinstance(each, QueryFailed)}
     if failures:
-        hint = next((error.hint for error in failures.values() if error.hint), "")
-        reasons = _reasons(failures)
-        worst = max(error.http_status for error in failures.values())
-        taken = not introduces or len(failures) < PARTIES or not all(error.refused for error in failures.values())
-        raise QueryFailed(stage, tuple(failures), f"{stage}: {reasons}", hint, http_status=worst, taken=taken)
-    return {party: each for party, each in found.items() if not isinstance(each, QueryFailed)}
+        taken = not first_contact or len(failures) < PARTIES or not all(error.refused for error in failures.values())
+        raise _combined(stage, failures, f"{stage}: {_reasons(failures)}", taken=taken)
+    return {party: each for party, each in outcomes.items() if not isinstance(each, QueryFailed)}
+
+
+def _combined(stage: str, failures: Mapping[int, QueryFailed], message: str, *, taken: bool = True) -> QueryFailed:
+    """Return one error for several helpers, with the first hint, and the status and kind of the worst failure."""
+    hint = next((error.hint for error in failures.values() if error.hint), "")
+    worst = max(failures.values(), key=lambda error: error.http_status, default=None)
+    status, kind = (worst.http_status, worst.kind) if worst else (0, ErrorKind.REFUSED)
+    return QueryFailed(stage, tuple(failures), message, hint, http_status=status, taken=taken, kind=kind)
 
 
 def _reasons(failures: Mapping[int, QueryFailed]) -> str:
-    """Why helpers failed, each under its name; what all three answer alike is said once."""
-    said = {error.said for error in failures.values()}
-    if len(failures) == PARTIES and len(said) == 1 and "" not in said:
-        return f"all three helpers answer: {said.pop()}"
+    """Return each helper's reason under its name, or the common reason once if all three agree."""
+    reasons = {error.reason for error in failures.values()}
+    if len(failures) == PARTIES and len(reasons) == 1 and "" not in reasons:
+        return f"all three helpers answer: {reasons.pop()}"
     return "; ".join(dict.fromkeys(str(error) for error in failures.values()))
 
 
 def _read_answer(stored: object) -> tuple[bytes, object]:
-    """The sealed share, and what should be votes."""
+    """Return the sealed share, and the votes unchecked."""
     if not isinstance(stored, dict) or not isinstance(share := stored.get("share"), str):
-        raise ProtocolError("there is no share in it")
+        raise ProtocolError("there is no share in it", kind=ErrorKind.MISSING_FIELD)
     try:
         return bytes.fromhex(share), stored.get("votes")
     except ValueError:
@@ -346,7 +350,7 @@ def _read_answer(stored: object) -> tuple[bytes, object]:
 
 def _read_votes(stored: object) -> list[SignedVote]:
     if not isinstance(stored, list):
-        raise ProtocolError("there is no list of votes")
+        raise ProtocolError("there is no list of votes", kind=ErrorKind.MISSING_FIELD)
     try:
         return [SignedVote.decode(bytes.fromhex(vote)) for vote in stored]
     except (TypeError, ValueError):
@@ -354,12 +358,12 @@ def _read_votes(stored: object) -> list[SignedVote]:
 
 
 def _path(query: Query) -> str:
-    """Queries are named by their digest: who does not hold the query cannot guess it, and so cannot follow it."""
+    """Return the URL path of a query: its digest, which only a holder of the query can know."""
     return f"/v1/queries/{query.digest.hex()}"
 
 
 async def _pieces(column: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """A column as it is sent, cut while it is sent, in a thread."""
+    """Yield a column in pieces, each produced in a thread when it is due."""
     while piece := await asyncio.to_thread(next, column, b""):
         yield piece
 

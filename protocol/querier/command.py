@@ -1,178 +1,213 @@
-"""`trefoil query`. Bodies import what they need, so that `trefoil --help` stays quick."""
+"""`trefoil query`: run, list, fetch, withdraw and series. `trefoil query --reports …` is short for `query run`."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
+import typer
 from typer import Option
+from typer.core import TyperGroup
 
-from protocol.choices import JsonFile, NoiseChoice, PlotPlace, left_out_place
-from protocol.errors import TrefoilError
-from protocol.noise_mode import NoiseMode
-from protocol.querier.every import Every
+from protocol.cli.console import picture_file, say, write_json
+from protocol.cli.options import JsonFile, NoiseChoice, PlotPlace, left_out_place
+from protocol.cli.stopping import keeping
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.noise import NoiseMode
+from protocol.querier.result import QueryResult, check_cutoff, judge, plot_result
+from protocol.querier.saved_query import QueryOptions
+from protocol.querier.series import Every, ask_over_time
+from protocol.querier.view import (
+    ask_and_show,
+    fetch_and_show,
+    list_and_show,
+    list_left_out,
+    permille,
+    show_details,
+    withdraw_and_show,
+)
+from protocol.units import entitlement
 
-if TYPE_CHECKING:
-    from protocol.querier.saved_query import QueryOptions
-    from protocol.querier.worth import QueryResult
+KEPT = (
+    "The query is saved beside the batch, and the helpers go on with it. Run the same command again to fetch its "
+    "answer, or take it back with: trefoil query withdraw"
+)
+GOES_ON = "Every answer so far is kept. Run the same command again: it resumes."
 
-SiteKey = Annotated[Path | None, Option(help="The key that signs this site's queries.", show_default=False)]
+# Options of earlier releases, in which `query` was one command, and the subcommand that replaces each.
+_MOVED = {"--list": "list", "--withdraw": "withdraw", "--id": "fetch", "--every": "series"}
+
+
+class QueryGroup(TyperGroup):
+    """A group that takes `run` as the subcommand where the first argument is an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer's context, which differs by version
+        """Insert `run`, or name the subcommand that replaces an option of an earlier release."""
+        if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
+            for option in (argument.partition("=")[0] for argument in args):
+                if option in _MOVED:
+                    raise TrefoilError(
+                        f"{option} belongs to another command",
+                        f"Use: trefoil query {_MOVED[option]} (see trefoil query {_MOVED[option]} --help)",
+                        kind=ErrorKind.CONFLICTING_OPTIONS,
+                    )
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+query = typer.Typer(
+    cls=QueryGroup,
+    no_args_is_help=True,
+    help="Query three helpers for the noisy histogram of a batch; list, fetch and withdraw queries.\n\n"
+    "trefoil query --reports FILE … is short for trefoil query run.\n\n"
+    "Example: trefoil query --reports batch --helpers helpers.json --site-key shop.key --json answer.json",
+)
+
+Reports = Annotated[Path, Option(help="The batch of sealed reports.")]
+Helpers = Annotated[Path, Option(help="The signed helper set.")]
+SiteKey = Annotated[Path, Option(help="The key that signs this site's queries.", show_default=False)]
 Epsilon = Annotated[float | None, Option(help="ε of the answer; by default what the reports paid for.")]
-Minimum = Annotated[int, Option(min=1, help="Fewest reports worth an answer.")]
-Tolerate = Annotated[float, Option(help="Share of bad reports, 0 to 1, above which the query fails.")]
-Seconds = Annotated[int, Option(min=1, help="Until when the helpers may take, from now.")]
-New = Annotated[bool, Option("--new", help="Ask a new query, though one on this batch was asked.")]
-Listed = Annotated[
-    bool, Option("--list", help="Show what was asked of this batch, and which answers the helpers hold.")
-]
-Id = Annotated[str, Option("--id", help="Fetch the answer to an earlier query; the first digits of its id will do.")]
-Withdraw = Annotated[
-    bool, Option("--withdraw", help="Take the newest query on this batch back, unless it was voted for.")
-]
-Details = Annotated[bool, Option("--details", help="If the helpers refuse, show what each of them says.")]
+Minimum = Annotated[int, Option(min=1, help="The fewest valid reports to answer for.")]
+Tolerate = Annotated[float, Option(help="The fraction of invalid reports, 0 to 1, above which the query fails.")]
+Seconds = Annotated[int, Option(min=1, help="Time limit for the helpers, in seconds.")]
+Details = Annotated[bool, Option("--details", help="If the helpers refuse, show the reason of each.")]
 Cutoff = Annotated[
     float | None, Option(help="Judge the answer: the largest relative error that you accept, such as 0.05.")
 ]
-Each = Annotated[
-    Every | None,
-    Option("--every", help="Reports are a folder of trefoil collect: ask about each day or week that is over, once."),
-]
-Kind = Annotated[str, Option(help="Which kind of reports; trefoil batch ls names them. Only with --every.")]
 LeftOut = Annotated[
     Path | None,
     Option(metavar="FILE", help="List the reports that were left out, and why, as CSV.", callback=left_out_place),
 ]
+Kind = Annotated[str, Option(help="Which kind of reports to count; trefoil batch ls lists them.")]
 Debug = Annotated[bool, Option("--debug", help="The batch holds debug reports: their answer has no noise.")]
 
-KEPT = (
-    "The query is saved beside the batch, and the helpers go on with it. Run the same command again to fetch its "
-    "answer, or with --withdraw to take it back."
-)
 
-_KIND_HINT = "Give --every day as well, or cut the reports by kind first: trefoil batch split --by kind"
-
-GOES_ON = "Every answer that came is kept. Run the same command again: it goes on where it stopped."
-
-
-def query(
-    reports: Annotated[Path, Option(help="The batch of sealed reports.")],
-    helpers: Annotated[Path, Option(help="The signed helper set.")],
-    site_key: SiteKey = None,
+@query.command("run")
+def run_query(
+    reports: Reports,
+    helpers: Helpers,
+    site_key: SiteKey,
     epsilon: Epsilon = None,
     noise: NoiseChoice = NoiseMode.LOCAL,
     minimum: Minimum = 1,
     tolerate: Tolerate = 0.1,
     seconds: Seconds = 600,
-    new: New = False,
-    listed: Listed = False,
-    id_: Id = "",
-    withdraw: Withdraw = False,
+    new: Annotated[bool, Option("--new", help="Submit a new query, even if this batch was queried before.")] = False,
+    kind: Kind = "",
     details: Details = False,
     cutoff: Cutoff = None,
     debug: Debug = False,
-    every: Each = None,
-    kind: Kind = "",
     left_out: LeftOut = None,
     json: JsonFile = None,
     plot: PlotPlace = None,
 ) -> None:
-    """Ask three helpers for the noisy histogram of a batch. Run again after an interruption, it resumes.
+    """Query three helpers for the noisy histogram of a batch. Run again after an interruption, it resumes.
 
-    Example: trefoil query --reports batch --helpers helpers.json --site-key shop.key --json answer.json
+    Example: trefoil query run --reports batch --helpers helpers.json --site-key shop.key --json answer.json
     """
-    from protocol.console import write_json
-    from protocol.epsilon import entitlement
-    from protocol.querier.listing import list_and_show
-    from protocol.querier.saved_query import QueryOptions
-    from protocol.querier.view import one_errand, permille, withdraw_and_show
+    options = replace(_options(epsilon, noise, minimum, tolerate, seconds, debug), kind=kind)
+    output = _Output(cutoff, plot, left_out)
+    with show_details(details), keeping(KEPT):
+        result = ask_and_show(reports, helpers, site_key, options, _now(), new=new)
+    write_json(json, output.write(result, reports, helpers))
 
-    one_errand(
-        {"--list": listed, "--withdraw": withdraw, "--id": bool(id_), "--new": new, "--every": every is not None}
-    )
-    if kind and every is None:
-        raise TrefoilError("--kind chooses among a collector's reports, which only --every asks about", _KIND_HINT)
-    micros = None if epsilon is None else entitlement(epsilon)
-    options = QueryOptions(micros, noise, minimum, permille(tolerate), seconds, debug)
-    finish = _Finish(cutoff, plot, left_out, reports, helpers)
-    asking = _Asking(reports, helpers, site_key, options, details)
-    document: object
-    if every is not None:
-        document = asking.over_time(every, kind, finish)
-    elif listed:
-        document = list_and_show(reports, helpers)
-    elif withdraw:
-        document = withdraw_and_show(reports, helpers, site_key)
-    else:
-        document = finish(asking.once(id_, new=new))
+
+@query.command("list")
+def list_queries(reports: Reports, helpers: Helpers, json: JsonFile = None) -> None:
+    """List the queries on a batch, and which answers the helpers still hold.
+
+    Example: trefoil query list --reports batch --helpers helpers.json
+    """
+    write_json(json, list_and_show(reports, helpers))
+
+
+@query.command("fetch")
+def fetch_answer(
+    reports: Reports,
+    helpers: Helpers,
+    id_: Annotated[str, Option("--id", help="The query's id; its first digits are enough.")],
+    details: Details = False,
+    cutoff: Cutoff = None,
+    left_out: LeftOut = None,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
+) -> None:
+    """Fetch the answer to an earlier query on a batch. Nothing is submitted.
+
+    Example: trefoil query fetch --reports batch --helpers helpers.json --id 3fa2
+    """
+    output = _Output(cutoff, plot, left_out)
+    with show_details(details), keeping(KEPT):
+        result = fetch_and_show(reports, helpers, id_)
+    write_json(json, output.write(result, reports, helpers))
+
+
+@query.command("withdraw")
+def withdraw_query(reports: Reports, helpers: Helpers, site_key: SiteKey, json: JsonFile = None) -> None:
+    """Withdraw the newest query on a batch, unless the helpers have voted for it already.
+
+    Example: trefoil query withdraw --reports batch --helpers helpers.json --site-key shop.key
+    """
+    write_json(json, withdraw_and_show(reports, helpers, site_key))
+
+
+@query.command("series")
+def query_series(
+    reports: Annotated[Path, Option(help="The folder of trefoil collect.")],
+    helpers: Helpers,
+    site_key: SiteKey,
+    every: Annotated[Every, Option("--every", help="The length of a period.")] = Every.DAY,
+    kind: Kind = "",
+    epsilon: Epsilon = None,
+    noise: NoiseChoice = NoiseMode.LOCAL,
+    minimum: Minimum = 1,
+    tolerate: Tolerate = 0.1,
+    seconds: Seconds = 600,
+    details: Details = False,
+    debug: Debug = False,
+    json: JsonFile = None,
+    plot: PlotPlace = None,
+) -> None:
+    """Query each day or week of a collector's reports that is over, once. Run again, it resumes.
+
+    Example: trefoil query series --reports collected --helpers helpers.json --site-key shop.key --every week
+    """
+    options = _options(epsilon, noise, minimum, tolerate, seconds, debug)
+    with show_details(details), keeping(GOES_ON):
+        document = ask_over_time(reports, helpers, site_key, options, _now, every=every, kind=kind, plot=plot)
     write_json(json, document)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    """What is asked, and of whom."""
-
-    reports: Path
-    helpers: Path
-    site_key: Path | None
-    options: QueryOptions
-    details: bool
-
-    def once(self, digits: str, *, new: bool) -> QueryResult:
-        """The answer to an earlier query of whose id there are digits, or to the one on the whole batch."""
-        from protocol.querier.view import ask_and_show, detailed, fetch_and_show
-        from protocol.stopping import keeping
-
-        with detailed(self.details), keeping(KEPT):
-            if digits:
-                return fetch_and_show(self.reports, self.helpers, digits)
-            return ask_and_show(self.reports, self.helpers, self.site_key, self.options, _now(), new=new)
-
-    def over_time(self, every: Every, kind: str, finish: _Finish) -> dict[str, object]:
-        """The answers to every period of a collector's folder."""
-        from protocol.querier.series_view import ask_over_time
-        from protocol.querier.view import detailed
-        from protocol.stopping import keeping
-
-        if finish.left_out is not None or finish.cutoff is not None:
-            raise TrefoilError("--every goes with neither --left-out nor --cutoff", "Give the batch of one period.")
-        with detailed(self.details), keeping(GOES_ON):
-            where = (self.reports, self.helpers, self.site_key)
-            return ask_over_time(*where, self.options, _now, every=every, kind=kind, plot=finish.plot)
+def _options(
+    epsilon: float | None, noise: NoiseMode, minimum: int, tolerate: float, seconds: int, debug: bool
+) -> QueryOptions:
+    micros = None if epsilon is None else entitlement(epsilon)
+    return QueryOptions(micros, noise, minimum, permille(tolerate), seconds, debug)
 
 
 @dataclass(frozen=True, slots=True)
-class _Finish:
-    """What is done with an answer once it is there; checked before it is asked for."""
+class _Output:
+    """What to do with an answer besides printing it; checked before the query is submitted."""
 
     cutoff: float | None
     plot: Path | None
     left_out: Path | None
-    reports: Path
-    helpers: Path
 
     def __post_init__(self) -> None:
-        from protocol.querier.verdict import check_cutoff
-
         if self.cutoff is not None:
             check_cutoff(self.cutoff)
 
-    def __call__(self, result: QueryResult) -> dict[str, object]:
-        """Judge and draw it; returns it for programs."""
-        from protocol.console import say
-        from protocol.places import picture_file
-        from protocol.querier.left_out_list import list_left_out
-        from protocol.querier.plot import plot_result
-        from protocol.querier.verdict import judge
-
+    def write(self, result: QueryResult, reports: Path, helpers: Path) -> dict[str, object]:
+        """Judge and draw the answer, list what was left out, and return the JSON document."""
         document = result.to_json()
         if self.cutoff is not None:
-            judged = judge(result, self.cutoff)
-            say(judged.sentence())
-            document["verdict"] = judged.to_json()
+            verdict = judge(result, self.cutoff)
+            say(verdict.sentence())
+            document["verdict"] = verdict.to_json()
         if self.left_out is not None:
-            list_left_out(self.left_out, result, self.reports, self.helpers)
+            list_left_out(self.left_out, result, reports, helpers)
         if self.plot is not None:
             plot_result(picture_file(self.plot, "answer"), result)
         return document

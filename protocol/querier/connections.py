@@ -1,7 +1,7 @@
-"""HTTPS from the querier to three helpers: each under the certificate that the helper set pins, one deadline a request.
+"""HTTPS from the querier to three helpers, each under the certificate that the helper set pins.
 
-A helper may be bad. It gets a bounded time and a bounded number of bytes, it is never followed to another address, and
-whatever is wrong with its answer is an error under its name.
+A helper may be malicious: every request has a time limit, every response a size limit, redirects are not followed, and
+every malformed response is an error that names the helper.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from typing import Self
 
 import aiohttp
 
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.helper_set import HelperSet
-from protocol.json_message import decode_json
-from protocol.permit import PERMIT_HEADER
-from protocol.querier.query_failed import QueryFailed
+from protocol.net.json_message import decode_json
+from protocol.querier.failure import QueryFailed
+from protocol.query import PERMIT_HEADER
 
 MAX_ANSWER_BYTES = 2**22
-_START_HINT = "Check that the helper runs and that helpers.json has its address; then ask again to resume."
-_PIN_HINT = "Someone is in between, or the helper has a new certificate: fetch the new helper set."
+_START_HINT = "Check that the helper runs and that helpers.json has its address; then run the command again to resume."
+_PIN_HINT = "Someone intercepts the connection, or the helper has a new certificate: fetch the new helper set."
 
 
 class HelperConnections:
-    """Run by a querier for one query. `seconds` is what a request may take, from connecting to its last byte."""
+    """The connections of one query. `seconds` limits each request, from connecting to the last byte."""
 
     def __init__(self, helper_set: HelperSet, seconds: float) -> None:
         self._helper_set = helper_set
         self._seconds = seconds
-        # One object for each helper: aiohttp keeps a connection for whoever asks with the same one, and a connection
-        # costs the helper more than an answer does.
+        # One object per helper: aiohttp reuses a connection only for the same object, and a TLS handshake costs the
+        # helper more than a response does.
         self._pins = [aiohttp.Fingerprint(helper.tls_pin) for helper in helper_set.helpers]
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # No clock of aiohttp's own: every request is made under `_within`. Compressed answers could grow when unpacked.
+        # `_within` sets the time limit. No compression: a response could be a decompression bomb.
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
@@ -49,17 +49,17 @@ class HelperConnections:
             await self._session.close()
 
     async def get(self, party: int, path: str) -> object:
-        """The JSON that a helper answers."""
+        """Return the JSON of a helper's response."""
         return await self._within(self._seconds, party, "GET", path)
 
     async def put(self, party: int, path: str, body: bytes) -> object:
-        """Send a small body."""
+        """Send a small body and return the JSON of the response."""
         return await self._within(self._seconds, party, "PUT", path, body)
 
     async def upload(
         self, party: int, path: str, pieces: AsyncIterator[bytes], size: int, permit: bytes, seconds: float
     ) -> object:
-        """Send `size` bytes under a permit, which may take `seconds`."""
+        """Send `size` bytes under a permit, within `seconds`, and return the JSON of the response."""
         headers = {"Content-Length": str(size), PERMIT_HEADER: permit.hex()}
         return await self._within(max(seconds, self._seconds), party, "PUT", path, pieces, headers)
 
@@ -78,13 +78,15 @@ class HelperConnections:
                 return await self._request(party, method, path, body, headers)
         except aiohttp.ServerFingerprintMismatch:
             message = f"{name} shows a certificate other than the pinned one"
-            raise QueryFailed("connecting", (party,), message, _PIN_HINT) from None
+            raise QueryFailed("connecting", (party,), message, _PIN_HINT, kind=ErrorKind.WRONG_KEY) from None
         except TimeoutError:
-            message = f"{name} does not answer within {seconds:g} s"
-            raise QueryFailed("connecting", (party,), message, _START_HINT) from None
+            message = f"{name} does not respond within {seconds:g} s"
+            raise QueryFailed("connecting", (party,), message, _START_HINT, kind=ErrorKind.TIMEOUT) from None
         except (aiohttp.ClientError, OSError) as error:
             message = f"{name} cannot be reached: {_reason(error)}"
-            raise QueryFailed("connecting", (party,), message, _START_HINT, out_of_reach=True) from None
+            raise QueryFailed(
+                "connecting", (party,), message, _START_HINT, unreachable=True, kind=ErrorKind.UNREACHABLE
+            ) from None
 
     async def _request(
         self,
@@ -95,7 +97,7 @@ class HelperConnections:
         headers: Mapping[str, str] | None,
     ) -> object:
         if self._session is None:
-            raise ProtocolError("the connections are not open")
+            raise ProtocolError("the connections are not open", kind=ErrorKind.UNAVAILABLE)
         helper = self._helper_set.helpers[party]
         async with self._session.request(
             method,
@@ -103,14 +105,14 @@ class HelperConnections:
             data=body,
             headers=headers,
             ssl=self._pins[party],
-            # An address that a helper names is not one that the set names, and nothing there is pinned.
+            # The set pins nothing for an address that only the helper names.
             allow_redirects=False,
         ) as response:
-            return await _answer(response, helper.name, party)
+            return await _read_response(response, helper.name, party)
 
 
 def _reason(error: aiohttp.ClientError | OSError) -> str:
-    """Why a helper cannot be reached, in words. What aiohttp says of it has objects of Python in it."""
+    """Return why a helper is unreachable; aiohttp's own messages contain Python objects."""
     match error:
         case aiohttp.ClientConnectorError():
             return error.os_error.strerror or "no connection"
@@ -124,28 +126,27 @@ def _reason(error: aiohttp.ClientError | OSError) -> str:
             return "the connection failed"
 
 
-async def _answer(response: aiohttp.ClientResponse, name: str, party: int) -> object:
-    """A helper's JSON, bounded; an error it reports becomes ours, under its name."""
+async def _read_response(response: aiohttp.ClientResponse, name: str, party: int) -> object:
+    """Return the JSON of a response of bounded size; raise the error that it reports, with the helper's name."""
     raw = bytearray()
     async for piece in response.content.iter_any():
         raw += piece
         if len(raw) > MAX_ANSWER_BYTES:
-            message = f"{name} answers with more than {MAX_ANSWER_BYTES} bytes"
-            raise QueryFailed("asking", (party,), message, http_status=response.status)
+            message = f"{name} responds with more than {MAX_ANSWER_BYTES} bytes"
+            raise QueryFailed("asking", (party,), message, http_status=response.status, kind=ErrorKind.TOO_LARGE)
     try:
         stored = decode_json(bytes(raw))
     except ProtocolError as error:
-        message = f"{name} answers with HTTP status {response.status} and what cannot be read: {error}"
-        raise QueryFailed("asking", (party,), message, http_status=response.status) from None
+        message = f"{name} responds with HTTP status {response.status} and a malformed body: {error}"
+        raise QueryFailed("asking", (party,), message, http_status=response.status, kind=ErrorKind.MALFORMED) from None
     if response.status != 200:
-        said = _text(stored, "error") or f"HTTP status {response.status}"
+        reason = _text(stored, "error") or f"HTTP status {response.status}"
         hint = _text(stored, "hint")
-        message = f"{name} answers: {said}"
-        raise QueryFailed("asking", (party,), message, hint, http_status=response.status, said=said)
+        message = f"{name} answers: {reason}"
+        raise QueryFailed("asking", (party,), message, hint, http_status=response.status, reason=reason)
     return stored
 
 
 def _text(stored: object, name: str) -> str:
-    """A text that a helper may have put under this name."""
     value = stored.get(name) if isinstance(stored, dict) else None
     return value if isinstance(value, str) else ""

@@ -1,6 +1,7 @@
-"""Every query that was asked of a batch, in a folder beside it: the newest is resumed, older ones keep their answers.
+"""The saved queries of a batch, in a folder beside it, and how one is run: resumed, or submitted again.
 
-A query is kept before its first byte leaves and for as long as the batch is: without the key in it, its answer is lost.
+The newest query is resumed; older ones remain, because their answers can still be fetched. `ask` is the same without
+`await`, for scripts and notebooks.
 """
 
 from __future__ import annotations
@@ -8,18 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from protocol.batch import BatchReader
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
+from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
+from protocol.noise import NoiseMode
 from protocol.querier.ask import OnStatus, Querier
+from protocol.querier.failure import QueryFailed
 from protocol.querier.own_record import MeasuredBias
-from protocol.querier.query_failed import QueryFailed
-from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
-from protocol.querier.worth import QueryResult
+from protocol.querier.result import QueryResult
+from protocol.querier.saved_query import QueryOptions, SavedQuery, kind_to_query, make_query
+from protocol.units import entitlement
 
 SUFFIX = ".queries"
 _SUFFIX = ".json"
@@ -28,35 +36,34 @@ SHOWN_DIGITS = 8
 
 
 class QueryFolder:
-    """The queries of one batch, by id."""
+    """The saved queries of one batch, by id."""
 
     def __init__(self, batch: Path) -> None:
         self._batch = batch
         self.path = batch.with_name(batch.name + SUFFIX)
 
     def all(self) -> list[SavedQuery]:
-        """Oldest first."""
-        found = [SavedQuery.load(path) for path in sorted(self.path.glob(f"*{_SUFFIX}"))]
-        return sorted(found, key=lambda saved: (saved.made, saved.query.query_id))
+        """Return all queries, oldest first."""
+        queries = [SavedQuery.load(path) for path in sorted(self.path.glob(f"*{_SUFFIX}"))]
+        return sorted(queries, key=lambda saved: (saved.made, saved.query.query_id))
 
     def newest(self) -> SavedQuery | None:
-        """The query that is resumed when nothing else is said."""
-        found = self.all()
-        return found[-1] if found else None
+        """Return the query that is resumed by default, or None."""
+        queries = self.all()
+        return queries[-1] if queries else None
 
     def find(self, digits: str) -> SavedQuery:
-        """The query whose id begins with these hexadecimal digits."""
-        found = [saved for saved in self.all() if saved.query.query_id.hex().startswith(digits.lower())]
-        if len(found) != 1:
-            what = "several queries" if found else "no query"
-            raise TrefoilError(
-                f"{what} of {self._batch} has an id that begins with {digits!r}",
-                "Show them with: trefoil query --list",
-            )
-        return found[0]
+        """Return the one query whose id begins with these hexadecimal digits."""
+        matches = [saved for saved in self.all() if saved.query.query_id.hex().startswith(digits.lower())]
+        if len(matches) != 1:
+            what = ("several queries of", "have") if matches else ("no query of", "has")
+            message = f"{what[0]} {self._batch} {what[1]} an id that begins with {digits!r}"
+            kind = ErrorKind.DUPLICATE if matches else ErrorKind.UNKNOWN_NAME
+            raise TrefoilError(message, "List them with: trefoil query list", kind=kind)
+        return matches[0]
 
     def keep(self, saved: SavedQuery) -> SavedQuery:
-        """Store a new query. It becomes the newest, also if it was made in the same second as another."""
+        """Save a new query as the newest, even if another was made in the same second, and return it."""
         last = self.newest()
         if last is not None and saved.made <= last.made:
             saved = replace(saved, made=last.made + 1)
@@ -65,14 +72,14 @@ class QueryFolder:
         return saved
 
     def keep_bias(self, result: QueryResult) -> None:
-        """Note what an answer's side query said, for her own record. A query that is not of this folder has no note."""
+        """Save the bias bound of an answer for the querier's own record, if the query is of this folder."""
         path = self._note(result.query.query_id.hex())
         if result.bias is not None and path.with_suffix(_SUFFIX).exists():
             noted = {"bias_bound": result.bias.bound, "beta": result.bias.beta}
             write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
 
     def bias_of(self, query_id: bytes) -> MeasuredBias | None:
-        """What was noted of that query's answer, if anything was."""
+        """Return the saved bias bound of a query's answer, or None."""
         path = self._note(query_id.hex())
         try:
             noted = json.loads(path.read_bytes())
@@ -80,12 +87,11 @@ class QueryFolder:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise TrefoilError(
-                f"{path} is damaged", "Remove it, and fetch the answer with: trefoil query --id"
-            ) from None
+            hint = "Remove it, and fetch the answer with: trefoil query fetch --id"
+            raise TrefoilError(f"{path} is damaged", hint, kind=ErrorKind.FILE_DAMAGED) from None
 
     def drop(self, saved: SavedQuery) -> None:
-        """Remove a query that no helper took: nobody can ever answer it."""
+        """Delete a query that no helper accepted: it can never be answered."""
         self._file(saved).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
@@ -107,17 +113,17 @@ async def ask_batch(
     new: bool = False,
     on_status: OnStatus = lambda _: None,
 ) -> QueryResult:
-    """Resume the newest query of a batch, or ask a new one: if there is none yet, or with `new`.
+    """Resume the newest query of a batch; submit a new one if there is none, or with `new`.
 
-    Before a new one, those that have no answer yet are withdrawn as far as they can be: else a bad helper could revive
-    one of them, and the new query would find its reports spent.
+    A new query first withdraws those without an answer, best effort: otherwise a malicious helper could revive one of
+    them, and the new query would find its reports spent.
     """
     folder = QueryFolder(batch.path)
     if new:
         await withdraw_all(querier, folder, site_key)
     saved = None if new else _resumable(folder, batch, options, site_key)
     if saved is not None:
-        result = await _resumed(querier, saved, batch, on_status)
+        result = await _resume(querier, saved, batch, on_status)
     else:
         saved = folder.keep(make_query(batch, options, querier.helper_set, site_key, now))
         try:
@@ -125,25 +131,31 @@ async def ask_batch(
         except QueryFailed as error:
             if not error.taken:
                 folder.drop(saved)
+            _name(error, saved)
             raise
     folder.keep_bias(result)
     return result
 
 
-async def _resumed(querier: Querier, saved: SavedQuery, batch: BatchReader, on_status: OnStatus) -> QueryResult:
+async def _resume(querier: Querier, saved: SavedQuery, batch: BatchReader, on_status: OnStatus) -> QueryResult:
     try:
         return await querier.ask(saved, batch, on_status)
     except QueryFailed as error:
         if not error.taken:
-            # She may have the right set and key by now, and what she asked under the wrong ones is still the newest.
-            error.hint = (
-                f"This query was saved when it was asked before. Ask a new one with --new. {error.hint}".strip()
-            )
+            # The querier may have corrected the set or key, but the saved query still has the wrong ones.
+            error.hint = f"This query was saved by an earlier run. Submit a new one with --new. {error.hint}".strip()
+        _name(error, saved)
         raise
 
 
+def _name(error: QueryFailed, saved: SavedQuery) -> None:
+    """Add the name that an operator finds in a helper's log, if a helper has the query."""
+    if error.taken:
+        error.hint = f"{error.hint} The helpers' logs call it {saved.query.short_name}.".strip()
+
+
 async def withdraw_all(querier: Querier, folder: QueryFolder, site_key: IdentityKey) -> None:
-    """Take back every query of a batch that no helper has voted for. What was answered stays."""
+    """Withdraw every query of a batch that the helpers have not voted for, best effort."""
 
     async def withdraw(saved: SavedQuery) -> None:
         with contextlib.suppress(QueryFailed):
@@ -155,15 +167,15 @@ async def withdraw_all(querier: Querier, folder: QueryFolder, site_key: Identity
 def _resumable(
     folder: QueryFolder, batch: BatchReader, options: QueryOptions, site_key: IdentityKey
 ) -> SavedQuery | None:
-    """The newest query, if it is what its querier wants now; an error that says what differs if it is not."""
+    """Return the newest query, or None; raise an error if it differs from what the options say."""
     saved = folder.newest()
     if saved is None:
         return None
     difference = _difference(saved, batch, options, site_key)
     if difference:
-        old = f"trefoil query --id {saved.query.query_id.hex()[:SHOWN_DIGITS]}"
-        new = "Ask a new one with --new; it leaves out what was counted."
-        raise TrefoilError(f"{batch.path} {difference}", f"{new} If that query has an answer, fetch it with: {old}")
+        old = f"trefoil query fetch --id {saved.query.query_id.hex()[:SHOWN_DIGITS]}"
+        hint = f"Submit a new one with --new; reports that were counted are left out. To fetch the old answer: {old}"
+        raise TrefoilError(f"{batch.path} {difference}", hint, kind=ErrorKind.INCONSISTENT)
     return saved
 
 
@@ -171,13 +183,79 @@ def _difference(saved: SavedQuery, batch: BatchReader, options: QueryOptions, si
     query = saved.query
     if query.batch_root != batch.root():
         return "has changed since it was queried"
-    # A deadline may differ: resuming late is the point.
+    # The deadline may differ: a query may be resumed late.
     chosen = (query.noise, query.minimum_reports, query.tolerated_bad_permille)
     wanted = (options.noise, options.minimum_reports, options.tolerated_bad_permille)
     if chosen != wanted or options.epsilon_micros not in (None, query.epsilon_micros):
         return "was queried before, with another ε, noise or minimum"
+    if options.kind and not kind_to_query(batch, options.kind).is_counted_by(query):
+        return "was queried before, for another kind of reports"
     try:
         saved.signed.verify(site_key.public)
     except ProtocolError:
         return "was queried before, with another site key"
     return ""
+
+
+T = TypeVar("T")
+
+
+def ask(
+    batch: Path | str,
+    helper_set: HelperSet,
+    site_key: IdentityKey,
+    *,
+    epsilon: float | None = None,
+    noise: NoiseMode | str = NoiseMode.LOCAL,
+    tolerate: float = 0.1,
+    seconds: int = 600,
+    new: bool = False,
+    debug: bool = False,
+    kind: str = "",
+) -> QueryResult:
+    """Query the three helpers for a batch file, as `trefoil query run` does; called again, it resumes.
+
+    `tolerate` is the fraction of invalid reports above which the query fails. `debug` is for batches of debug reports,
+    whose answer has no noise. `kind` names the reports to count in a batch of several kinds.
+
+    >>> helper_set = trefoil.HelperSet.load("/tmp/trefoil/helpers.json")  # doctest: +SKIP
+    >>> site_key = trefoil.load_site_key("/tmp/trefoil/sites/shop.example.key")  # doctest: +SKIP
+    >>> trefoil.ask("shop.batch", helper_set, site_key, epsilon=0.5)  # doctest: +SKIP
+    """
+    _check_types(batch, helper_set, site_key, epsilon, noise)
+    options = QueryOptions(
+        epsilon_micros=None if epsilon is None else entitlement(epsilon),
+        noise=NoiseMode(noise),
+        tolerated_bad_permille=round(1000 * tolerate),
+        seconds=seconds,
+        debug=debug,
+        kind=kind,
+    )
+    now = int(time.time())  # noqa: TID251 - an edge: a script reads the real clock
+    return run(ask_batch(Querier(helper_set), BatchReader(Path(batch)), options, site_key, now, new=new))
+
+
+def _check_types(batch: object, helper_set: object, site_key: object, epsilon: object, noise: object) -> None:
+    """Reject an argument of another type by a sentence: scripts often pass a path where its content belongs."""
+    modes = [*NoiseMode, *(mode.value for mode in NoiseMode)]
+    for fits, name, what, given in (
+        (isinstance(batch, Path | str), "batch", "the path of a batch file", batch),
+        (isinstance(helper_set, HelperSet), "helper_set", 'a helper set: HelperSet.load("helpers.json")', helper_set),
+        (isinstance(site_key, IdentityKey), "site_key", 'a site key: load_site_key("shop.example.key")', site_key),
+        (epsilon is None or isinstance(epsilon, int | float), "epsilon", "a number, such as 0.5", epsilon),
+        (noise in modes, "noise", f"one of {', '.join(mode.value for mode in NoiseMode)}", noise),
+    ):
+        if not fits:
+            # The type alone: a key of another kind must not end up in a traceback.
+            text = repr(given) if isinstance(given, str | Path) else type(given).__name__
+            raise TrefoilError(f"{name} is {text}", f"It must be {what}.", kind=ErrorKind.WRONG_TYPE)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` and return its result: in a thread if an event loop is already running, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1, "trefoil") as thread:
+        return thread.submit(asyncio.run, work).result()

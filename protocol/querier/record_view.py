@@ -1,4 +1,4 @@
-"""`trefoil bias`: her own record as a person sees it, for every epoch and every answer."""
+"""`trefoil bias`: read a querier's batches, and show what is known about the bias of every epoch and answer."""
 
 from __future__ import annotations
 
@@ -9,80 +9,85 @@ from pathlib import Path
 
 from rich.table import Table
 
-from protocol import epsilon
+from protocol import units
 from protocol.batch import BatchReader, is_batch
-from protocol.console import out, say
-from protocol.errors import TrefoilError
-from protocol.querier.own_record import AskedBatch, BiasStanding, EpochBias, Knowledge, OwnRecord
+from protocol.cli.console import out, say
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.querier.own_record import Assumptions, BiasStanding, EpochBias, OwnRecord, QueriedBatch
 from protocol.querier.query_folder import SHOWN_DIGITS, SUFFIX, QueryFolder
-from protocol.querier.report_span import ReportSpan, spans_of
+from protocol.querier.saved_query import MAX_AGE, ReportSpan, spans_of
 
 
-def record_and_show(paths: Sequence[Path], knowledge: Knowledge) -> list[dict[str, object]]:
-    """What is known of every site's epochs and answers. Gives the same for programs."""
+def record_and_show(paths: Sequence[Path], assumptions: Assumptions) -> list[dict[str, object]]:
+    """Print what is known of every site's epochs and answers, and return it as JSON."""
     batches = [_read(path) for path in _batches(paths)]
     sites = sorted({span.site for batch in batches for span in batch.spans})
     if not sites:
-        raise TrefoilError(f"there are no reports in {', '.join(map(str, paths))}", "Name batches, or their folder.")
-    records = [OwnRecord(site, [_of_site(batch, site) for batch in batches], knowledge) for site in sites]
+        message = f"there are no reports in {', '.join(map(str, paths))}"
+        raise TrefoilError(message, "Name batches, or their folder.", kind=ErrorKind.TOO_FEW)
+    records = [OwnRecord(site, [_of_site(batch, site) for batch in batches], assumptions) for site in sites]
     for record in records:
         _show(record)
     return [_to_json(record) for record in records]
 
 
 def _batches(paths: Sequence[Path]) -> list[Path]:
-    """The batches that are named, and those in folders that are: also where only the queries are left."""
-    found: dict[Path, None] = {}
+    """Return the batches given, and those in folders given: also those of which only the saved queries are left."""
+    batches: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
-            found[path] = None
+            batches[path] = None
             continue
         inside = sorted(path.iterdir())
         files = [each for each in inside if each.is_file() and is_batch(each)]
         kept = [each.with_name(each.name.removesuffix(SUFFIX)) for each in inside if each.name.endswith(SUFFIX)]
-        found |= dict.fromkeys([*files, *kept])
-    return sorted(found)
+        batches |= dict.fromkeys([*files, *kept])
+    return sorted(batches)
 
 
-def _read(path: Path) -> AskedBatch:
+def _read(path: Path) -> QueriedBatch:
     folder = QueryFolder(path)
     saved = folder.all()
     queries = tuple((each.query.query_id.hex(), folder.bias_of(each.query.query_id)) for each in saved)
     if path.exists():
-        return AskedBatch(path, spans_of(BatchReader(path)), queries)
+        # No report was made much later than the file was written, whatever a malicious device's header says.
+        written = int(path.stat().st_mtime)
+        return QueriedBatch(path, spans_of(BatchReader(path), last=written + MAX_AGE), queries)
     if not saved:
-        raise TrefoilError(f"there is no batch {path}, and nothing was asked of it", "Name batches, or their folder.")
+        message = f"there is no batch {path}, and no query on it"
+        raise TrefoilError(message, "Name batches, or their folder.", kind=ErrorKind.FILE_MISSING)
     if not all(each.spans for each in saved):
         raise TrefoilError(
-            f"{path} is gone, and its queries do not say when its reports were made",
+            f"{path} is missing, and its saved queries do not say when its reports were made",
             "Restore the batch: without it nothing is certain about this site.",
+            kind=ErrorKind.FILE_MISSING,
         )
-    # Of a batch that grew, every query names what it had then.
-    return AskedBatch(path, _joined([span for each in saved for span in each.spans]), queries)
+    # Each query of a batch that grew has the spans of its time.
+    return QueriedBatch(path, _merge([span for each in saved for span in each.spans]), queries)
 
 
-def _joined(spans: Sequence[ReportSpan]) -> tuple[ReportSpan, ...]:
-    found: dict[object, ReportSpan] = {}
+def _merge(spans: Sequence[ReportSpan]) -> tuple[ReportSpan, ...]:
+    merged: dict[object, ReportSpan] = {}
     for span in spans:
         key = (span.site, span.epsilon_micros, span.sensitivity, span.kappa)
-        known = found.get(key, span)
-        found[key] = replace(span, first=min(span.first, known.first), last=max(span.last, known.last))
-    return tuple(found.values())
+        other = merged.get(key, span)
+        merged[key] = replace(span, first=min(span.first, other.first), last=max(span.last, other.last))
+    return tuple(merged.values())
 
 
-def _of_site(batch: AskedBatch, site: str) -> AskedBatch:
+def _of_site(batch: QueriedBatch, site: str) -> QueriedBatch:
     return replace(batch, spans=tuple(span for span in batch.spans if span.site == site))
 
 
 def _show(record: OwnRecord) -> None:
-    knowledge = record.knowledge
+    assumptions = record.assumptions
     epochs = Table(title=f"{record.site}: epochs by the day on which they begin")
     epochs.add_column("from")
     epochs.add_column("batches", justify="right")
-    epochs.add_column("ε asked, at most", justify="right")
+    epochs.add_column("ε paid, at most", justify="right")
     epochs.add_column("bias by this budget")
     for row in record.epochs():
-        epochs.add_row(_day(row.begins), str(len(row.batches)), epsilon.show(row.asked), _words(row))
+        epochs.add_row(_day(row.begins), str(len(row.batches)), units.show(row.load), _words(row))
     out.print(epochs)
     answers = Table(title=f"{record.site}: answers")
     for heading in ("batch", "query", "reports made", "bias by this budget"):
@@ -93,25 +98,23 @@ def _show(record: OwnRecord) -> None:
             answers.add_row(batch.path.name, query, " to ".join(days), words)
     out.print(answers)
     say(
-        f"Certain if: no device has more than {knowledge.per_device} in a batch; a device's epoch has at least "
-        f"ε = {epsilon.show(knowledge.budget)} for {record.site} and {knowledge.epoch_days} days; no report looks "
-        f"back further than {knowledge.lookback_days} days; every ε has at most {knowledge.digits} digits after the "
-        "point; and every report made for this site, by whomever, is in these batches."
+        f"Certain if: no device has more than {assumptions.per_device} in a batch; a device's epoch has at least "
+        f"ε = {units.show(assumptions.budget)} for {record.site} and {assumptions.epoch_days} days; no report looks "
+        f"back further than {assumptions.lookback_days} days; every ε has at most {assumptions.digits} decimals; and "
+        "every report made for this site, by any caller, is in these batches."
     )
-    say(
-        "Limits that all sites share can be used up by others. Only the side query sees that: have reports made with κ."
-    )
+    say("Other sites can use up the limits that all sites share. Only the side query detects that: request it with κ.")
 
 
-def _answers(record: OwnRecord, batch: AskedBatch) -> list[tuple[str, str]]:
+def _answers(record: OwnRecord, batch: QueriedBatch) -> list[tuple[str, str]]:
     if record.certain(batch):
         words = BiasStanding.CERTAIN.value
-        return [(query[:SHOWN_DIGITS], words) for query, _ in batch.queries] or [("not asked", words)]
+        return [(query[:SHOWN_DIGITS], words) for query, _ in batch.queries] or [("no query", words)]
     if not batch.queries:
-        return [("not asked", BiasStanding.UNKNOWN.value)]
+        return [("no query", BiasStanding.UNKNOWN.value)]
     return [
-        (query[:SHOWN_DIGITS], BiasStanding.UNKNOWN.value if found is None else _bound(found.bound, found.beta))
-        for query, found in batch.queries
+        (query[:SHOWN_DIGITS], BiasStanding.UNKNOWN.value if bias is None else _bound(bias.bound, bias.beta))
+        for query, bias in batch.queries
     ]
 
 
@@ -131,7 +134,7 @@ def _to_json(record: OwnRecord) -> dict[str, object]:
         "epochs": [
             {
                 "begins": row.begins,
-                "asked_micros": row.asked,
+                "asked_micros": row.load,
                 "batches": [str(batch.path) for batch in row.batches],
                 "standing": row.standing.name.lower(),
                 "bias_bound": row.bound,
@@ -142,11 +145,11 @@ def _to_json(record: OwnRecord) -> dict[str, object]:
             {
                 "batch": str(batch.path),
                 "query_id": query,
-                "standing": record.standing(batch, found).name.lower(),
-                "bias_bound": None if found is None else found.bound,
+                "standing": record.standing(batch, bias).name.lower(),
+                "bias_bound": None if bias is None else bias.bound,
             }
             for batch in record.batches
-            for query, found in batch.queries or ((None, None),)
+            for query, bias in batch.queries or ((None, None),)
         ],
     }
 

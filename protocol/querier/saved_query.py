@@ -1,40 +1,219 @@
-"""A query as its querier keeps it: what was asked, its signature, and the key that opens the answer.
+"""A query as the querier saves it: the signed query, and the private key that opens its answer.
 
-Whoever is interrupted asks again under the same id and gets the same bytes; without this file the reports would be
-spent and the answer lost.
+Saved before the first byte is sent: a querier that is interrupted resumes under the same id. Without this file the
+reports would be spent and the answer lost. `ReportSpan` is what public headers say about the cost of the reports to
+devices; it is saved too, because the querier's own record (`own_record`) must outlive her batches.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from protocol.batch import BatchReader
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.collector.limits import ReportKind
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
-from protocol.header import Header
+from protocol.header import COMMITMENT_SPANS, EPSILON_SPAN, FIXED, HELPER_SET_SPAN, TIME_SPAN, TIME_STEP, Header
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey, PublicKey
-from protocol.json_message import JsonObject, decode_json
 from protocol.keys import IdentityKey
-from protocol.permit import make_permits
-from protocol.querier.report_span import ReportSpan, spans_of
-from protocol.query import QUERY_ID_SIZE, NoiseMode, Query, SignedQuery
+from protocol.net.json_message import JsonObject, decode_json
+from protocol.noise import NoiseMode
+from protocol.query import QUERY_ID_SIZE, Query, SignedQuery, make_permits
 from protocol.shares import PARTIES
+from protocol.units import DAY, MICROS, charge, validate_terms
+
+_MICRO_DIGITS = 6
+_ROWS = 2**15
+# The longest lifetime of reports that a helper can be configured with, plus a day of clock skew. Applied to the future
+# too, though no helper counts such reports: a span that is too long is safe, and one that is too short is not.
+MAX_AGE = 366 * DAY
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSpan:
+    """Reports of one site with equal ε, Δ and κ, and the hours of the first and the last of them."""
+
+    site: str
+    first: int
+    last: int
+    epsilon_micros: int
+    sensitivity: int
+    kappa: int
+
+    def __post_init__(self) -> None:
+        validate_terms(self.epsilon_micros, self.sensitivity)
+
+    @property
+    def end(self) -> int:
+        """Return the latest possible second of the last report: a header has only the hour."""
+        return self.last + TIME_STEP - 1
+
+    def most(self, digits: int) -> int:
+        """Return the most that one report can charge to one epoch, in micros, as devices compute it.
+
+        A device charges for at most Δ + κ, since Δ covers every report's sensitivity (Theorem 18). It takes the larger
+        of the exact ceiling and the standard's arithmetic in doubles; both grow with ε. The header has ε rounded down
+        to micros m, so ε < m + 1; it is m itself if ε has at most `digits` decimals and m fits them.
+        """
+        step = 10 ** max(0, _MICRO_DIGITS - digits)
+        exactly = self.epsilon_micros % step == 0 and (self.epsilon_micros + 1) % step
+        micros = self.epsilon_micros if exactly else self.epsilon_micros + 1
+        moved = self.sensitivity + self.kappa
+        scale = self.sensitivity / (micros / MICROS)
+        return max(charge(self.epsilon_micros, moved, self.sensitivity), math.ceil(moved / scale * MICROS))
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "site": self.site,
+            "first": self.first,
+            "last": self.last,
+            "epsilon_micros": self.epsilon_micros,
+            "sensitivity": self.sensitivity,
+            "kappa": self.kappa,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> ReportSpan:
+        """Parse a span, or raise a `ProtocolError`."""
+        stored = JsonObject(value, "record of its reports")
+        stored.expect(["site", "first", "last", "epsilon_micros", "sensitivity", "kappa"])
+        whole = [stored.whole(name) for name in ("first", "last", "epsilon_micros", "sensitivity", "kappa")]
+        return cls(stored.text("site"), *whole)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeaderGroup:
+    """Some reports of a batch whose headers agree in all that a query fixes, with one of these headers decoded."""
+
+    header: Header
+    count: int
+    first: int
+    last: int
+
+
+def _header_groups(batch: BatchReader) -> Iterator[_HeaderGroup]:
+    """Yield the groups of a batch, block by block. A record whose header does not decode is in none."""
+    some = batch.first_header()
+    if some is None:
+        return
+    # The openings, which follow the texts and the cap, differ from report to report.
+    rest = slice(FIXED.size, batch.layout.header - len(some.openings))
+    alike = (slice(0, HELPER_SET_SPAN.stop), slice(EPSILON_SPAN.start, COMMITMENT_SPANS[0].start), rest)
+    for start in range(0, len(batch), _ROWS):
+        headers = np.array(batch.records[start : start + _ROWS, : batch.layout.header])
+        hours = np.ascontiguousarray(headers[:, TIME_SPAN]).view(">u8").ravel().astype(np.uint64)
+        headers = headers[(hours % TIME_STEP == 0) & (hours < 2**63)]
+        for places in _equal_rows(np.hstack([headers[:, cut] for cut in alike])):
+            decoded = next(filter(None, (_decoded(headers[place].tobytes()) for place in places)), None)
+            if decoded is not None:
+                made = np.ascontiguousarray(headers[places, TIME_SPAN]).view(">u8").ravel()
+                yield _HeaderGroup(decoded, len(places), int(made.min()), int(made.max()))
+
+
+def _equal_rows(rows: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
+    """Return the places of equal rows. Linear in the rows, however many groups a malicious device makes."""
+    if not len(rows):
+        return []
+    # Nearly always all rows.
+    same = (rows == rows[0]).all(axis=1)
+    others: dict[bytes, list[int]] = {}
+    for place in np.flatnonzero(~same):
+        others.setdefault(rows[place].tobytes(), []).append(int(place))
+    return [np.flatnonzero(same), *(np.array(places, dtype=np.int64) for places in others.values())]
+
+
+def _decoded(header: bytes) -> Header | None:
+    try:
+        return Header.decode(header)
+    except ProtocolError:
+        return None
+
+
+def spans_of(batch: BatchReader, first: int = 0, last: int = 2**63) -> tuple[ReportSpan, ...]:
+    """Return the spans of the reports in a batch that say they were made from `first` to `last`.
+
+    The bounds keep out the hours that no helper counts: one malicious device could stretch a span over millennia.
+    """
+    spans: dict[tuple[object, ...], ReportSpan] = {}
+    for group in _header_groups(batch):
+        terms = group.header.terms
+        span = ReportSpan(
+            terms.site,
+            max(group.first, first),
+            min(group.last, last),
+            terms.epsilon_micros,
+            terms.sensitivity,
+            terms.kappa,
+        )
+        if span.first > span.last:
+            continue
+        key = (span.site, terms.caller, terms.unit, span.epsilon_micros, span.sensitivity, span.kappa)
+        other = spans.get(key, span)
+        spans[key] = replace(span, first=min(span.first, other.first), last=max(span.last, other.last))
+    return tuple(spans.values())
+
+
+def kind_to_query(batch: BatchReader, name: str = "") -> ReportKind:
+    """Return the kind of a batch's reports, or the one called `name`; raise an error if it is not determined.
+
+    Before anything is signed: a query takes ε, Δ, unit and shape from the kind, so that one malicious device's report
+    must not choose it. Kinds that differ in the helper set alone are one: the helpers count reports to an earlier set.
+    """
+    counts: Counter[ReportKind] = Counter()
+    for group in _header_groups(batch):
+        counts[ReportKind.of(group.header)] += group.count
+    if name:
+        return _named_kind(batch, counts, name)
+    if not counts:
+        raise TrefoilError(
+            f"{batch.path} holds no reports",
+            "Collect some with: trefoil device convert --batch FILE",
+            kind=ErrorKind.TOO_FEW,
+        )
+    if len({replace(kind, helper_set=b"") for kind in counts}) > 1:
+        raise TrefoilError(
+            f"{batch.path} mixes {len(counts)} kinds of reports, and a query counts one: {_few(counts)}",
+            "Choose one with --kind, or split the batch: trefoil batch split --by kind",
+            kind=ErrorKind.INCONSISTENT,
+        )
+    return next(iter(counts))
+
+
+def _named_kind(batch: BatchReader, counts: Counter[ReportKind], name: str) -> ReportKind:
+    for kind in counts:
+        if kind.name == name:
+            return kind
+    message = f"{batch.path} has no reports of kind {name!r}"
+    raise TrefoilError(message, f"It has: {_few(counts)}", kind=ErrorKind.UNKNOWN_NAME)
+
+
+def _few(counts: Counter[ReportKind]) -> str:
+    """Return the five most frequent kinds: devices can make reports of any number of them."""
+    most = [f"{count:,} of {kind.name} ({kind.describe()})" for kind, count in counts.most_common(5)]
+    return "; ".join(most) + ("; …" if len(counts) > len(most) else "")
+
 
 FORMAT = 2
-# Of queries that were saved before; their answers can be fetched all the same.
+# Still readable, so that the answers of older queries can be fetched.
 FORMAT_WITHOUT_SPANS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
-    """What a querier chooses; the rest of a query follows from the batch. None: what the first report paid for.
+    """What a querier chooses; the rest of a query follows from the batch.
 
-    An answer without noise is never given by accident: debug reports need `debug`, and real ones refuse it.
+    `epsilon_micros` defaults to that of the reports. `debug` must be set for debug reports, and for no others, so that
+    no answer is without noise by accident. `kind` names the reports to count in a batch of several kinds.
     """
 
     epsilon_micros: int | None = None
@@ -43,29 +222,28 @@ class QueryOptions:
     tolerated_bad_permille: int = 100
     seconds: int = 600
     debug: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
-    """A signed query, the private half of its answer key, when it was made, what its reports could cost, and permits.
+    """A signed query, the private half of its answer key, its time, the spans of its reports, and upload permits.
 
-    Without permits (a file of an older release) what was uploaded is answered, and nothing more can be uploaded.
+    Files of an older release lack permits: their queries can be followed, but no column can be uploaded.
     """
 
     signed: SignedQuery
     answer_key: PrivateKey = field(repr=False)
     made: int
-    # For her own record (`own_record`), which may be read when the batch is gone.
     spans: tuple[ReportSpan, ...] = ()
     permits: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def query(self) -> Query:
-        """What is asked."""
         return self.signed.query
 
     def save(self, path: Path) -> None:
-        """Before the first byte leaves: an answer whose key is lost is lost."""
+        """Write a private file. Must happen before the first byte is sent: without the key the answer is lost."""
         stored = {
             "trefoil_query": FORMAT,
             "query": self.signed.encode().hex(),
@@ -78,7 +256,7 @@ class SavedQuery:
 
     @classmethod
     def load(cls, path: Path) -> SavedQuery:
-        """The query in `path`, or an error saying what is wrong with the file."""
+        """Read and check a saved query."""
         try:
             stored = JsonObject(decode_json(read_private_file(path)), "file")
             if stored.value("trefoil_query") not in (FORMAT_WITHOUT_SPANS, FORMAT):
@@ -86,15 +264,17 @@ class SavedQuery:
             signed = SignedQuery.decode(stored.hexadecimal("query"))
             key = PrivateKey.from_raw(signed.query.suite, stored.hexadecimal("answer_key"))
             made = stored.whole("made")
-            known = stored.items("reports") if stored.value("trefoil_query") == FORMAT else []
-            spans = tuple(ReportSpan.from_json(span) for span in known)
+            reports = stored.items("reports") if stored.value("trefoil_query") == FORMAT else []
+            spans = tuple(ReportSpan.from_json(span) for span in reports)
             permits = stored.hexadecimals("permits") if "permits" in stored.fields() else ()
             if len(permits) not in (0, PARTIES):
                 raise ProtocolError(f"it has {len(permits)} permits; there are {PARTIES} helpers")
         except ProtocolError as error:
-            raise TrefoilError(f"{path} is not a saved query: {error}", "Move it away to ask a new query.") from None
+            message = f"{path} is not a saved query: {error}"
+            raise TrefoilError(message, "Move it away to submit a new query.", kind=ErrorKind.FILE_DAMAGED) from None
         if key.public.raw != signed.query.answer_key:
-            raise TrefoilError(f"{path} is damaged: its key does not belong to its query")
+            message = f"{path} is damaged: its key does not belong to its query"
+            raise TrefoilError(message, kind=ErrorKind.WRONG_KEY)
         return cls(signed, key, made, spans, permits)
 
 
@@ -107,48 +287,52 @@ def make_query(
     *,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> SavedQuery:
-    """Run by the querier: a new query on the whole batch, for the site, caller and shape its first report names."""
-    if not len(batch):
-        raise TrefoilError(f"{batch.path} holds no reports", "Collect some with: trefoil device convert --batch FILE")
-    first = Header.decode(batch[0].header)
-    _check_debug(batch, first, options)
-    answer_key = PrivateKey.generate(first.suite)
-    query = _fill(batch, first, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
+    """Return a new signed query on the whole batch, for the kind of its reports or the kind that `options` name.
+
+    Reports of other kinds and records that do not decode stay in the batch: helpers leave each of them out.
+    """
+    kind = kind_to_query(batch, options.kind)
+    _check_debug(batch, kind, options)
+    answer_key = PrivateKey.generate(kind.suite)
+    query = _fill(batch, kind, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
     permits = make_permits(query, site_key)
-    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans_of(batch), permits)
+    spans = spans_of(batch, now - MAX_AGE, now + MAX_AGE)
+    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans, permits)
 
 
-def _check_debug(batch: BatchReader, first: Header, options: QueryOptions) -> None:
-    if first.terms.debug and not options.debug:
+def _check_debug(batch: BatchReader, kind: ReportKind, options: QueryOptions) -> None:
+    if kind.debug and not options.debug:
         raise TrefoilError(
-            f"{batch.path} holds debug reports, whose answer has no noise and protects nobody",
-            "Ask for that with --debug, or make real reports: a device that is not a debug device.",
+            f"{batch.path} holds debug reports, whose answer has no noise and protects no one",
+            "Confirm that with --debug, or request reports from devices that are not debug devices.",
+            kind=ErrorKind.MISSING_OPTION,
         )
-    if options.debug and not first.terms.debug:
+    if options.debug and not kind.debug:
         raise TrefoilError(
-            f"{batch.path} holds real reports: they are never answered without noise", "Leave --debug out."
+            f"{batch.path} holds real reports, which are never answered without noise",
+            "Omit --debug.",
+            kind=ErrorKind.CONFLICTING_OPTIONS,
         )
 
 
 def _fill(
     batch: BatchReader,
-    first: Header,
+    kind: ReportKind,
     options: QueryOptions,
     now: int,
     helper_set: HelperSet,
     query_id: bytes,
     answer_key: PublicKey,
 ) -> Query:
-    terms = first.terms
     return Query(
         query_id=query_id,
-        site=terms.site,
-        caller=terms.caller,
-        epsilon_micros=terms.epsilon_micros if options.epsilon_micros is None else options.epsilon_micros,
-        sensitivity=terms.sensitivity,
-        buckets=terms.buckets,
-        kappa=terms.kappa,
-        unit=terms.unit,
+        site=kind.site,
+        caller=kind.caller,
+        epsilon_micros=kind.epsilon_micros if options.epsilon_micros is None else options.epsilon_micros,
+        sensitivity=kind.sensitivity,
+        buckets=kind.buckets,
+        kappa=kind.kappa,
+        unit=kind.unit,
         helper_set=helper_set.digest,
         batch_root=batch.root(),
         batch_size=len(batch),
@@ -158,8 +342,8 @@ def _fill(
         tolerated_bad_permille=options.tolerated_bad_permille,
         deadline=now + options.seconds,
         columns=batch.column_hashes(),
-        debug=terms.debug,
-        cap=terms.cap,
-        spread=terms.spread,
-        suite=first.suite,
+        debug=kind.debug,
+        cap=kind.cap,
+        spread=kind.spread,
+        suite=kind.suite,
     )

@@ -1,39 +1,66 @@
-"""Measurements over time: one query for each day or week of what a collector has, each period asked about once.
+"""`trefoil query series`: one query for each day or week of a collector's reports, each period queried once.
 
-A period is closed an hour after its end, when no device's clock is still in it. Its reports become a batch that never
-changes; the query is kept beside it before it leaves, and its answer when it comes. So whatever interrupts a series,
-the same command goes on where it stopped.
+A period is closed an hour after its end, when no device's clock is still in it. Its reports are exported to a batch
+that never changes; the query is saved beside it before it is sent, and then its answer. A series that is interrupted
+therefore resumes where it stopped. The result is a table over time, and each bucket with its interval as a line.
 """
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
 
+from rich.table import Table
+
 from protocol.batch import BatchReader
+from protocol.cli.console import err, fits, new_figure, out, picture_file, save_figure, say
 from protocol.collector.batches import date_of, export
 from protocol.collector.store import Shelf, StoreReader
-from protocol.errors import ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
-from protocol.json_message import JsonObject, decode_json
-from protocol.keys import IdentityKey
+from protocol.helper_set import HelperSet
+from protocol.keys import IdentityKey, load_identity
+from protocol.net.json_message import JsonObject, decode_json
 from protocol.querier.ask import Querier
-from protocol.querier.every import Every
-from protocol.querier.query_failed import QueryFailed
+from protocol.querier.failure import QueryFailed
 from protocol.querier.query_folder import ask_batch
+from protocol.querier.result import CONFIDENCE
 from protocol.querier.saved_query import QueryOptions
-from protocol.seconds import HOUR
+from protocol.units import DAY, HOUR
+
+# 1 January 1970 was a Thursday; weeks begin on Mondays, as in ISO 8601.
+_FIRST_MONDAY = 4 * DAY
+
+
+class Every(Enum):
+    """The length of a period (UTC)."""
+
+    DAY = "day"
+    WEEK = "week"
+
+    def start_of(self, time: int) -> int:
+        """Return the first second of the period that contains `time`."""
+        first = _FIRST_MONDAY if self is Every.WEEK else 0
+        return time - (time - first) % self.length
+
+    @property
+    def length(self) -> int:
+        return 7 * DAY if self is Every.WEEK else DAY
+
 
 FOLDER = "asked"
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A closed period of one kind of reports, and where its batch and answer are."""
+    """A closed period of one kind of reports, with the paths of its batch and answer."""
 
     start: int
     shelves: tuple[Shelf, ...]
@@ -41,20 +68,19 @@ class Period:
 
     @property
     def name(self) -> str:
-        """Its first day, UTC."""
+        """Return the first day (UTC), which names the period."""
         return date_of(self.start)
 
     @property
     def answer(self) -> Path:
-        """Where its answer is kept."""
         return self.batch.with_suffix(".answer.json")
 
 
 @dataclass(frozen=True, slots=True)
 class PeriodAnswer:
-    """What one period says; `late` reports came after its batch was made, and are in no answer.
+    """The answer of one period. `late` reports arrived after its batch was exported, and are in no answer.
 
-    `refused` is the helpers' sentence where they will never answer; then there are no numbers.
+    `refused` is the helpers' reason if the query was permanently rejected; then there are no numbers.
     """
 
     name: str
@@ -66,7 +92,6 @@ class PeriodAnswer:
     refused: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """For programs."""
         common: dict[str, object] = {"period": self.name, "reports": self.reports, "late": self.late}
         if self.refused:
             return common | {"refused": self.refused}
@@ -74,35 +99,50 @@ class PeriodAnswer:
 
 
 def closed_periods(folder: Path, shelves: Sequence[Shelf], every: Every, now: int) -> list[Period]:
-    """The periods that no device can still add to, oldest first. All shelves are of one kind."""
-    found: dict[int, list[Shelf]] = {}
+    """Return the closed periods, oldest first. All shelves are of one kind."""
+    by_start: dict[int, list[Shelf]] = {}
     for shelf in shelves:
         start = every.start_of(shelf.hour)
         if start + every.length + HOUR <= now:
-            found.setdefault(start, []).append(shelf)
+            by_start.setdefault(start, []).append(shelf)
     return [
-        Period(start, tuple(found[start]), folder / FOLDER / _file_name(found[start][0], every, start))
-        for start in sorted(found)
+        Period(start, tuple(group), folder / FOLDER / _file_name(group[0], every, start))
+        for start, group in sorted(by_start.items())
     ]
 
 
-def shelves_of_kind(store: StoreReader, kind: str) -> list[Shelf]:
-    """The shelves of the kind that is named, or of the only one there is."""
+def queried_kinds(folder: Path, every: Every) -> set[str]:
+    """Return the kinds that a series over such periods has queried before, by the names of its batches."""
+    name = re.compile(rf".*-([0-9a-f]{{8}})-{every.value}-[^-]+-[^-]+-[^-]+\.batch")
+    names = (name.fullmatch(path.name) for path in (folder / FOLDER).glob("*.batch"))
+    return {match[1] for match in names if match}
+
+
+def shelves_of_kind(store: StoreReader, kind: str, queried: Collection[str] = ()) -> list[Shelf]:
+    """Return the shelves of `kind`: by default of the one queried before, or else of the only kind that there is.
+
+    Anyone can post a report of another kind, and an unattended series must go on all the same.
+    """
     shelves = store.shelves()
     kinds = {shelf.kind: f"{shelf.kind} ({shelf.site}, {shelf.description})" for shelf in shelves}
     if not kinds:
-        raise TrefoilError("this collector has no reports yet", "Wait until devices have posted some.")
+        hint = "Wait until devices have posted some."
+        raise TrefoilError("this collector has no reports yet", hint, kind=ErrorKind.TOO_FEW)
+    if not kind and len(queried) == 1:
+        (kind,) = queried
+        if others := len(kinds.keys() - queried):
+            say(f"goes on with kind {kind}; {others} other kinds are left alone: trefoil batch ls lists them")
     if not kind and len(kinds) > 1:
-        raise TrefoilError(
-            f"this collector has {len(kinds)} kinds of reports", f"Choose one with --kind: {_few(kinds)}"
-        )
+        message = f"this collector has {len(kinds)} kinds of reports"
+        raise TrefoilError(message, f"Choose one with --kind: {_few(kinds)}", kind=ErrorKind.MISSING_OPTION)
     if kind and kind not in kinds:
-        raise TrefoilError(f"this collector has no reports of kind {kind!r}", f"It has: {_few(kinds)}")
+        message = f"this collector has no reports of kind {kind!r}"
+        raise TrefoilError(message, f"It has: {_few(kinds)}", kind=ErrorKind.UNKNOWN_NAME)
     return [shelf for shelf in shelves if not kind or shelf.kind == kind]
 
 
 class Series:
-    """Run by a querier: asks about one period after the other and keeps what it hears."""
+    """Queries one period after the other and saves the answers."""
 
     def __init__(self, store: StoreReader, querier: Querier, key: IdentityKey, options: QueryOptions) -> None:
         self._store = store
@@ -111,10 +151,9 @@ class Series:
         self._options = options
 
     async def ask(self, period: Period, now: int) -> PeriodAnswer:
-        """The answer of one period: the one that is kept, or a new one. `QueryFailed` if it should be tried again."""
-        kept = _kept(period)
-        if kept is not None:
-            return kept
+        """Return the saved answer of a period, or query it. Raise `QueryFailed` if the query should be retried."""
+        if period.answer.exists():
+            return _load_answer(period)
         if not period.batch.exists():
             export(self._store, period.shelves, period.batch)
         batch = BatchReader(period.batch)
@@ -122,17 +161,15 @@ class Series:
         try:
             result = await ask_batch(self._querier, batch, self._options, self._key, now)
         except QueryFailed as error:
-            # A wrong key is wrong for every period; what else is refused may be a matter of this one alone.
-            if error.again or error.http_status == HTTPStatus.FORBIDDEN:
+            # A wrong key is wrong for every period; any other refusal may concern this one alone.
+            if error.retryable or error.http_status == HTTPStatus.FORBIDDEN:
                 raise
             return PeriodAnswer(period.name, len(batch), late, refused=str(error))
         write_atomically(period.answer, (json.dumps(result.to_json(), indent=2) + "\n").encode())
         return _read(period, len(batch), late)
 
 
-def _kept(period: Period) -> PeriodAnswer | None:
-    if not period.answer.exists():
-        return None
+def _load_answer(period: Period) -> PeriodAnswer:
     reports = len(BatchReader(period.batch)) if period.batch.exists() else 0
     return _read(period, reports, max(0, sum(shelf.reports for shelf in period.shelves) - reports))
 
@@ -142,12 +179,12 @@ def _read(period: Period, reports: int, late: int) -> PeriodAnswer:
         stored = JsonObject(decode_json(period.answer.read_bytes()), "file")
         histogram = stored.value("answer")
         if not isinstance(histogram, list) or not all(type(number) is int for number in histogram):
-            raise ProtocolError("it has no histogram")
+            raise ProtocolError("it has no histogram", kind=ErrorKind.MISSING_FIELD)
         half, counted = stored.whole("half_width"), stored.whole("reports_counted")
     except ProtocolError as error:
-        raise TrefoilError(
-            f"{period.answer} is not a kept answer: {error}", "Move it away: the helpers may still have the answer."
-        ) from None
+        message = f"{period.answer} is not a saved answer: {error}"
+        hint = "Move it away: the helpers may still have the answer."
+        raise TrefoilError(message, hint, kind=ErrorKind.FILE_DAMAGED) from None
     return PeriodAnswer(period.name, reports, late, tuple(histogram), half, counted)
 
 
@@ -157,5 +194,121 @@ def _file_name(shelf: Shelf, every: Every, start: int) -> str:
 
 
 def _few(kinds: dict[str, str]) -> str:
-    """Kinds are made by whoever posts: of very many, some."""
+    """Return at most five kinds: a client can post reports of any number of them."""
     return "; ".join(sorted(kinds.values())[:5]) + ("; …" if len(kinds) > 5 else "")
+
+
+PLOT_WIDTH = 56
+LEAST_PLOT_WIDTH = 16
+MAX_BUCKETS = 8
+
+
+def ask_over_time(
+    folder: Path,
+    helpers: Path,
+    site_key: Path,
+    options: QueryOptions,
+    clock: Callable[[], int],
+    *,
+    every: Every,
+    kind: str,
+    plot: Path | None,
+) -> dict[str, object]:
+    """Query every closed period without an answer, print the series, also when interrupted, and return it as JSON."""
+    helper_set, key = HelperSet.load(helpers), load_identity(site_key)
+    answers: list[PeriodAnswer] = []
+    with StoreReader(folder) as store:
+        shelves = shelves_of_kind(store, kind, queried_kinds(folder, every))
+        periods = closed_periods(folder, shelves, every, clock())
+        series = Series(store, Querier(helper_set), key, options)
+        try:
+            asyncio.run(_ask_all(series, periods, clock, answers))
+        finally:
+            # Also after an error: the answers so far are saved.
+            _show(answers, len(periods), every)
+            if plot is not None and any(answer.histogram for answer in answers):
+                plot_series(picture_file(plot, "series"), answers, every)
+    site, name = shelves[0].site, shelves[0].kind
+    listed = [answer.to_json() for answer in answers]
+    return {"site": site, "kind": name, "every": every.value, "confidence": CONFIDENCE, "periods": listed}
+
+
+async def _ask_all(
+    series: Series, periods: Sequence[Period], clock: Callable[[], int], answers: list[PeriodAnswer]
+) -> None:
+    for place, period in enumerate(periods):
+        err.print(f"{period.name}: {place + 1} of {len(periods)}", markup=False, highlight=False)
+        answers.append(await series.ask(period, clock()))
+
+
+def _show(answers: Sequence[PeriodAnswer], periods: int, every: Every) -> None:
+    if not periods:
+        say(f"no {every.value} is closed yet: that is an hour after its end (UTC)")
+        return
+    buckets = max((len(answer.histogram) for answer in answers), default=0)
+    tables = (_table(answers, periods, every, count) for count in range(min(buckets, MAX_BUCKETS), -1, -1))
+    out.print(next((table for table in tables if fits(table)), _table(answers, periods, every, 0)))
+    for answer in answers:
+        if answer.refused:
+            say(f"{answer.name}: {answer.refused}")
+    for line in interval_lines(answers, out.width):
+        say(line)
+    if buckets > MAX_BUCKETS:
+        say(f"{buckets - MAX_BUCKETS} more buckets; --json has them all")
+
+
+def _table(answers: Sequence[PeriodAnswer], periods: int, every: Every, buckets: int) -> Table:
+    """Return a table of all periods with their first `buckets` buckets."""
+    table = Table(title=f"{len(answers)} of {periods} {every.value}s")
+    table.add_column(every.value)
+    for heading in ("reports", "counted", "late", *(f"bucket {place}" for place in range(buckets))):
+        table.add_column(heading, justify="right")
+    table.add_column(f"± ({CONFIDENCE:.0%})", justify="right")
+    for answer in answers:
+        cells = [f"{number:,}" for number in answer.histogram[:buckets]] or [""] * buckets
+        width = "refused" if answer.refused else f"{answer.half_width:,}"
+        table.add_row(answer.name, f"{answer.reports:,}", f"{answer.counted:,}", f"{answer.late:,}", *cells, width)
+    return table
+
+
+def interval_lines(answers: Sequence[PeriodAnswer], width: int) -> list[str]:
+    """Return a text plot of each bucket over time: a point for the answer, within its confidence interval."""
+    numbered = [answer for answer in answers if answer.histogram]
+    if not numbered:
+        return []
+    low = min(0, *(min(answer.histogram) - answer.half_width for answer in numbered))
+    high = max(1, *(max(answer.histogram) + answer.half_width for answer in numbered))
+    # What is beside the plot: the period, and a number with its interval.
+    longest = max(len(f"{low:,}"), len(f"{high:,}"))
+    beside = max(len(answer.name) for answer in numbered) + 2 * longest + len("    ± ") + 1
+    plot_width = max(LEAST_PLOT_WIDTH, min(PLOT_WIDTH, width - beside))
+
+    def at(value: int) -> int:
+        return round((value - low) * (plot_width - 1) / (high - low))
+
+    lines = [f"from {low:,} to {high:,}; the interval holds the exact number with probability {CONFIDENCE:.0%}"]
+    for bucket in range(min(MAX_BUCKETS, max(len(answer.histogram) for answer in numbered))):
+        lines.append(f"bucket {bucket}")
+        for answer in numbered:
+            value, half = answer.histogram[bucket], answer.half_width
+            row = [" "] * plot_width
+            row[at(0)] = "│"
+            row[at(value - half) : at(value + half) + 1] = "─" * (at(value + half) - at(value - half) + 1)
+            row[at(value - half)], row[at(value + half)], row[at(value)] = "├", "┤", "●"
+            lines.append(f"  {answer.name} {''.join(row)} {value:,} ± {half:,}")
+    return lines
+
+
+def plot_series(path: Path, answers: Sequence[PeriodAnswer], every: Every) -> None:
+    """Draw one line per bucket over time, with confidence intervals."""
+    numbered = [answer for answer in answers if answer.histogram]
+    figure = new_figure(8, 4)
+    axes = figure.add_subplot()
+    names, halves = [answer.name for answer in numbered], [answer.half_width for answer in numbered]
+    for bucket in range(min(MAX_BUCKETS, len(numbered[0].histogram))):
+        values = [answer.histogram[bucket] for answer in numbered]
+        axes.errorbar(names, values, yerr=halves, marker="o", capsize=3, label=f"bucket {bucket}")
+    axes.set_title(f"each {every.value}, {CONFIDENCE:.0%} intervals of the noise")
+    axes.tick_params(axis="x", rotation=45)
+    axes.legend()
+    save_figure(path, figure)

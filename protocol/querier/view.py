@@ -1,32 +1,194 @@
-"""`trefoil query` as a person sees it: a bar while the helpers work, then the histogram with its error bars."""
+"""What `trefoil query` shows: progress, the histogram with its error bars, left-out reports, and the list of queries.
+
+The functions `…_and_show` run one subcommand each: they call the library and print its result.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
+import datetime
+import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 from rich.table import Table
 
-from protocol import epsilon
+from protocol import units
 from protocol.batch import BatchReader
-from protocol.console import Advance, add_bars, bar, err, out, progress, say
-from protocol.errors import TrefoilError
+from protocol.cli.console import Advance, add_bars, bar, err, out, progress, say
+from protocol.errors import ErrorKind, Rejection, TrefoilError
+from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
+from protocol.left_out import WOULD_COUNT, reason_of
 from protocol.querier.ask import OnStatus, Querier
-from protocol.querier.query_failed import QueryFailed
-from protocol.querier.query_folder import QueryFolder, ask_batch
-from protocol.querier.saved_query import QueryOptions
-from protocol.querier.worth import CONFIDENCE, QueryResult
+from protocol.querier.failure import QueryFailed
+from protocol.querier.query_folder import SHOWN_DIGITS, QueryFolder, ask_batch
+from protocol.querier.result import CONFIDENCE, QueryResult
+from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 
+
+@dataclass(frozen=True, slots=True)
+class LeftOutReport:
+    """One report that is not in the answer, and each helper's reason; None for a helper that accepted it.
+
+    `record` is its index in the batch file.
+    """
+
+    record: int
+    digest: bytes
+    reasons: tuple[Rejection | None, Rejection | None, Rejection | None]
+
+
+def left_out_reports(result: QueryResult, batch: BatchReader) -> Iterator[LeftOutReport]:
+    """Yield every report that a helper's list names, in the order of the batch file."""
+    if batch.root() != result.query.batch_root:
+        raise TrefoilError(
+            f"{batch.path} has changed since it was queried: the helpers' lists refer to other reports",
+            "Name the original batch, or omit --left-out.",
+            kind=ErrorKind.INCONSISTENT,
+        )
+    lists, order, digests = result.answer.left_out, batch.order(), batch.digests()
+    rejected = np.flatnonzero(np.any([codes != WOULD_COUNT for codes in lists], axis=0))
+    for place in rejected[np.argsort(order[rejected], kind="stable")]:
+        record = int(order[place])
+        first, second, third = (_reason(int(codes[place])) for codes in lists)
+        yield LeftOutReport(record, bytes(digests[record]), (first, second, third))
+
+
+def write_left_out(path: Path, result: QueryResult, batch: BatchReader, names: Sequence[str]) -> int:
+    """Write one CSV row per report left out, and return their number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["record", "digest", *names])
+    count = 0
+    for report in left_out_reports(result, batch):
+        count += 1
+        writer.writerow([report.record, report.digest.hex(), *(_label(reason) for reason in report.reasons)])
+    write_atomically(path, text.getvalue().encode())
+    return count
+
+
+def list_left_out(path: Path, result: QueryResult, reports: Path, helpers: Path) -> None:
+    """Write the CSV file and print how many reports it lists."""
+    names = [helper.name for helper in HelperSet.load(helpers).helpers]
+    count = write_left_out(path, result, BatchReader(reports), names)
+    say(f"{count:,} reports left out are in {path}")
+    if missing := missing_from_lists(result):
+        say(f"{missing:,} more were left out and are in no list: a helper's list is at most 512 KiB long")
+
+
+def missing_from_lists(result: QueryResult) -> int:
+    """Return how many reports were left out but are in no list, because lists are truncated."""
+    answer = result.answer
+    listed = int(np.count_nonzero(np.any([codes != WOULD_COUNT for codes in answer.left_out], axis=0)))
+    return answer.submitted - answer.counted - listed
+
+
+def _reason(code: int) -> Rejection | None:
+    return None if code == WOULD_COUNT else reason_of(code)
+
+
+def _label(reason: Rejection | None) -> str:
+    return "would count" if reason is None else reason.value
+
+
+# A list must not wait long for an unreachable helper.
+LIST_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedQuery:
+    """One saved query with each helper's status."""
+
+    saved: SavedQuery
+    statuses: Mapping[int, QueryStatus | QueryFailed]
+
+    @property
+    def held(self) -> bool:
+        """Return whether all three helpers hold the answer."""
+        return all(_is_released(status) for status in self.statuses.values())
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return the outcome in a few words."""
+        if self.held:
+            return "answered: all three helpers hold it"
+        return "; ".join(f"{names[party]}: {_state(status)}" for party, status in sorted(self.statuses.items()))
+
+    def to_json(self, names: Sequence[str]) -> dict[str, object]:
+        query = self.saved.query
+        return {
+            "query_id": query.query_id.hex(),
+            "log_name": query.short_name,
+            "made": self.saved.made,
+            "deadline": query.deadline,
+            "reports": query.batch_size,
+            "epsilon_micros": query.epsilon_micros,
+            "noise": query.noise.value,
+            "debug": query.debug,
+            "answer_held": self.held,
+            "helpers": {names[party]: _state(status) for party, status in self.statuses.items()},
+        }
+
+
+def _is_released(status: QueryStatus | QueryFailed) -> bool:
+    return isinstance(status, QueryStatus) and status.state is QueryState.RELEASED
+
+
+def _state(status: QueryStatus | QueryFailed) -> str:
+    if isinstance(status, QueryFailed):
+        return "does not know it" if status.refused else "cannot be reached"
+    return status.state.value
+
+
+def list_and_show(reports: Path, helpers: Path) -> list[dict[str, object]]:
+    """Print every query of a batch, oldest first, and return them as JSON."""
+    helper_set = HelperSet.load(helpers)
+    names = [helper.name for helper in helper_set.helpers]
+    listed = asyncio.run(_poll(QueryFolder(reports).all(), helper_set))
+    _show_list(listed, names, reports)
+    return [entry.to_json(names) for entry in listed]
+
+
+async def _poll(saved: Sequence[SavedQuery], helper_set: HelperSet) -> list[ListedQuery]:
+    querier = Querier(helper_set, request_seconds=LIST_SECONDS)
+    polled = await asyncio.gather(*(querier.statuses(one) for one in saved))
+    return [ListedQuery(one, statuses) for one, statuses in zip(saved, polled, strict=True)]
+
+
+def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Path) -> None:
+    if not listed:
+        say(f"there is no query on {reports}")
+        return
+    table = Table(title=f"queries on {reports}")
+    for heading in ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "noise", "outcome"):
+        table.add_column(heading)
+    for entry in listed:
+        query = entry.saved.query
+        made = datetime.datetime.fromtimestamp(entry.saved.made, datetime.UTC)
+        table.add_row(
+            query.query_id.hex()[:SHOWN_DIGITS],
+            query.short_name,
+            f"{made:%Y-%m-%d %H:%M}",
+            str(query.batch_size),
+            units.show(query.epsilon_micros),
+            "debug" if query.debug else query.noise.value,
+            entry.describe(names),
+        )
+    out.print(table)
+    say("Fetch an answer with: trefoil query fetch --id ID")
+
+
 MAX_ROWS = 64
-# How far each state is, out of what a bar shows.
+# The progress of each state, in percent.
 _WEIGHT = {
     QueryState.AWAITING: 0,
     QueryState.QUEUED: 5,
@@ -43,22 +205,16 @@ _WEIGHT = {
 
 
 def permille(share: float) -> int:
-    """A share of one as whole thousandths."""
+    """Return a fraction in thousandths, rounded down."""
     if not (0 <= share <= 1):
-        raise TrefoilError(f"--tolerate is a share from 0 to 1, not {share:g}", "Half of the reports is 0.5.")
+        message = f"--tolerate is a fraction from 0 to 1, not {share:g}"
+        raise TrefoilError(message, "Half of the reports is 0.5.", kind=ErrorKind.OUT_OF_RANGE)
     return int(share * 1000)
 
 
-def one_errand(wanted: Mapping[str, bool]) -> None:
-    """Refuse two at once of what a command does one of."""
-    named = [option for option, given in wanted.items() if given]
-    if len(named) > 1:
-        raise TrefoilError(f"{' and '.join(named)} are different things to do", "Give one of them.")
-
-
 @contextlib.contextmanager
-def detailed(wanted: bool) -> Iterator[None]:
-    """What each helper says about a failure: shown if wanted, and otherwise said to be there."""
+def show_details(wanted: bool) -> Iterator[None]:
+    """Print each helper's reasons if the query fails; unless `wanted`, add a hint about `--details` instead."""
     try:
         yield
     except QueryFailed as error:
@@ -66,45 +222,42 @@ def detailed(wanted: bool) -> Iterator[None]:
             for line in error.details:
                 err.print(line, markup=False, highlight=False, soft_wrap=True)
         elif error.details:
-            error.hint = f"{error.hint} What each helper says: --details".strip()
+            error.hint = f"{error.hint} Each helper's reasons: --details".strip()
         raise
 
 
 def ask_and_show(
-    reports: Path, helpers: Path, site_key: Path | None, options: QueryOptions, now: int, *, new: bool
+    reports: Path, helpers: Path, site_key: Path, options: QueryOptions, now: int, *, new: bool
 ) -> QueryResult:
-    """Ask, or take up again what was asked, and print the answer."""
-    if site_key is None:
-        raise TrefoilError("a query needs the key that signs it", "Name it with --site-key.")
+    """Run a query on a batch, or resume one, and print the answer."""
     helper_set, key, batch = HelperSet.load(helpers), load_identity(site_key), BatchReader(reports)
     batch.check()
     with _bar() as on_status:
         result = asyncio.run(ask_batch(Querier(helper_set), batch, options, key, now, new=new, on_status=on_status))
-    return _shown(result, helper_set)
+    return _print(result, helper_set)
 
 
-def withdraw_and_show(reports: Path, helpers: Path, site_key: Path | None) -> dict[str, object]:
-    """Take the newest query of a batch back."""
-    if site_key is None:
-        raise TrefoilError("a withdrawal needs the key that signed the query", "Name it with --site-key.")
+def withdraw_and_show(reports: Path, helpers: Path, site_key: Path) -> dict[str, object]:
+    """Withdraw the newest query of a batch."""
     saved = QueryFolder(reports).newest()
     if saved is None:
-        raise TrefoilError(f"nothing was asked of {reports}", "Show what was asked with: trefoil query --list")
+        hint = "List queries with: trefoil query list"
+        raise TrefoilError(f"there is no query on {reports}", hint, kind=ErrorKind.FILE_MISSING)
     asyncio.run(Querier(HelperSet.load(helpers)).withdraw(saved, load_identity(site_key)))
-    say("withdrawn: the helpers will not answer this query, and its reports are free")
+    say("withdrawn: the helpers will not answer this query, and its reports can be queried again")
     return {"query_id": saved.query.query_id.hex(), "withdrawn": True}
 
 
 def fetch_and_show(reports: Path, helpers: Path, digits: str) -> QueryResult:
-    """Print the answer to an earlier query, whatever has become of the batch since."""
+    """Fetch and print the answer to an earlier query. The batch may have changed since."""
     helper_set, folder = HelperSet.load(helpers), QueryFolder(reports)
     with _bar() as on_status:
         result = asyncio.run(Querier(helper_set).fetch(folder.find(digits), on_status))
     folder.keep_bias(result)
-    return _shown(result, helper_set)
+    return _print(result, helper_set)
 
 
-def _shown(result: QueryResult, helper_set: HelperSet) -> QueryResult:
+def _print(result: QueryResult, helper_set: HelperSet) -> QueryResult:
     show(result, [helper.name for helper in helper_set.helpers])
     return result
 
@@ -116,19 +269,18 @@ def _bar() -> Iterator[OnStatus]:
 
 
 class Follower:
-    """Turns what three helpers say into one bar that never goes back."""
+    """Turns the statuses of three helpers into one progress bar that never moves back."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance
-        self._shown = 0
+        self._percent = 0
 
     def __call__(self, statuses: Mapping[int, QueryStatus]) -> None:
-        """Called with every round of statuses."""
         done = sum(_share(status) for status in statuses.values()) // PARTIES
         slowest = min(statuses.values(), key=_share, default=None)
-        if done > self._shown and slowest is not None:
-            self._advance(done - self._shown, note=slowest.state.value)
-            self._shown = done
+        if done > self._percent and slowest is not None:
+            self._advance(done - self._percent, note=slowest.state.value)
+            self._percent = done
 
 
 def _share(status: QueryStatus) -> int:
@@ -137,7 +289,7 @@ def _share(status: QueryStatus) -> int:
 
 
 def show(result: QueryResult, names: Sequence[str]) -> None:
-    """The histogram as a table with bars, and what it is worth."""
+    """Print the histogram as a table with bars, its error bounds, and the helpers' rejections."""
     answer, unit = result.answer, result.query.unit
     table = Table(title=f"{result.query.site}: {answer.counted} of {answer.submitted} reports counted")
     table.add_column("bucket", justify="right")
@@ -150,19 +302,19 @@ def show(result: QueryResult, names: Sequence[str]) -> None:
     out.print(table)
     if len(answer.histogram) > MAX_ROWS:
         say(f"{len(answer.histogram) - MAX_ROWS} more buckets; --json has them all")
-    _show_worth(result)
+    _show_error(result)
     for name, counts in zip(names, answer.rejections, strict=True):
         if counts:
-            told = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
-            say(f"{name} left out: {told}")
+            reasons = ", ".join(f"{count} {reason.value}" for reason, count in counts.items())
+            say(f"{name} left out: {reasons}")
 
 
-def _show_worth(result: QueryResult) -> None:
+def _show_error(result: QueryResult) -> None:
     answer = result.answer
     if result.query.debug:
         say("DEBUG: no noise was added; only debug reports were counted")
     else:
-        paid = epsilon.show(answer.epsilon_micros)
+        paid = units.show(answer.epsilon_micros)
         terms = f"{answer.noise.value}, ε = {paid}, {show_delta(result.delta)}Δ = {answer.sensitivity}"
         say(f"noise: {terms}, sd {result.noise_sd:.2f} per bucket, attempt {answer.attempts}")
     if result.bias is not None:
@@ -170,7 +322,7 @@ def _show_worth(result: QueryResult) -> None:
 
 
 def show_delta(delta: Fraction) -> str:
-    """δ as a power of two, rounded up; nothing where ε is pure."""
+    """Return δ as a power of two, rounded up; empty for pure ε."""
     if not delta:
         return ""
     exponent = math.log2(delta.numerator) - math.log2(delta.denominator)

@@ -18,12 +18,12 @@ from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.agreement import Agreement
 from mpc_helpers.agreement.messages import Body
 from mpc_helpers.helper import Helper
-from mpc_helpers.ledger.attempt import AttemptState, QueryName, Word
+from mpc_helpers.ledger.attempt import AttemptState, QueryName, VoteStatus
 from protocol.batch import BatchReader
-from protocol.querier.query_failed import QueryFailed
+from protocol.noise import NoiseMode
+from protocol.querier.failure import QueryFailed
+from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, SavedQuery
-from protocol.querier.worth import QueryResult
-from protocol.query import NoiseMode
 from protocol.vote import Vote
 from tests.support.three_helpers import ThreeHelpers, terms
 
@@ -40,7 +40,7 @@ Tamper = Callable[[int, Body], Body | None]
 
 
 def helper_of(three: ThreeHelpers, party: int) -> Helper:
-    helper = three.intakes[party]._helper
+    helper = three.queries[party].helper
     assert isinstance(helper, Helper)
     return helper
 
@@ -87,10 +87,10 @@ class BadHelper:
         self.sent.append((target, changed))
         return changed
 
-    def vote(self, attempt_id: bytes, word: Word) -> messages.StateMessage:
+    def vote(self, attempt_id: bytes, status: VoteStatus) -> messages.StateMessage:
         """A vote as it likes, whatever its ledger holds."""
-        vote = Vote.YES if word is Word.YES else Vote.ABORTED
-        return messages.StateMessage(attempt_id, word, (self.parties.sign_vote(attempt_id, vote),))
+        vote = Vote.YES if status is VoteStatus.YES else Vote.ABORTED
+        return messages.StateMessage(attempt_id, status, (self.parties.sign_vote(attempt_id, vote),))
 
 
 def five_reports(three: ThreeHelpers) -> BatchReader:
@@ -104,12 +104,12 @@ def truth_of(three: ThreeHelpers, result: QueryResult) -> list[int]:
 
 def heads(three: ThreeHelpers) -> list[int]:
     """How far the honest ledgers have come."""
-    return [agreement_of(three, party)._ledger.chain.head.sequence for party in HONEST]
+    return [agreement_of(three, party).ledger.chain.head.sequence for party in HONEST]
 
 
 def live_states(three: ThreeHelpers, asked: SavedQuery) -> list[AttemptState | None]:
     key = QueryName.of(asked.query).key
-    records = [agreement_of(three, party)._ledger.attempts.live(key) for party in HONEST]
+    records = [agreement_of(three, party).ledger.attempts.live(key) for party in HONEST]
     return [record.state if record else None for record in records]
 
 

@@ -7,17 +7,18 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Self
 
-from device.coins import DeviceCoins
+from benchmarks.experiments.small_worlds import QUERIER, START, WEEK, PlainDevice
+from device.budget import FilterKind
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
-from device.impression import ImpressionOptions
+from device.epoch import DeviceCoins
+from device.events import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.memory_store import MemoryStore
-from device.privacy_filter import FilterKind
 from device.report import PlainSeal
-from device.sqlite_store import SqliteStore
-from device.storage import Store
-from tests.support.small_worlds import QUERIER, START, WEEK, PlainDevice, quick_folder
+from device.stores.memory_store import MemoryStore
+from device.stores.sqlite_store import SqliteStore
+from device.stores.storage import Store
+from tests.support.small_worlds import quick_folder
 
 
 class Kind(Enum):
@@ -29,7 +30,7 @@ class Kind(Enum):
 
 @contextmanager
 def fresh_store(kind: Kind, epoch_length: int = WEEK, wait: float = 2.0) -> Iterator[Store]:
-    """An empty store in which epoch 0 begins at START."""
+    """Yield an empty store in which epoch 0 begins at START."""
     with quick_folder() as folder:
         if kind is Kind.MEMORY:
             memory = MemoryStore(debug=True)
@@ -63,24 +64,24 @@ class Ann:
         return self
 
     def see(self, epoch: float, bucket: int = 0, site: str = "news.example", **options: Any) -> Self:
-        """An impression, at this time."""
+        """Save an impression at this time."""
         caller, action = options.pop("caller", None), options.pop("action", None)
         given = ImpressionOptions(bucket, **options)
         self.at(epoch).device.save_impression(site, given, intermediary=caller, action=action)
         return self
 
     def convert(self, site: str = QUERIER, buckets: int = 2, **options: Any) -> tuple[int, ...]:
-        """The standard's call."""
+        """Make the standard's call."""
         caller, action = options.pop("caller", None), options.pop("action", None)
         given = ConversionOptions(TREFOIL_SERVICE, buckets, **options)
         return self.device.measure_conversion(site, given, intermediary=caller, action=action)
 
     def ask(self, *epochs: int, site: str = QUERIER, **request: Any) -> tuple[int, ...]:
-        """The paper's request: all of a week's budget, unless it says otherwise."""
+        """Make the paper's request, for all of a week's budget unless `request` says otherwise."""
         terms = {"epsilon": 1.0, "buckets": 2, "value": 1, "query_sensitivity": 2}
         return self.device.measure(site, AttributionRequest(epochs, **{**terms, **request}))
 
     def spent(self, kind: FilterKind = FilterKind.SITE, site: str = QUERIER) -> dict[int, int]:
-        """What each epoch has paid to one filter."""
+        """Return what each epoch has paid to one filter."""
         wanted = "" if kind is FilterKind.GLOBAL else site
         return {one.epoch: one.spent for one in self.device.budget() if one.kind is kind and one.site == wanted}

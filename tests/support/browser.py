@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from benchmarks.live.live import prepared
-from benchmarks.live.places import SHOP_SITE, Map, Place
+from benchmarks.demos.live.live import prepared
+from benchmarks.demos.live.web import SHOP_SITE, Map, Place
 from device.agent import system_clock
+from device.schedule import AtOnce
 from mpc_helpers.local.launcher import Trio, prepare
-from tests.support.virtual_ticks import virtual_ticks
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed: apt install chromium")
@@ -77,7 +77,7 @@ def idle_helpers(folder: Path) -> Trio:
 @contextmanager
 def demonstration(folder: Path, trio: Trio) -> Iterator[Map]:
     """All places of a demonstration, with a fresh device, in a thread."""
-    with prepared(folder, trio, 0, 1, virtual_ticks()) as (shown, sockets):
+    with prepared(folder, trio, 0, 1, AtOnce()) as (shown, sockets):
         loop = asyncio.new_event_loop()
         ready, stop = threading.Event(), asyncio.Event()
 

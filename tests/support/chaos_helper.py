@@ -22,18 +22,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from mpc_helpers.agreement.hooks import Pace
+from mpc_helpers.agreement.agreement import Agreement
 from mpc_helpers.agreement.messages import Body, Show
-from mpc_helpers.agreement.peers import Peers
-from mpc_helpers.agreement.reception import Reception
-from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.agreement.peers import Peers, RetryPolicy
+from mpc_helpers.ledger.attempt import Failpoint
 from mpc_helpers.service import daemon
 from mpc_helpers.service.daemon import Parts, RunOptions, run
 from mpc_helpers.service.transport import PeerError, Transport
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
 
-PACE = Pace(first=0.02, longest_agree=0.2, longest_ask=0.3, patience=1.5)
+RETRY = RetryPolicy(first_delay=0.02, max_agree_delay=0.2, max_poll_delay=0.3, reply_timeout=1.5)
 PLAN = "chaos.json"
 WEATHER = "weather.json"
 FIRED = "chaos.log"
@@ -49,30 +48,30 @@ class Fault(Enum):
     FILL_DISK = "full disk"
 
 
-class CheckStep(Enum):
+class CheckFailpoint(Enum):
     """Moments in the check of reports' numbers."""
 
     SHOW = "before asking for blocks"
     SHOWN = "blocks computed, answer not sent"
 
 
-Moment = Step | CheckStep
+Moment = Failpoint | CheckFailpoint
 
 
 def moment(name: str) -> Moment:
     """By the name that a plan has it under."""
-    return CheckStep[name] if name in CheckStep.__members__ else Step[name]
+    return CheckFailpoint[name] if name in CheckFailpoint.__members__ else Failpoint[name]
 
 
 @dataclass(frozen=True)
-class Failpoint:
+class ArmedFault:
     """One thing that goes wrong, the next time its step is reached."""
 
     step: str
     action: str
 
     @classmethod
-    def of(cls, step: Moment, action: Fault) -> Failpoint:
+    def of(cls, step: Moment, action: Fault) -> ArmedFault:
         return cls(step.name, action.name)
 
 
@@ -80,14 +79,14 @@ class Failpoint:
 class Chaos:
     """What one helper has before it: failpoints in order, and how far its clock is off."""
 
-    plan: tuple[Failpoint, ...] = ()
+    plan: tuple[ArmedFault, ...] = ()
     skew: int = 0
 
     @classmethod
     def load(cls, folder: Path) -> Chaos:
         with contextlib.suppress(FileNotFoundError):
             stored = json.loads((folder / PLAN).read_bytes())
-            return cls(tuple(Failpoint(**entry) for entry in stored["plan"]), stored["skew"])
+            return cls(tuple(ArmedFault(**entry) for entry in stored["plan"]), stored["skew"])
         return cls()
 
     def save(self, folder: Path) -> None:
@@ -130,15 +129,15 @@ def workers_of(daemon: int) -> list[int]:
 
 
 def _children(parent: int) -> list[int]:
-    found = []
+    children = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 # After the name: the state, where a Z has ended already, and the parent.
                 state, of = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if int(of) == parent and state != "Z":
-                    found.append(int(entry.name))
-    return found
+                    children.append(int(entry.name))
+    return children
 
 
 def _command(process: int) -> bytes:
@@ -188,21 +187,21 @@ class Failpoints:
 
 def watch_check(failpoints: Failpoints) -> None:
     """Let the plan act where blocks are asked for and where they are shown; the list of their hashes goes before."""
-    call, answer = Peers.call, Reception._answer_show
+    call, answer = Peers.call, Agreement._answer_show
 
     async def watched_call(self: Peers, party: int, body: Body) -> Body | None:
         if isinstance(body, Show) and body.blocks:
-            failpoints.reach(CheckStep.SHOW)
+            failpoints.reach(CheckFailpoint.SHOW)
         return await call(self, party, body)
 
-    async def watched_answer(self: Reception, question: Show) -> Body:
+    async def watched_answer(self: Agreement, question: Show) -> Body:
         reply = await answer(self, question)
         if question.blocks:
-            failpoints.reach(CheckStep.SHOWN)
+            failpoints.reach(CheckFailpoint.SHOWN)
         return reply
 
     Peers.call = watched_call  # type: ignore[method-assign]  # a wiretap
-    Reception._answer_show = watched_answer  # type: ignore[method-assign]  # the same
+    Agreement._answer_show = watched_answer  # type: ignore[method-assign]  # the same
 
 
 def main() -> None:
@@ -215,7 +214,7 @@ def main() -> None:
         run(
             config,
             RunOptions(stop_with_stdin=True),
-            parts=Parts(clock=failpoints.now, step=failpoints.reach, pace=PACE),
+            parts=Parts(clock=failpoints.now, failpoint=failpoints.reach, retry=RETRY),
         )
     except TrefoilError as error:
         sys.exit(f"error: {error}")

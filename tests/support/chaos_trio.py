@@ -31,13 +31,13 @@ from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
+from protocol.noise import NoiseMode
 from protocol.querier.ask import Querier
-from protocol.querier.query_failed import QueryFailed
+from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
-from protocol.query import NoiseMode
 from protocol.report import SealedReport
 from protocol.shares import PARTIES
-from tests.support.chaos_helper import FIRED, Chaos, Failpoint, Fault, Moment, moment
+from tests.support.chaos_helper import FIRED, ArmedFault, Chaos, Fault, Moment, moment
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 COMMAND = (sys.executable, "-m", "tests.support.chaos_helper")
@@ -84,7 +84,7 @@ class ChaosTrio:
         assert process is not None
         return process.pid
 
-    def arm(self, party: int, *failpoints: Failpoint, skew: int = 0) -> None:
+    def arm(self, party: int, *failpoints: ArmedFault, skew: int = 0) -> None:
         """What will happen to a helper. Clears what it was told before."""
         folder = self.running.trio.helper_folder(party)
         (folder / FIRED).unlink(missing_ok=True)
@@ -177,8 +177,8 @@ class ChaosTrio:
         """Run with all three stopped: what S1, S3 and L1 of COMMIT.md say about the ledgers and about what left."""
         ledgers = self._ledgers()
         try:
-            found = [text for asked in self.asked for text in _audit_query(asked, ledgers, self.helper_set)]
-            return found + _audit_reports(ledgers, {report.digest for report in self.reports})
+            violations = [text for asked in self.asked for text in _audit_query(asked, ledgers, self.helper_set)]
+            return violations + _audit_reports(ledgers, {report.digest for report in self.reports})
         finally:
             for ledger in ledgers:
                 ledger.close()
@@ -192,17 +192,17 @@ def _audit_query(asked: ChaosQuery, ledgers: list[ReportLedger], helper_set: Hel
     """One query: one attempt released, the same at all three, and the same bytes whenever they were asked for."""
     name = QueryName.of(asked.query.query)
     live = [ledger.attempts.live(name.key) for ledger in ledgers]
-    found = []
+    violations = []
     if [record and record.state for record in live] != [AttemptState.RELEASED] * PARTIES:
         return [f"L1: half spent: {[record and record.state for record in live]}"]
     attempts = {record.attempt_id for record in live if record}
     for party, shares in asked.shares.items():
         if len(shares) != 1:
-            found.append(f"S3: helper {party + 1} handed out {len(shares)} different shares")
+            violations.append(f"S3: helper {party + 1} handed out {len(shares)} different shares")
         attempts |= {_attempt_of(asked, party, share, helper_set) for share in shares}
     if len(attempts) != 1:
-        found.append(f"S3: {len(attempts)} attempts of one query were released")
-    return found
+        violations.append(f"S3: {len(attempts)} attempts of one query were released")
+    return violations
 
 
 def _attempt_of(asked: ChaosQuery, party: int, share: str, helper_set: HelperSet) -> bytes:
@@ -213,22 +213,22 @@ def _attempt_of(asked: ChaosQuery, party: int, share: str, helper_set: HelperSet
 
 def _audit_reports(ledgers: list[ReportLedger], submitted: set[bytes]) -> list[str]:
     """Every report of every query: in exactly one released attempt, and the same one at all three helpers."""
-    found = []
+    violations = []
     holders = []
     for ledger in ledgers:
         rows = ledger._database.connection.execute(
             "SELECT digest, attempt_id, state FROM reports JOIN attempts USING (attempt)"
         )
         holders.append({digest: attempt for digest, attempt, state in rows if state == "released"})
-        if ledger.attempts.unsettled():
-            found.append(
-                f"L1: helper {ledger.owner.party + 1} has {len(ledger.attempts.unsettled())} unsettled attempts"
+        if ledger.attempts.pending():
+            violations.append(
+                f"L1: helper {ledger.owner.party + 1} has {len(ledger.attempts.pending())} unsettled attempts"
             )
     if any(set(held) != submitted for held in holders):
-        found.append(f"L1: {[len(submitted ^ set(held)) for held in holders]} reports are lost or foreign")
+        violations.append(f"L1: {[len(submitted ^ set(held)) for held in holders]} reports are lost or foreign")
     if not (holders[0] == holders[1] == holders[2]):
-        found.append("S1: the helpers released reports in different attempts")
-    return found
+        violations.append("S1: the helpers released reports in different attempts")
+    return violations
 
 
 def _state_of(pid: int) -> str:

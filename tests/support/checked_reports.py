@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.admission.blocks import fit
-from mpc_helpers.admission.ingest import Ingested
+from mpc_helpers.admission.column import fit
+from mpc_helpers.admission.ingest import AdmittedColumn
 from protocol import numerators, validity
-from protocol.denominations import pay, polynomial
 from protocol.field import P, Vector, from_integers
 from protocol.header import ReportTerms
 from protocol.query import Query
 from protocol.report import SealedReport, seal_deal, seal_report
-from protocol.shape import Shape
+from protocol.shape import Shape, pay, polynomial
 from protocol.shares import PARTIES
 from protocol.validity import Deal, Polynomials, Seeds, deal_numbers
 from tests.support import protocol_samples as samples
@@ -98,7 +97,7 @@ def seal_lie(dealt: Deal, openings: Openings = lambda right, _: right) -> Sealed
 class Checked:
     """What three helpers hold of a batch, and which report stands where."""
 
-    ingested: list[Ingested]
+    ingested: list[AdmittedColumn]
     # The place in column order of the reports as they were given.
     places: list[int]
 
@@ -110,7 +109,7 @@ class Checked:
         return [bool(equal[place]) for place in self.places]
 
 
-def all_shares(ingested: Ingested) -> Vector:
+def all_shares(ingested: AdmittedColumn) -> Vector:
     """The check shares of every report, all of which opened, out of the blocks a helper would show."""
     shape = ingested.rules.query.shape
     blocks = ingested.show(range(len(ingested.blocks)))
@@ -121,8 +120,8 @@ def all_shares(ingested: Ingested) -> Vector:
 
 def query_of(reports: Sequence[SealedReport], shape: Shape) -> Query:
     terms = terms_of(shape)
-    asked = samples.query_for(reports, buckets=shape.buckets, kappa=shape.kappa, sensitivity=terms.sensitivity)
-    return replace(asked, cap=shape.cap, spread=shape.spread)
+    query = samples.query_for(reports, buckets=shape.buckets, kappa=shape.kappa, sensitivity=terms.sensitivity)
+    return replace(query, cap=shape.cap, spread=shape.spread)
 
 
 def check(folder: Path, reports: Sequence[SealedReport], shape: Shape) -> Checked:

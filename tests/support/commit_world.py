@@ -1,46 +1,58 @@
 """Three helpers in one process, on real ledger files, over a network that loses, delays, repeats and reorders.
 
 Time is virtual: the event loop jumps to the next thing that happens, so that an hour of asking costs milliseconds. A
-crash abandons everything in memory at a named step and opens the ledger again from disk.
+crash abandons everything in memory at a named failpoint and opens the ledger again from disk. `Runs` plays worlds for
+the tests of COMMIT.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import itertools
+import shutil
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import numpy as np
 
+from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.errors import AgreementError, AlreadyReleased, TooFewReports
-from mpc_helpers.agreement.hooks import Hooks, Pace
-from mpc_helpers.agreement.messages import Envelope
-from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
-from mpc_helpers.agreement.parties import Parties
-from mpc_helpers.ledger.attempt import AttemptState, QueryName, Step
+from mpc_helpers.agreement.messages import Ask, Envelope, Propose
+from mpc_helpers.agreement.negotiation import (
+    AdmittedBatch,
+    AgreementError,
+    AlreadyReleased,
+    Attempt,
+    AttemptTerms,
+    TooFewReports,
+)
+from mpc_helpers.agreement.peers import Hooks, Parties, RetryPolicy
+from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, VoteStatus
 from mpc_helpers.ledger.file import LedgerClosed, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.reports import Standing
 from protocol.batch import Digests, batch_root, sorted_order
 from protocol.errors import Rejection
-from protocol.helper_set import realm
+from protocol.helper_set import message_realm
 from protocol.keys import IdentityKey
+from protocol.vote import SignedVote, Vote
 
 T = TypeVar("T")
-Point = tuple[int, Step, int]
+Point = tuple[int, Failpoint, int]
 
-PACE = Pace(first=0.05, longest_agree=0.8, longest_ask=2.0, patience=1.5)
+RETRY = RetryPolicy(first_delay=0.05, max_agree_delay=0.8, max_poll_delay=2.0, reply_timeout=1.5)
 SET_DIGEST = hashlib.sha256(b"the helper set of these tests").digest()
 IDENTITIES = tuple(IdentityKey.from_raw(hashlib.sha256(b"identity %d" % party).digest()) for party in range(3))
 KEYS = tuple(identity.public for identity in IDENTITIES)
-REALM = realm(SET_DIGEST)
+REALM = message_realm(SET_DIGEST)
 # How long an operator takes from one helper to the next when a helper set is renewed.
 ROTATION_SECONDS = 3.0
 
@@ -52,7 +64,7 @@ def set_digest(renewals: int) -> bytes:
 
 def parties(party: int, renewals: int = 0) -> Parties:
     """The three, as one of them sees them after so many renewals of the helper set."""
-    return Parties(party, IDENTITIES[party], KEYS, realm(set_digest(renewals)))
+    return Parties(party, IDENTITIES[party], KEYS, message_realm(set_digest(renewals)))
 
 
 class Crash(BaseException):
@@ -91,6 +103,28 @@ def run(main: Callable[[], Awaitable[T]], loop: Callable[[], asyncio.AbstractEve
 
     with asyncio.Runner(loop_factory=loop) as runner:
         return runner.run(entry())
+
+
+@contextmanager
+def hashed_signatures() -> Iterator[None]:
+    """Votes and messages are signed by keyed hashes: nobody here forges any, and Ed25519 is half the cost of a run."""
+    public = {id(identity): identity.public for identity in IDENTITIES}
+
+    def hashed(key: bytes, label: str, message: bytes) -> bytes:
+        return hashlib.blake2b(label.encode() + b"\0" + message, key=key).digest()
+
+    def sign(self: IdentityKey, label: str, message: bytes) -> bytes:
+        return hashed(public[id(self)], label, message)
+
+    def verify(key: bytes, label: str, message: bytes, signature: bytes) -> bool:
+        return signature == hashed(key, label, message)
+
+    with (
+        mock.patch.object(IdentityKey, "sign", sign),
+        mock.patch("protocol.vote.verify_signature", verify),
+        mock.patch("mpc_helpers.agreement.messages.verify_signature", verify),
+    ):
+        yield
 
 
 async def inline(call: Callable[[], T]) -> T:
@@ -157,7 +191,7 @@ class CommitWorld:
     block: Callable[[int, int, Envelope], bool] | None = None
     prepare: Callable[[Path], None] = lambda _path: None
     nodes: list[Node] = field(default_factory=list)
-    reached: Counter[tuple[int, Step]] = field(default_factory=Counter)
+    reached: Counter[tuple[int, Failpoint]] = field(default_factory=Counter)
     crashed: list[Point] = field(default_factory=list)
     out: list[tuple[int, bytes, bytes, bytes]] = field(default_factory=list)
     accepted: dict[bytes, set[frozenset[bytes]]] = field(default_factory=lambda: defaultdict(set))
@@ -208,7 +242,7 @@ class CommitWorld:
     def done(self) -> bool:
         owed = [(party, query.name.key) for party in self.honest for query in self.queries]
         alive = all(self.nodes[party].alive for party in self.honest)
-        settled = alive and all(not self.nodes[party].ledger.attempts.unsettled() for party in self.honest)
+        settled = alive and all(not self.nodes[party].ledger.attempts.pending() for party in self.honest)
         return settled and all(key in self.ended for key in owed)
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
@@ -263,7 +297,7 @@ class CommitWorld:
     def _tampered(self, source: int, target: int, data: bytes) -> bytes | None:
         if self.block is None and (self.tamper is None or source in self.honest):
             return data
-        of_day = realm(set_digest(self.nodes[source].renewals))
+        of_day = message_realm(set_digest(self.nodes[source].renewals))
         if self.block and self.block(source, target, Envelope.open(data, of_day, source, KEYS[source])):
             return None
         if self.tamper is None or source in self.honest:
@@ -286,12 +320,12 @@ class Node:
         self.ledger: ReportLedger
         self.agreement: Agreement
 
-    def step(self, step: Step) -> None:
-        if not self.alive and step not in STARTING:
+    def failpoint(self, failpoint: Failpoint) -> None:
+        if not self.alive and failpoint not in STARTING:
             raise Crash
         world = self.world
-        world.reached[(self.party, step)] += 1
-        point = (self.party, step, world.reached[(self.party, step)])
+        world.reached[(self.party, failpoint)] += 1
+        point = (self.party, failpoint, world.reached[(self.party, failpoint)])
         if point in world.plan.crashes:
             world.crashed.append(point)
             self.kill()
@@ -312,7 +346,7 @@ class Node:
         agreement: Any = getattr(self, "agreement", None)
         doomed = list(self.work)
         if agreement is not None:
-            doomed += [*agreement._voting.asking._tasks.values(), *agreement.peers._in_flight.values()]
+            doomed += [*agreement.voting.poller._tasks.values(), *agreement.peers._in_flight.values()]
         for task in doomed:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -330,9 +364,9 @@ class Node:
                 raise Crash
             return await self.world.carry(self.party, peer, data)
 
-        self.ledger = ReportLedger(self.path, LedgerOwner(self.party, KEYS[self.party]), step=self.step)
-        hooks = Hooks(step=self.step, offload=self.offload, entropy=self.world.rng.bytes)
-        self.agreement = Agreement(self.ledger, parties(self.party, self.renewals), send, pace=PACE, hooks=hooks)
+        self.ledger = ReportLedger(self.path, LedgerOwner(self.party, KEYS[self.party]), failpoint=self.failpoint)
+        hooks = Hooks(failpoint=self.failpoint, offload=self.offload, entropy=self.world.rng.bytes)
+        self.agreement = Agreement(self.ledger, parties(self.party, self.renewals), send, retry=RETRY, hooks=hooks)
         await self.agreement.recover()
         self.alive = True
         for query in self.world.queries:
@@ -346,8 +380,8 @@ class Node:
         """Admit · Agree · Spend · Sum · Noise · Open, with a label for a share."""
         now = asyncio.get_running_loop().time
         while True:
-            released = await self.agreement.answer(query.name.key)
-            if released is not None:
+            released = await self.offload(partial(self.ledger.attempts.released, query.name.key))
+            if released is not None and released.sealed_share is not None:
                 break
             if now() >= query.deadline:
                 self.world.ended[(self.party, query.name.key)] = "given up"
@@ -361,9 +395,9 @@ class Node:
                 return
             except AgreementError:
                 await asyncio.sleep(0.3)
-        self.step(Step.ANSWER_BEFORE_SEND)
+        self.failpoint(Failpoint.ANSWER_BEFORE_SEND)
         self.world.out.append((self.party, query.name.key, released.attempt_id, released.sealed_share))
-        self.step(Step.ANSWER_AFTER_SEND)
+        self.failpoint(Failpoint.ANSWER_AFTER_SEND)
         self.world.ended[(self.party, query.name.key)] = "released"
 
     async def attempt(self, query: AskedQuery) -> None:
@@ -371,13 +405,13 @@ class Node:
         deadline = max(min(now() + 25, query.deadline), now() + 0.1)
         batch = query.batch()
         agreed = await self.agreement.agree(AttemptTerms(query.name, False, bytes(32)), batch, deadline)
-        attempt = await self.agreement.reserve(agreed)
+        attempt = await self.agreement.preparation.reserve(agreed)
         self._note(attempt, batch)
-        self.step(Step.COMPUTE)
+        self.failpoint(Failpoint.COMPUTE)
         await asyncio.sleep(0.1)
         if self.world.plan.mpc_fails(self.party, attempt.number):
             await asyncio.sleep(0.2)
-            await self.agreement.give_up(attempt, "the MPC failed")
+            await self.agreement.abort(attempt, "the MPC failed")
             return
         share = b"share %d of %s" % (self.party, attempt.attempt_id.hex().encode())
         # A query that is asked again while its vote is out: the next attempt must wait for the end of this one.
@@ -391,7 +425,12 @@ class Node:
         self.world.summed[(attempt.query.key, attempt.number)][self.party] = accepted
 
 
-STARTING = (Step.START_BEFORE_SWEEP, Step.SWEEP_BEFORE_COMMIT, Step.SWEEP_AFTER_COMMIT, Step.START_AFTER_SWEEP)
+STARTING = (
+    Failpoint.START_BEFORE_SWEEP,
+    Failpoint.SWEEP_BEFORE_COMMIT,
+    Failpoint.SWEEP_AFTER_COMMIT,
+    Failpoint.START_AFTER_SWEEP,
+)
 
 
 def violations(world: CommitWorld) -> list[str]:
@@ -438,7 +477,7 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
 def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found = []
     for party, ledger in ledgers.items():
-        found += [f"L1: stuck as {record.state.value} at helper {party}" for record in ledger.attempts.unsettled()]
+        found += [f"L1: stuck as {record.state.value} at helper {party}" for record in ledger.attempts.pending()]
     for query in world.queries:
         records = [ledger.attempts.live(query.name.key) for ledger in ledgers.values()]
         states = {record.state if record else None for record in records}
@@ -475,3 +514,115 @@ def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) 
     places = list(positions)
     admitted[places] = False
     return AdmittedBatch(batch.root, batch.digests, batch.hours, batch.debug, admitted, {reason: len(places)})
+
+
+ONE = (AskedQuery.of(1, range(6)),)
+# For runs that are meant to end badly: nothing is gained by watching them ask for ever.
+SHORT = (AskedQuery.of(1, range(6), deadline=20.0),)
+SAME = (AskedQuery.of(1, range(6)), AskedQuery.of(2, range(6)))
+OVERLAPPING = (AskedQuery.of(1, range(6)), AskedQuery.of(2, range(3, 9)))
+
+
+class Runs:
+    """Plays worlds, each in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    def play(self, queries: tuple[AskedQuery, ...], plan: FaultPlan, **settings: Any) -> CommitWorld:
+        """Play a world to its end."""
+        world = self.world(queries, plan, **settings)
+        run(world.play)
+        return world
+
+    def broken(self, queries: tuple[AskedQuery, ...], plan: FaultPlan) -> tuple[CommitWorld, list[str]]:
+        """Play a world and give what it violates. Its files go: a matrix of a thousand would fill the memory disk."""
+        world = self.play(queries, plan)
+        found = violations(world)
+        shutil.rmtree(world.folder)
+        return world, found
+
+    def world(self, queries: tuple[AskedQuery, ...], plan: FaultPlan, **settings: Any) -> CommitWorld:
+        folder = self._folder / str(next(self._numbers))
+        folder.mkdir()
+        return CommitWorld(folder, queries, plan, **settings)
+
+
+def fails_at(party: int) -> Callable[[int, int], bool]:
+    """The MPC of one helper fails in the first two attempts, after the others have voted."""
+    return lambda failing, number: failing == party and number <= 2
+
+
+def vote_of(party: int, attempt_id: bytes, status: VoteStatus) -> messages.StateMessage:
+    vote = Vote.YES if status is VoteStatus.YES else Vote.ABORTED
+    return messages.StateMessage(attempt_id, status, (SignedVote.sign(party, attempt_id, vote, IDENTITIES[party]),))
+
+
+def says(statuses: dict[int, VoteStatus]) -> Callable[[int, int, Envelope], Envelope]:
+    """A helper whose every STATE says `statuses[target]`, whatever its ledger holds."""
+
+    def tamper(source: int, target: int, envelope: Envelope) -> Envelope:
+        if isinstance(envelope.body, messages.StateMessage):
+            return dataclasses.replace(envelope, body=vote_of(source, envelope.body.attempt_id, statuses[target]))
+        return envelope
+
+    return tamper
+
+
+def equivocate(source: int, target: int, envelope: Envelope) -> Envelope:
+    """Different bitmaps to different peers: unnoticed, the difference of the two sums is one person's report."""
+    body = envelope.body
+    if isinstance(body, Propose) and target == 0 and asyncio.get_running_loop().time() < 3:
+        mask = body.mask
+        mask[2] = False
+        counts = (*body.rejections[:-1], body.rejections[-1] + 1)
+        changed = dataclasses.replace(body, bitmap=messages.pack_mask(mask), rejections=counts)
+        return dataclasses.replace(envelope, body=changed)
+    return envelope
+
+
+def no_votes_to(party: int | None, until: float) -> Callable[[int, int, Envelope], bool]:
+    """Votes and questions about them get lost for a while, to one helper or to all."""
+
+    def block(source: int, target: int, envelope: Envelope) -> bool:
+        early = asyncio.get_running_loop().time() < until
+        return early and isinstance(envelope.body, messages.StateMessage | Ask) and party in (None, target, source)
+
+    return block
+
+
+async def empty_at(world: CommitWorld, party: int, time: float, *, trusted: bool) -> None:
+    """Helper's disk is destroyed at `time` and comes back empty; with `trusted`, its peers are told that is fine."""
+    for node in world.nodes:
+        world.spawn(node.start())
+    await asyncio.sleep(time)
+    node = world.nodes[party]
+    node.kill()
+    for path in list(node.path.parent.glob(node.path.name + "*")):
+        path.unlink()
+    ReportLedger.create(node.path, LedgerOwner(party, KEYS[party]))
+    world.prepare(node.path)
+    if trusted:
+        for other in world.nodes:
+            if other is not node:
+                _trust_new_ledger(other.agreement, party)
+    await node.start()
+    await asyncio.sleep(60)
+    await world.stop()
+
+
+def _trust_new_ledger(agreement: Any, party: int) -> None:
+    """As an operator does who accepts a peer's new ledger, but while the daemon runs."""
+    agreement.ledger.peer_heads.forget(party)
+    agreement.peers._verified.pop(party, None)
+    agreement.alarms.texts.pop(party, None)
+
+
+def honest_sums(world: CommitWorld) -> list[dict[int, frozenset[bytes]]]:
+    both = (known for known in world.summed.values() if 0 in known and 1 in known)
+    return [{0: known[0], 1: known[1]} for known in both]
+
+
+def helpers_that_answered(world: CommitWorld, query: AskedQuery) -> set[int]:
+    return {party for party, key, _, _ in world.out if key == query.name.key}

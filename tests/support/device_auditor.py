@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from device.attribution import Award, EqualCredit, FirstTouch, LastNSlots, LastNTouch, LastTouch
+from device.budget import FilterKind
 from device.conversion import AttributionRequest, ConversionOptions
-from device.impression import Impression, ImpressionOptions
+from device.events import Impression, ImpressionOptions
 from device.limits import DeviceLimits
 from device.overview import Overview
-from device.privacy_filter import FilterKind
-from device.side_query import SideQueryForm
-from device.storage import EpochOutcome
+from device.request import SideQueryForm
+from device.stores.storage import EpochOutcome
 
 DAY = 86_400
 MICROS = 1_000_000
@@ -70,7 +70,7 @@ class Asked:
     match_values: frozenset[int] = frozenset()
     from_sites: frozenset[str] = frozenset()
     from_callers: frozenset[str] = frozenset()
-    own_site_hidden: bool = False
+    own_hidden: bool = False
     custom: bool = False
     test: Callable[[Ad], bool] | None = None
 
@@ -94,7 +94,7 @@ class Auditor:
     ads: list[Ad] = field(default_factory=list)
     paid: Counter[Account] = field(default_factory=Counter)
     emptied: set[Account] = field(default_factory=set)
-    acted: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    acted: dict[tuple[str, int, str], list[str]] = field(default_factory=dict)
     closed: float = -math.inf
     on: bool = True
 
@@ -104,8 +104,8 @@ class Auditor:
     # What sites and the person do
 
     def save(self, now: int, site: str, caller: str, options: ImpressionOptions, action: str | None) -> None:
-        """A week loses its own oldest ads: of a site with its share, of one too many, of whoever has most."""
-        if not self.on or not self._admitted("save", action, site):
+        """A week loses its own oldest ads: of a site with its share, of one too many, of the site that has most."""
+        if not self.on or not self._admitted("save", now, action, site):
             return
         lifetime = min(options.lifetime_days, self.limits.max_lookback_days) * DAY
         lists = frozenset(options.conversion_sites), frozenset(options.conversion_callers)
@@ -151,7 +151,7 @@ class Auditor:
             self.emptied.discard(account)
 
     def empty(self, now: int, sites: frozenset[str]) -> None:
-        """The sites' own budgets for every week in reach are gone for ever."""
+        """The sites' own budgets for every week in reach are permanently gone."""
         for week in range(self.week(now - self.limits.max_lookback_days * DAY), self.week(now) + 1):
             for site in sites:
                 self.emptied.add((FilterKind.SITE, site, week))
@@ -162,7 +162,7 @@ class Auditor:
     def measure(self, now: int, asked: Asked, action: str | None, report: Sequence[int], seen: Overview) -> None:
         """Check the report, every budget and the log after one conversion, and keep the account."""
         flag = 1 if asked.kappa else 0
-        if not self.on or not self._admitted("measure", action, asked.site):
+        if not self.on or not self._admitted("measure", now, action, asked.site):
             self._require(
                 tuple(report) == (0,) * (asked.buckets + flag), "a device that does not measure reports nothing"
             )
@@ -213,7 +213,7 @@ class Auditor:
                 and (not asked.match_values or ad.match_value in asked.match_values)
                 and (not asked.from_sites or ad.site in asked.from_sites)
                 and (not asked.from_callers or ad.caller in asked.from_callers)
-                and not (asked.own_site_hidden and ad.site == asked.site)
+                and not (asked.own_hidden and {ad.site, ad.caller} & {asked.site, asked.caller})
                 and (asked.test is None or asked.test(ad))
             )
 
@@ -232,6 +232,8 @@ class Auditor:
                 (FilterKind.SITE, asked.site, week): asked.least_and_most(own + asked.kappa),
                 (FilterKind.GLOBAL, "", week): asked.least_and_most(moved + asked.kappa),
             }
+            if asked.kappa:
+                charges[FilterKind.SIDE_QUERY, "", week] = asked.least_and_most(asked.kappa)
             for site in {ad.site for ad in ads}:
                 charges[FilterKind.IMPRESSION_SITE, site, week] = asked.least_and_most(moved)
             owed[week] = charges
@@ -333,12 +335,14 @@ class Auditor:
                 return self.limits.impression_site_quota
             case FilterKind.ADVERTISER:
                 return self.limits.advertiser_quota
+            case FilterKind.SIDE_QUERY:
+                return self.limits.side_query_quota
 
-    def _admitted(self, what: str, action: str | None, site: str) -> bool:
-        """The first so many sites of an action, counted apart for saving and measuring."""
+    def _admitted(self, what: str, now: int, action: str | None, site: str) -> bool:
+        """The first so many sites of an action in a week, counted apart for saving and measuring."""
         if self.limits.sites_per_action is None or action is None:
             return True
-        sites = self.acted.setdefault((what, action), [])
+        sites = self.acted.setdefault((what, self.week(now), action), [])
         if site not in sites and len(sites) < self.limits.sites_per_action:
             sites.append(site)
         return site in sites
@@ -394,7 +398,7 @@ def by_paper(auditor: Auditor, site: str, caller: str, request: AttributionReque
         kappa=flag.kappa if flag else 0,
         last_touch=flag is not None and flag.form is SideQueryForm.LAST_TOUCH,
         match_values=frozenset(request.match_values),
-        own_site_hidden=True,
+        own_hidden=True,
         custom=request.relevant is not None or type(request.function) not in OURS,
         test=None if request.relevant is None else _careful(request.relevant),
     )

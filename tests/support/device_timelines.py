@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.experiments.small_worlds import START, WEEK, PlainDevice
 from device.attribution import (
     AttributionFunction,
     Award,
@@ -22,18 +23,17 @@ from device.attribution import (
     LastNTouch,
     LastTouch,
 )
-from device.coins import DeviceCoins
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
-from device.http_headers import parse_measure_conversion, parse_save_impression
-from device.impression import Impression, ImpressionOptions
+from device.epoch import DeviceCoins
+from device.events import Impression, ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
-from device.side_query import SideQuery, SideQueryForm
-from device.storage import Store
+from device.request import SideQuery, SideQueryForm
+from device.stores.storage import Store
+from device.web.http_headers import parse_measure_conversion, parse_save_impression
 from protocol.errors import TrefoilError
 from tests.support.device_auditor import DAY, MICROS, Auditor, Disagreement, by_paper, by_standard
-from tests.support.small_worlds import START, WEEK, PlainDevice
 
 SITES = ("shop.example", "store.example", "news.example", "blog.example")
 CALLERS = (None, None, "ads.example")
@@ -373,7 +373,7 @@ class Player:
                 self._start_device()
 
     def _action(self, happening: Save | Convert) -> str | None:
-        """A user's action is over when the clock moves; nobody promises to remember it for weeks."""
+        """A user's action is over when the clock moves; no store promises to keep it for weeks."""
         return None if self._case.limits.sites_per_action is None else f"{happening.action}, wait {self._waits}"
 
     def _save(self, save: Save) -> None:

@@ -13,20 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
-from device.conversion import AttributionRequest, ConversionOptions
-from device.conversion_event import ConversionEventOptions
-from device.conversion_store import ConversionList, SqlConversions
-from device.device import Device
-from device.impression import ImpressionOptions
-from device.labelling import LabelOptions
-from device.limits import TREFOIL_SERVICE, DeviceLimits
-from device.privacy_filter import FilterKind, PrivacyFilter
-from device.report import PlainSeal
-from device.side_query import SideQuery
-from device.sqlite_store import SqliteStore
-from device.storage import Store
-from protocol.seconds import DAY, HOUR
-from tests.support.small_worlds import (
+from benchmarks.experiments.small_worlds import (
     START,
     WEEK,
     Clock,
@@ -34,10 +21,21 @@ from tests.support.small_worlds import (
     RewindableStore,
     Spending,
     fixed_coins,
-    quick_folder,
-    subsets,
     worst_loss,
 )
+from device.budget import FilterKind, PrivacyFilter
+from device.conversion import AttributionRequest, ConversionOptions
+from device.device import Device
+from device.events import ConversionEventOptions, ImpressionOptions
+from device.labelling import LabelOptions
+from device.limits import TREFOIL_SERVICE, DeviceLimits
+from device.report import PlainSeal
+from device.request import SideQuery
+from device.stores.memory_store import ConversionList
+from device.stores.sqlite_store import SqlConversions, SqliteStore
+from device.stores.storage import Store
+from protocol.units import DAY, HOUR
+from tests.support.small_worlds import quick_folder, subsets
 
 PUBLISHER = "pub.example"
 OTHER_PUBLISHER = "pub2.example"
@@ -132,7 +130,7 @@ def label(
 
 def limits(**grains: int) -> DeviceLimits:
     """A site budget of BUDGET, and plenty of everything else, unless it says otherwise; in grains."""
-    shared = dict.fromkeys(("global_budget", "impression_site_quota", "advertiser_quota"), PLENTY)
+    shared = dict.fromkeys(("global_budget", "impression_site_quota", "advertiser_quota", "side_query_quota"), PLENTY)
     named = {"site_budget": BUDGET, **shared}
     return DeviceLimits(**{name: amount * GRAIN for name, amount in (named | grains).items()})  # type: ignore[arg-type]  # all are numbers
 
@@ -146,7 +144,7 @@ class Rewindable(Store, Protocol):
 
 
 class RewindableDatabase(SqliteStore):
-    """The same on disk."""
+    """The same in SQLite."""
 
     _watched: Collection[FilterKind] = ()
 

@@ -45,9 +45,9 @@ def read_exposition(text: str) -> dict[str, Family]:
 
 
 def _add_sample(families: dict[str, Family], current: str, line: str) -> None:
-    found = _SAMPLE.fullmatch(line)
-    assert found is not None, line
-    name, labels, value = found.groups()
+    sample = _SAMPLE.fullmatch(line)
+    assert sample is not None, line
+    name, labels, value = sample.groups()
     assert name == current, line
     assert _NUMBER.fullmatch(value), line
     pairs = _PAIR.findall(labels or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.origin import origin
+from benchmarks.results.origin import origin
 
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 

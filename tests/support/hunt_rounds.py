@@ -1,7 +1,7 @@
 """The hunt with real processes: `python -m tests.support.hunt_rounds --seed 1 --rounds 200 --out hunt-real.json`.
 
 In each round three daemons answer a query over fresh reports while one to four things happen to them: SIGKILL, SIGSTOP,
-a partition, a full disk, a clock that goes wrong, a renewal of the helper set, SIGKILL at a step. Then all is well
+a partition, a full disk, a clock that goes wrong, a renewal of the helper set, SIGKILL at a failpoint. Then all is well
 again, and the query must be answered exactly. Every few rounds the ledgers and all that ever left are audited.
 """
 
@@ -25,9 +25,9 @@ import numpy as np
 
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
-from protocol.seconds import HOUR
 from protocol.shares import PARTIES
-from tests.support.chaos_helper import Failpoint, Fault, Weather
+from protocol.units import HOUR
+from tests.support.chaos_helper import ArmedFault, Fault, Weather
 from tests.support.chaos_trio import REPORTS, ChaosTrio, chaos_trio, start_all, stop_all
 from tests.support.hunt import commit
 from tests.support.hunt_schedule import UNDISTURBED, HuntFault, Mishap
@@ -37,7 +37,7 @@ AUDIT_EVERY = 20
 GIVE_UP_SECONDS = 240.0
 # A renewal restarts everyone, so it is rarer than the others.
 _KINDS = (
-    *(2 * (HuntFault.KILL, HuntFault.KILL_AT_STEP, HuntFault.PAUSE, HuntFault.PARTITION)),
+    *(2 * (HuntFault.KILL, HuntFault.KILL_AT_FAILPOINT, HuntFault.PAUSE, HuntFault.PARTITION)),
     *(2 * (HuntFault.FULL_DISK, HuntFault.CLOCK_STEP)),
     HuntFault.ROTATION,
 )
@@ -56,7 +56,7 @@ def mishaps_of(seed: int) -> list[Mishap]:
                 at=float(rng.uniform(0.0, 2.0)),
                 seconds=float(rng.choice([0.3, 1.0, 2.5])),
                 other=(party + int(rng.integers(1, PARTIES))) % PARTIES,
-                step=UNDISTURBED[int(rng.integers(len(UNDISTURBED)))],
+                failpoint=UNDISTURBED[int(rng.integers(len(UNDISTURBED)))],
                 hours=int(rng.choice([-480, -2, 2, 7, 480])),
             )
         )
@@ -78,8 +78,8 @@ class Rounds:
         began = time.monotonic()
         mishaps = mishaps_of(seed)
         for party in range(PARTIES):
-            steps = [m for m in mishaps if m.party == party and m.fault is HuntFault.KILL_AT_STEP]
-            self.trio.arm(party, *(Failpoint.of(mishap.step, Fault.KILL_DAEMON) for mishap in steps))
+            failpoints = [m for m in mishaps if m.party == party and m.fault is HuntFault.KILL_AT_FAILPOINT]
+            self.trio.arm(party, *(ArmedFault.of(mishap.failpoint, Fault.KILL_DAEMON) for mishap in failpoints))
         try:
             answer = asyncio.run(self._answered(mishaps))
             if answer != [1] * REPORTS:
@@ -87,7 +87,7 @@ class Rounds:
         except (TrefoilError, TimeoutError) as error:
             self.wrong[seed] = f"not answered: {error}"
         for party in range(PARTIES):
-            self.happened[HuntFault.KILL_AT_STEP.value] += len(self.trio.fired(party))
+            self.happened[HuntFault.KILL_AT_FAILPOINT.value] += len(self.trio.fired(party))
             self.trio.arm(party)
         self.seconds.append(time.monotonic() - began)
 
@@ -136,7 +136,7 @@ class Rounds:
                     # Killed, not asked to end: its supervisor starts it again with what is on disk now.
                     self._signal((party + each) % PARTIES, signal.SIGKILL)
                     await asyncio.sleep(mishap.seconds)
-            case HuntFault.KILL_AT_STEP | HuntFault.MPC_FAILS:
+            case HuntFault.KILL_AT_FAILPOINT | HuntFault.MPC_FAILS:
                 return
         self.happened[mishap.fault.value] += 1
 

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
-from mpc_helpers.ledger.attempt import Step
-from mpc_helpers.mpc.sum_program import PAIRWISE_DRAWS
+from mpc_helpers.ledger.attempt import Failpoint
+from mpc_helpers.mpc.terms import PAIRWISE_DRAWS
 from tests.support.commit_world import AskedQuery
 
 # Of every query, in virtual seconds.
 DEADLINE = 18.0
-STEPS = (*Step,)
+STEPS = (*Failpoint,)
 # What every query goes through between its first reservation and its last vote, and where the interesting mistakes are.
 UNDISTURBED = (
-    Step.RESERVE_AFTER_COMMIT,
-    Step.COMPUTE,
-    Step.VOTE_BEFORE_COMMIT,
-    Step.VOTE_AFTER_COMMIT,
-    Step.YES_SENT_TO_ONE,
-    Step.RELEASE_BEFORE_COMMIT,
-    Step.RELEASE_AFTER_COMMIT,
+    Failpoint.RESERVE_AFTER_COMMIT,
+    Failpoint.COMPUTE,
+    Failpoint.VOTE_BEFORE_COMMIT,
+    Failpoint.VOTE_AFTER_COMMIT,
+    Failpoint.YES_SENT_TO_ONE,
+    Failpoint.RELEASE_BEFORE_COMMIT,
+    Failpoint.RELEASE_AFTER_COMMIT,
 )
 MIDWAY = (
     *UNDISTURBED,
-    Step.GIVE_UP_AFTER_COMMIT,
-    Step.RENOUNCE_AFTER_COMMIT,
-    Step.START_AFTER_SWEEP,
+    Failpoint.GIVE_UP_AFTER_COMMIT,
+    Failpoint.RENOUNCE_AFTER_COMMIT,
+    Failpoint.START_AFTER_SWEEP,
 )
 
 
@@ -36,7 +37,7 @@ class HuntFault(Enum):
     """What happens to the helpers."""
 
     KILL = "kill -9"
-    KILL_AT_STEP = "kill -9 at a step"
+    KILL_AT_FAILPOINT = "kill -9 at a step"
     PAUSE = "pause"
     PARTITION = "partition"
     FULL_DISK = "full disk"
@@ -49,8 +50,8 @@ class HuntFault(Enum):
 class Mishap:
     """One fault: at whom, when, and for how long.
 
-    If `watched` is a party, it happens `at` seconds after that one reaches `step` for the time `number`. `number` is
-    also how many attempts fail; `hours` is how far a clock goes wrong.
+    If `watched` is a party, it happens `at` seconds after that one reaches `failpoint` for the time `number`. `number`
+    is also how many attempts fail; `hours` is how far a clock goes wrong.
     """
 
     fault: HuntFault
@@ -58,10 +59,34 @@ class Mishap:
     at: float = 0.0
     seconds: float = 0.0
     other: int = 0
-    step: Step = Step.COMPUTE
+    failpoint: Failpoint = Failpoint.COMPUTE
     number: int = 1
     watched: int | None = None
     hours: int = 0
+
+
+class Lie(Enum):
+    """What a malicious helper does with a message that its code would have sent."""
+
+    DROP = "says nothing"
+    REPLAY = "says something old"
+    VOTE_YES = "votes YES"
+    VOTE_NO = "votes NO"
+    OTHER_STATE = "knows nothing of an attempt"
+    LEAVE_OUT = "leaves a report out"
+    OTHER_SALT = "proposes with another salt"
+    RAISE = "raises the number"
+    OTHER_ATTEMPT = "reserves another attempt"
+
+
+@dataclass(frozen=True, slots=True)
+class MaliciousHelper:
+    """One helper that lies: which, how, and how often. It tells each peer something else."""
+
+    party: int
+    lies: tuple[Lie, ...]
+    often: float
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +98,12 @@ class Schedule:
     mishaps: tuple[Mishap, ...]
     loss: float
     draws: int | None
+    malicious: MaliciousHelper | None = None
 
     def __str__(self) -> str:
         lines = [f"schedule of seed {self.seed}: loss {self.loss}, draws {self.draws}"]
         lines += [f"  query {query.name.key[0]} over {query.reports}" for query in self.queries]
+        lines += [f"  {self.malicious}"] if self.malicious else []
         return "\n".join([*lines, *(f"  {mishap}" for mishap in self.mishaps)])
 
 
@@ -84,7 +111,7 @@ def _mishap(rng: np.random.Generator) -> Mishap:
     party = int(rng.integers(3))
     fault = (*HuntFault,)[int(rng.integers(len(HuntFault)))]
     watched = int(rng.integers(3)) if rng.random() < 0.6 else None
-    steps = MIDWAY if watched is not None or rng.random() < 0.5 else STEPS
+    failpoints = MIDWAY if watched is not None or rng.random() < 0.5 else STEPS
     return Mishap(
         fault,
         party,
@@ -92,7 +119,7 @@ def _mishap(rng: np.random.Generator) -> Mishap:
         at=float(min(6.0, rng.exponential(0.8 if watched is None else 0.02))),
         seconds=float(rng.choice([0.3, 1.0, 2.5, 6.0])),
         other=(party + int(rng.integers(1, 3))) % 3,
-        step=steps[int(rng.integers(len(steps)))],
+        failpoint=failpoints[int(rng.integers(len(failpoints)))],
         number=int(rng.choice([1, 1, 1, 2, 2, 3, 4])),
         watched=watched,
         hours=int(rng.choice([-480, -2, 2, 5, 7, 480])),
@@ -110,3 +137,13 @@ def schedule_of(seed: int) -> Schedule:
     mishaps = tuple(_mishap(rng) for _ in range(int(rng.integers(1, 6))))
     loss = float(rng.choice([0.0, 0.0, 0.0, 0.1, 0.25]))
     return Schedule(seed, queries, mishaps, loss, PAIRWISE_DRAWS if rng.random() < 0.5 else None)
+
+
+def malicious_schedule_of(seed: int) -> Schedule:
+    """The schedule of the seed and a malicious helper, drawn apart: the mishaps are those of `schedule_of`."""
+    rng = np.random.default_rng([seed, 25])
+    chosen = rng.permutation(len(Lie))[: int(rng.integers(1, len(Lie) + 1))]
+    lies = tuple((*Lie,)[place] for place in sorted(chosen.tolist()))
+    often = float(rng.choice([0.05, 0.2, 0.5, 1.0]))
+    malicious = MaliciousHelper(int(rng.integers(3)), lies, often, int(rng.integers(2**31)))
+    return dataclasses.replace(schedule_of(seed), malicious=malicious)

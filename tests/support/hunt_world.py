@@ -1,5 +1,7 @@
-"""The world of `commit_world` when everything goes wrong together: kill -9, pauses, partitions, full disks, clock
-steps, renewals of the helper set and failing sessions, at moments that a schedule says. Time is virtual.
+"""The world of `commit_world` when everything goes wrong together, at moments that a schedule says.
+
+There are kill -9, pauses, partitions, full disks, clock failpoints, renewals of the helper set and failing sessions.
+Time is virtual. Ledgers are SQLite databases in memory, from which a crash takes what was not committed.
 """
 
 from __future__ import annotations
@@ -7,24 +9,107 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import email.utils
+import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from mpc_helpers.agreement.errors import AgreementError, AlreadyReleased, DrawnTooOften, TooFewReports
-from mpc_helpers.agreement.hooks import Pace
-from mpc_helpers.agreement.negotiation import Attempt, AttemptTerms
-from mpc_helpers.ledger.attempt import AttemptOutcome, Step
-from mpc_helpers.ledger.file import LedgerClosed, LedgerError
-from mpc_helpers.service import clocks
-from protocol.seconds import DAY, HOUR
-from tests.support.commit_world import AskedQuery, CommitWorld, FaultPlan, Node, Point, VirtualLoop
-from tests.support.hunt_schedule import DEADLINE, HuntFault, Mishap, Schedule
-from tests.support.memory_ledgers import MemoryLedgers
+from mpc_helpers.agreement.messages import (
+    SALT_SIZE,
+    Ask,
+    Body,
+    Head,
+    Hello,
+    Propose,
+    Reserved,
+    StateMessage,
+    pack_mask,
+)
+from mpc_helpers.agreement.negotiation import (
+    AgreementError,
+    AlreadyReleased,
+    Attempt,
+    AttemptTerms,
+    DrawnTooOften,
+    TooFewReports,
+)
+from mpc_helpers.agreement.peers import Parties, RetryPolicy
+from mpc_helpers.ledger.attempt import AttemptOutcome, Failpoint, VoteStatus
+from mpc_helpers.ledger.file import LedgerClosed, LedgerError, LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.service import housekeeping
+from protocol.errors import ProtocolError
+from protocol.units import DAY, HOUR
+from protocol.vote import Vote
+from tests.support.commit_world import KEYS, AskedQuery, CommitWorld, FaultPlan, Node, Point, VirtualLoop, parties
+from tests.support.hunt_schedule import DEADLINE, HuntFault, Lie, MaliciousHelper, Mishap, Schedule
+
+
+@cache
+def template(party: int) -> sqlite3.Connection:
+    """An empty ledger, made once: making it takes longer than a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        ReportLedger.create(Path(folder) / "ledger", LedgerOwner(party, KEYS[party]))
+        with closing(sqlite3.connect(Path(folder) / "ledger")) as made:
+            made.execute("PRAGMA journal_mode = DELETE")
+            copy = sqlite3.connect(":memory:", isolation_level=None)
+            made.backup(copy)
+    return copy
+
+
+class MemoryLedgers:
+    """Stands for the disk: databases by path, which outlive the processes that have them open."""
+
+    def __init__(self) -> None:
+        self._databases: dict[Path, sqlite3.Connection] = {}
+
+    def create(self, path: Path, party: int) -> None:
+        database = sqlite3.connect(":memory:", isolation_level=None)
+        template(party).backup(database)
+        self._databases[path] = database
+
+    def open(self, path: Path, _: LedgerOwner) -> Handle:
+        return Handle(self._databases[path])
+
+    def clear(self) -> None:
+        for database in self._databases.values():
+            database.close()
+        self._databases.clear()
+
+
+class Handle:
+    """A process's connection to such a database. Closing it is a crash: what was not committed is gone."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database: sqlite3.Connection | None = database
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise sqlite3.ProgrammingError("the process that had it open is dead")
+        return self._database
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._open().in_transaction
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        return self._open().execute(*statement)
+
+    def executemany(self, *statement: Any) -> sqlite3.Cursor:
+        return self._open().executemany(*statement)
+
+    def close(self) -> None:
+        if self._database is not None and self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+        self._database = None
+
 
 T = TypeVar("T")
 # The wall clock at the beginning: whole hours, as reports are dated.
@@ -34,7 +119,7 @@ KEY_ENDS = BEGINNING + 5 * DAY
 # An hour of housekeeping in a few virtual seconds.
 ROUND_SECONDS = 1.5
 CALM_AT = 9.0
-PACE = Pace(first=0.3, longest_agree=3.0, longest_ask=4.0, patience=2.0)
+RETRY = RetryPolicy(first_delay=0.3, max_agree_delay=3.0, max_poll_delay=4.0, reply_timeout=2.0)
 LEDGERS = MemoryLedgers()
 
 
@@ -55,9 +140,9 @@ class HuntWorld(CommitWorld):
         self.cut: dict[frozenset[int], float] = {}
         self._awaited: dict[Point, list[asyncio.Event]] = {}
         crashes = frozenset(
-            (mishap.party, mishap.step, mishap.number)
+            (mishap.party, mishap.failpoint, mishap.number)
             for mishap in schedule.mishaps
-            if mishap.fault is HuntFault.KILL_AT_STEP
+            if mishap.fault is HuntFault.KILL_AT_FAILPOINT
         )
         fails = [mishap for mishap in schedule.mishaps if mishap.fault is HuntFault.MPC_FAILS]
         plan = FaultPlan(
@@ -66,9 +151,14 @@ class HuntWorld(CommitWorld):
             loss=schedule.loss,
             calm_at=CALM_AT,
             mpc_fails=lambda party, number: any(m.party == party and number <= m.number for m in fails),
-            horizon=120.0,
+            # Votes that contradict each other lock reports for good, and nothing more happens.
+            horizon=120.0 if schedule.malicious is None else 30.0,
         )
-        super().__init__(folder, schedule.queries, plan)
+        liar = schedule.malicious
+        self.lies: Counter[Lie] = Counter()
+        self._liar = None if liar is None else Liar(liar, self.lies)
+        honest = tuple(party for party in range(3) if liar is None or party != liar.party)
+        super().__init__(folder, schedule.queries, plan, honest=honest)
 
     def make_node(self, party: int) -> Node:
         path = self.folder / f"helper{party}.db"
@@ -87,12 +177,12 @@ class HuntWorld(CommitWorld):
 
     def done(self) -> bool:
         # The ledgers are asked only when everything else is over: that is what takes time.
-        owed = len(self.nodes) * len(self.queries)
+        owed = len(self.honest) * len(self.queries)
         return asyncio.get_running_loop().time() > CALM_AT and len(self.ended) >= owed and super().done()
 
     async def _befall(self, mishap: Mishap) -> None:
         node = cast(HuntNode, self.nodes[mishap.party])
-        if mishap.fault in (HuntFault.KILL_AT_STEP, HuntFault.MPC_FAILS):
+        if mishap.fault in (HuntFault.KILL_AT_FAILPOINT, HuntFault.MPC_FAILS):
             return  # in the plan already
         end = mishap.seconds + await self._moment_of(mishap)
         match mishap.fault:
@@ -122,12 +212,12 @@ class HuntWorld(CommitWorld):
     async def _moment_of(self, mishap: Mishap) -> float:
         if mishap.watched is not None:
             event = asyncio.Event()
-            self._awaited.setdefault((mishap.watched, mishap.step, mishap.number), []).append(event)
+            self._awaited.setdefault((mishap.watched, mishap.failpoint, mishap.number), []).append(event)
             await event.wait()
         await asyncio.sleep(mishap.at)
         return asyncio.get_running_loop().time()
 
-    def reached_step(self, point: Point) -> None:
+    def reached_failpoint(self, point: Point) -> None:
         for event in self._awaited.pop(point, ()):
             event.set()
 
@@ -143,6 +233,11 @@ class HuntWorld(CommitWorld):
             node.renewals = max(node.renewals, renewals)
             cast(HuntNode, node).revive_after(0.5)
             await asyncio.sleep(1.0)
+
+    def _tampered(self, source: int, target: int, data: bytes) -> bytes | None:
+        if self._liar is None or source in self.honest:
+            return data
+        return self._liar.changed(parties(source, self.nodes[source].renewals), data)
 
     async def carry(self, source: int, target: int, data: bytes) -> bytes | None:
         if self.is_cut(source, target):
@@ -162,6 +257,59 @@ class HuntWorld(CommitWorld):
                     reply.set_result(None)
 
 
+class Liar:
+    """A malicious helper's mouth: it changes what its code would send, each time and to each peer anew."""
+
+    def __init__(self, helper: MaliciousHelper, told: Counter[Lie]) -> None:
+        self._helper = helper
+        self._rng = np.random.default_rng(helper.seed)
+        self._told = told
+        self._old: list[Body] = []
+
+    def changed(self, own: Parties, data: bytes) -> bytes | None:
+        """Return the message that it sends instead, signed by itself, or None."""
+        try:
+            envelope = own.open(own.party, data)
+        except ProtocolError:
+            return data  # sealed before the last renewal
+        if isinstance(envelope.body, Hello | Head) or self._rng.random() >= self._helper.often:
+            return data
+        lie = self._helper.lies[int(self._rng.integers(len(self._helper.lies)))]
+        body = self._lie(own, lie, envelope.body)
+        self._old.append(envelope.body)
+        if body is not envelope.body:
+            self._told[lie] += 1
+        return None if body is None else own.seal(envelope.boot, envelope.head, body)
+
+    def _lie(self, own: Parties, lie: Lie, body: Body) -> Body | None:
+        match lie, body:
+            case Lie.DROP, _:
+                return None
+            case Lie.REPLAY, _ if self._old:
+                return self._old[int(self._rng.integers(len(self._old)))]
+            case Lie.VOTE_YES, StateMessage() | Ask():
+                vote = own.sign_vote(body.attempt_id, Vote.YES)
+                return StateMessage(body.attempt_id, VoteStatus.YES, (vote,))
+            case Lie.VOTE_NO, StateMessage() | Ask():
+                vote = own.sign_vote(body.attempt_id, Vote.ABORTED)
+                return StateMessage(body.attempt_id, VoteStatus.NO, (vote,))
+            case Lie.OTHER_STATE, StateMessage():
+                return StateMessage(body.attempt_id, VoteStatus.UNKNOWN, ())
+            case Lie.LEAVE_OUT, Propose() if body.mask.any():
+                mask = body.mask.copy()
+                mask[int(self._rng.choice(np.flatnonzero(mask)))] = False
+                counts = (*body.rejections[:-1], body.rejections[-1] + 1)
+                return dataclasses.replace(body, bitmap=pack_mask(mask), rejections=counts)
+            case Lie.OTHER_SALT, Propose():
+                return dataclasses.replace(body, salt=self._rng.bytes(SALT_SIZE))
+            case Lie.RAISE, Propose():
+                return dataclasses.replace(body, number=body.number + int(self._rng.integers(1, 3)))
+            case Lie.OTHER_ATTEMPT, Reserved():
+                return dataclasses.replace(body, attempt_id=self._rng.bytes(32))
+            case _:
+                return body
+
+
 class HuntNode(Node):
     """A helper to which such things happen, and which keeps house."""
 
@@ -178,7 +326,7 @@ class HuntNode(Node):
         self.drawn: list[bytes] = []
         self.last_round = BEGINNING
         membership: Any = SimpleNamespace(peers=[p for p in range(3) if p != party], name=str)
-        self.peer_clocks = clocks.PeerClocks(membership, self.wall)
+        self.peer_clocks = housekeeping.PeerClocks(membership, self.wall)
         self.keeps_house = any(mishap.fault is HuntFault.CLOCK_STEP for mishap in world.schedule.mishaps)
 
     def wall(self) -> int:
@@ -194,17 +342,17 @@ class HuntNode(Node):
         await self.awake()
         return call()
 
-    def step(self, step: Step) -> None:
+    def failpoint(self, failpoint: Failpoint) -> None:
         full = self.full_until and asyncio.get_running_loop().time() < self.full_until
-        if full and "before commit" in step.value:
+        if full and "before commit" in failpoint.value:
             self.full_hits += 1
             raise LedgerError("cannot use the ledger: database or disk is full")
         before = len(self.world.crashed)
         try:
-            super().step(step)
+            super().failpoint(failpoint)
         finally:
-            self.world.happened[HuntFault.KILL_AT_STEP] += len(self.world.crashed) - before
-            self.world.reached_step((self.party, step, self.world.reached[(self.party, step)]))
+            self.world.happened[HuntFault.KILL_AT_FAILPOINT] += len(self.world.crashed) - before
+            self.world.reached_failpoint((self.party, failpoint, self.world.reached[(self.party, failpoint)]))
 
     def revive_after(self, seconds: float) -> None:
         generation = self.generation
@@ -243,8 +391,8 @@ class HuntNode(Node):
                     self.peer_clocks.heard(other.party, email.utils.formatdate(other.wall(), usegmt=True))
             now = self.wall()
             try:
-                clocks.check_clock(now, self.last_round, self.peer_clocks)
-            except clocks.ClockDoubted:
+                housekeeping.check_clock(now, self.last_round, self.peer_clocks)
+            except housekeeping.ClockDoubted:
                 pass
             else:
                 self.ledger.reports.advance_watermark(now - LIFETIME)
@@ -263,8 +411,8 @@ class HuntNode(Node):
             try:
                 # What was voted for before a restart is waited for, however long.
                 await self.agreement.outcome(query.name.key)
-                released = await self.agreement.answer(query.name.key)
-                if released is not None:
+                released = await self.offload(partial(self.ledger.attempts.released, query.name.key))
+                if released is not None and released.sealed_share is not None:
                     break
                 if self.wall() >= deadline or now() >= end:
                     self.world.ended[key] = "given up"
@@ -279,9 +427,9 @@ class HuntNode(Node):
                 raise
             except (AgreementError, LedgerError):
                 await asyncio.sleep(1.0)
-        self.step(Step.ANSWER_BEFORE_SEND)
+        self.failpoint(Failpoint.ANSWER_BEFORE_SEND)
         self.world.out.append((self.party, query.name.key, released.attempt_id, released.sealed_share))
-        self.step(Step.ANSWER_AFTER_SEND)
+        self.failpoint(Failpoint.ANSWER_AFTER_SEND)
         self.world.ended[key] = "released"
 
     async def attempt(self, query: AskedQuery, deadline: float = DEADLINE) -> None:
@@ -301,7 +449,7 @@ class HuntNode(Node):
             raise AgreementError("a peer gave it up")
 
     async def _compute(self, attempt: Attempt) -> None:
-        self.step(Step.COMPUTE)
+        self.failpoint(Failpoint.COMPUTE)
         await asyncio.sleep(0.1)
         await self.awake()
         peers = [peer for peer in range(3) if peer != self.party]

@@ -9,10 +9,9 @@ from fractions import Fraction
 import numpy as np
 
 from mpc_helpers.mpc.channel import Intercept
-from mpc_helpers.mpc.joint import circuit, conversion
-from mpc_helpers.mpc.joint.layout import Layout
+from mpc_helpers.mpc.joint import circuit, noise
+from mpc_helpers.mpc.joint.layout import Layout, PairStreams, Purpose
 from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
-from mpc_helpers.mpc.joint.streams import PairStreams, Purpose
 from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
 from mpc_helpers.mpc.session import MpcSession
 from protocol.field import Vector, add, lift
@@ -59,8 +58,8 @@ class Run:
 
     def failures(self, *parties: int) -> list[BaseException]:
         """What went wrong at these parties."""
-        found = (self.outcomes[party] for party in parties or (0, 1, 2))
-        return [outcome for outcome in found if isinstance(outcome, BaseException)]
+        outcomes = (self.outcomes[party] for party in parties or (0, 1, 2))
+        return [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
 
     def components(self, party: int) -> Components:
         outcome = self.outcomes[party]
@@ -70,10 +69,10 @@ class Run:
 
     def opened(self, *parties: int) -> list[int]:
         """The noise as the components of two parties determine it."""
-        known: Components = {}
+        components: Components = {}
         for party in parties:
-            known |= self.components(party)
-        return lift(add(add(known[0], known[1]), known[2]))
+            components |= self.components(party)
+        return lift(add(add(components[0], components[1]), components[2]))
 
     def clear(self) -> list[int]:
         """The noise that three honest parties with these keys make, computed in the clear."""
@@ -106,7 +105,7 @@ def is_step(frame: bytes, step: int | None = None) -> bool:
 
 
 def sessions(layout: Layout, seconds: float = 20.0, make: Callable[..., MpcSession] = MpcSession) -> list[MpcSession]:
-    return [make(party, SESSION, b"joint", layout.buckets, seconds, layout.steps(party)) for party in range(3)]
+    return [make(party, SESSION, b"joint", layout.buckets, seconds, layout.message_sizes(party)) for party in range(3)]
 
 
 def clear_noise(layout: Layout, keys: Mapping[int, bytes], session: MpcSession) -> list[int]:
@@ -115,7 +114,7 @@ def clear_noise(layout: Layout, keys: Mapping[int, bytes], session: MpcSession) 
         stream = PairStreams(keys[lacking], session, lacking).open(Purpose.BITS)
         bits ^= stream.words(layout.circuit.inputs, layout.words)
     planes = circuit.evaluate(layout.circuit, bits)
-    return lift(conversion.own_value(conversion.unpacked(layout, planes)))
+    return lift(noise.own_value(noise.unpacked(layout, planes)))
 
 
 Change = Callable[[Vector], object]

@@ -1,4 +1,4 @@
-"""Mistakes that people make on the command line, by kind, and a folder to make them in.
+"""Mistakes that people make on the command line, by kind, a folder to make them in, and every command of the tree.
 
 Every line is run, and must leave the folder as it was. MISTAKES.md is what they give: message, hint, exit code.
 """
@@ -17,15 +17,34 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import trefoil
 from device import agent
 from mpc_helpers.local.launcher import prepare
+from protocol.cli import app as cli
 from protocol.helper_set import HelperSet
 from protocol.report import seal_report
-from protocol.seconds import DAY
-from tests.support.command_tree import commands, options
+from protocol.units import DAY
 from tests.support.three_helpers import real_now, terms, write_batch
+
+
+def commands() -> dict[str, Any]:
+    """Commands by what a person types, in the order of the story. Any: typer's class differs by version."""
+    return dict(_below(cli.tree(), ()))
+
+
+def _below(command: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from _below(each, (*names, name))
+    else:
+        yield " ".join(names), command
+
+
+def options(command: Any) -> dict[str, Any]:
+    """A command's parameters by what a person types."""
+    return {name: each for each in command.params for name in each.opts if name.startswith("-")}
+
 
 HELPERS = "--helpers trio/helpers.json"
 KEY = "--site-key trio/sites/shop.example.key"
@@ -61,10 +80,10 @@ VARYING = (
 HEADER = """\
 # Mistakes, and what they give
 
-{count} command lines that go wrong, each run by `tests/test_mistakes.py` in a folder with three helpers that do not
-run, a device, batches and files of no use. A command that fails leaves nothing behind, but for a query that nobody
-answered: it is kept to be asked again. None gives a traceback. With `--json -` standard output is one document with
-the same code, message and hint.
+{count} command lines that go wrong, each run by `tests/documents/test_mistakes.py` in a folder with three helpers
+that do not run, a device, batches and files of no use. A command that fails leaves nothing behind, but for a query
+that nobody answered: it is kept to be asked again. None gives a traceback. With `--json -` standard output is one
+document with the same code, message and hint.
 `python -m tests.support.mistakes` writes this page again.
 
 Exit codes: 1 a mistake to mend first, 2 a wrong command line, 3 refused for ever, 70 a defect in Trefoil, 75 try again
@@ -86,12 +105,12 @@ MISTAKES: dict[str, list[str]] = {
         f"{SMALL} --policy nowhere:Policy",
         f"{SMALL} --accounting own",
         "experiment regression --noise loud",
-        f"{QUERY} --id 00",
+        f"query fetch --reports shop.batch {HELPERS} --id 00",
     ],
     "Something is missing": [
         "query",
         f"query --reports shop.batch {HELPERS}",
-        f"query --reports shop.batch {HELPERS} --withdraw",
+        f"query withdraw --reports shop.batch {HELPERS}",
         "device impression --db ann.db --bucket 1",
         f"device convert shop.example --db ann.db {HELPERS} --buckets 4",
         "device convert shop.example --db ann.db --buckets 4 --batch new.batch",
@@ -281,7 +300,7 @@ MISTAKES: dict[str, list[str]] = {
         f"device convert shop.example --db ann.db {HELPERS} --buckets 4 --batch new.batch --report new.report",
         f"{QUERY} --list --withdraw",
         f"{QUERY} --id 00 --new",
-        f"{QUERY} --kind 9308b691",
+        f"{QUERY} --every day",
         "batch merge shop.batch --out shop.batch",
     ],
     "Nobody is there": [
@@ -362,7 +381,7 @@ def make_world(folder: Path) -> None:
 
 def _ran(folder: Path, line: str) -> None:
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
-        code = trefoil.run(shlex.split(line))
+        code = cli.run(shlex.split(line))
     if code:
         raise RuntimeError(f"the folder for mistakes cannot be made: {line}")
 
@@ -373,7 +392,7 @@ def run(line: str, **places: object) -> Outcome:
     with_json = _takes_json(words)
     before, out, err = snapshot(), io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = trefoil.run([*words, "--json", "-"] if with_json else words)
+        code = cli.run([*words, "--json", "-"] if with_json else words)
     message, _, hint = err.getvalue().partition("\nhint:  ")
     message = message[message.find("error: ") :].removeprefix("error: ").strip()
     if with_json:

@@ -25,7 +25,7 @@ def started(command: Sequence[str], environment: Mapping[str, str] | None = None
         yield process
     finally:
         process.kill()
-        # Not `with process`: that would wait for whoever still holds the pipe, perhaps for ever.
+        # Not `with process`: that could wait permanently for a process that still holds the pipe.
         process.wait(30)
         if process.stdout is not None:
             process.stdout.close()
@@ -44,8 +44,8 @@ def output_until(process: subprocess.Popen[str], start: str) -> list[str]:
 def holds(reversed_secret: bytes) -> bool:
     """Whether something in this process still refers to a secret: run in a pool's process after its work.
 
-    The secret comes backwards, so that the question is not found as its own answer.
+    The secret comes backwards, so that the question does not match itself.
     """
     gc.collect()
-    kept = (one for found in gc.get_objects() for one in gc.get_referents(found) if isinstance(one, bytes))
+    kept = (one for each in gc.get_objects() for one in gc.get_referents(each) if isinstance(one, bytes))
     return any(reversed_secret in one[::-1] for one in kept)

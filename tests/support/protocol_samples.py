@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpc_helpers.admission.cluster import Workplace
-from mpc_helpers.admission.ingest import Ingested, ingest
-from mpc_helpers.admission.rules import AdmissionRules
+from mpc_helpers.admission.executors import ReportExecutor
+from mpc_helpers.admission.headers import AdmissionRules
+from mpc_helpers.admission.ingest import AdmittedColumn, ingest
 from mpc_helpers.identity.membership import Membership
 from protocol import field
 from protocol.batch import BatchReader, BatchWriter, ColumnReader, batch_root, sorted_order
@@ -25,7 +25,8 @@ from protocol.header import NONCE_SIZE, Header, ReportTerms
 from protocol.helper_set import HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import CLASSICAL, PrivateKey
 from protocol.keys import IdentityKey
-from protocol.query import NoiseMode, Query
+from protocol.noise import NoiseMode
+from protocol.query import Query
 from protocol.report import SealedReport, body_digest, payload_info, seal_report, seed_commitment
 from protocol.shares import PARTIES, SEEDS_OF, open_shamir, share
 
@@ -161,8 +162,8 @@ def query_for(reports: Sequence[SealedReport], **changes: Any) -> Query:
     return query(batch_root=root, batch_size=len(reports), **changes)
 
 
-def rules(party: int, asked: Query, *, oldest: int = NOW - 7 * DAY, newest: int = NOW + HOUR) -> AdmissionRules:
-    return AdmissionRules.for_query(membership(party), asked, oldest=oldest, newest=newest)
+def rules(party: int, of_query: Query, *, oldest: int = NOW - 7 * DAY, newest: int = NOW + HOUR) -> AdmissionRules:
+    return AdmissionRules.for_query(membership(party), of_query, oldest=oldest, newest=newest)
 
 
 def membership(
@@ -203,21 +204,21 @@ class InlineExecutor(Executor):
         return future
 
 
-INLINE = Workplace(InlineExecutor())
+INLINE = ReportExecutor(InlineExecutor())
 
 
-def ingest_columns(paths: Sequence[Path], asked: Query) -> list[Ingested]:
+def ingest_columns(paths: Sequence[Path], of_query: Query) -> list[AdmittedColumn]:
     """All three helpers admit their columns."""
     columns = [ColumnReader(path) for path in paths]
-    return [ingest(column, column.digests(), rules(party, asked), INLINE) for party, column in enumerate(columns)]
+    return [ingest(column, column.digests(), rules(party, of_query), INLINE) for party, column in enumerate(columns)]
 
 
-def accepted_by_all(ingested: Sequence[Ingested]) -> npt.NDArray[np.bool_]:
+def accepted_by_all(ingested: Sequence[AdmittedColumn]) -> npt.NDArray[np.bool_]:
     mask: npt.NDArray[np.bool_] = np.logical_and.reduce([one.admitted for one in ingested])
     return mask
 
 
-def opened_sum(ingested: Sequence[Ingested]) -> list[int]:
+def opened_sum(ingested: Sequence[AdmittedColumn]) -> list[int]:
     """The sum over the reports all three admitted, before noise; refused unless the helpers' shares fit together."""
     accepted = accepted_by_all(ingested)
     return open_shamir([one.shamir_share(accepted) for one in ingested])

@@ -6,9 +6,8 @@ import json
 from dataclasses import replace
 
 from mpc_helpers.local.launcher import Trio
-from protocol.helper_set import HelperSet
+from protocol.helper_set import HelperSet, write_set
 from protocol.keys import load_identity
-from protocol.set_files import write_set
 from protocol.shares import PARTIES
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.hooks import Hooks
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
+from mpc_helpers.agreement.peers import Hooks
 from mpc_helpers.ledger.attempt import AttemptOutcome
 from mpc_helpers.ledger.file import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from tests.support.commit_world import (
     KEYS,
-    PACE,
+    RETRY,
     AskedQuery,
     inline,
     parties,
@@ -47,7 +47,7 @@ class ThreeAgreements:
     def start(self) -> None:
         hooks = Hooks(offload=None if self._threads else inline)
         self.agreements = [
-            Agreement(self.ledgers[party], parties(party), self._sender(party), pace=PACE, hooks=hooks)
+            Agreement(self.ledgers[party], parties(party), self._sender(party), retry=RETRY, hooks=hooks)
             for party in range(3)
         ]
 
@@ -83,7 +83,7 @@ class ThreeAgreements:
 
     async def _reserved(self, party: int, terms: AttemptTerms, batch: AdmittedBatch, deadline: float) -> Attempt:
         agreement = self.agreements[party]
-        return await agreement.reserve(await agreement.agree(terms, batch, deadline))
+        return await agreement.preparation.reserve(await agreement.agree(terms, batch, deadline))
 
     async def commit(self, attempts: list[Attempt]) -> list[AttemptOutcome]:
         async with asyncio.timeout(20.0):

@@ -14,17 +14,17 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 
-from mpc_helpers.agreement.hooks import Pace
 from mpc_helpers.agreement.negotiation import Attempt
+from mpc_helpers.agreement.peers import RetryPolicy
 from mpc_helpers.helper import Sessions
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.attempt import Step
+from mpc_helpers.ledger.attempt import Failpoint
 from mpc_helpers.local.launcher import Trio, prepare
 from mpc_helpers.mpc.channel import Channel, Intercept, memory_mesh
 from mpc_helpers.mpc.failed_proofs import FailedProofs
@@ -34,24 +34,25 @@ from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_su
 from mpc_helpers.mpc.runtime import Engine, run_over_channels
 from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.service.daemon import Parts, Running, serving
-from mpc_helpers.service.intake import Intake
-from mpc_helpers.service.rendezvous import Rendezvous
+from mpc_helpers.service.queries import Queries
 from mpc_helpers.service.storage import Storage
 from mpc_helpers.service.transport import Certificates
+from mpc_helpers.service.workers import Rendezvous
 from protocol.batch import BatchReader, BatchWriter
+from protocol.collector.limits import ReportKind
 from protocol.field import Vector, from_integers, lift
 from protocol.header import ReportTerms, coarse_time
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey, load_identity
 from protocol.querier.ask import Querier
+from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
-from protocol.querier.worth import QueryResult
 from protocol.report import SealedReport, seal_report
 from protocol.shares import PARTIES
 from tests.support.joint_trio import Make
 
 SITE = "shop.example"
-FAST = Pace(first=0.01, longest_agree=0.05, longest_ask=0.1, patience=2.0)
+FAST = RetryPolicy(first_delay=0.01, max_agree_delay=0.05, max_poll_delay=0.1, reply_timeout=2.0)
 
 
 def real_now() -> int:
@@ -152,9 +153,9 @@ class MemoryMpc:
 
     def record_pair(self, attempt_id: bytes, key: bytes, drawn: list[int]) -> None:
         """Both helpers of a pair draw the same vector from the same key; it is added once."""
-        known = self._pairs.setdefault(attempt_id, {})
-        known[key] = drawn
-        self.records.setdefault(attempt_id, NoiseRecord()).parts = dict(enumerate(known.values()))
+        vectors = self._pairs.setdefault(attempt_id, {})
+        vectors[key] = drawn
+        self.records.setdefault(attempt_id, NoiseRecord()).parts = dict(enumerate(vectors.values()))
 
 
 @dataclass(slots=True)
@@ -193,7 +194,7 @@ class ThreeHelpers:
     trio: Trio
     mpc: MemoryMpc
     folder: Path
-    steps: dict[int, Callable[[Step], None]] = field(default_factory=dict)
+    steps: dict[int, Callable[[Failpoint], None]] = field(default_factory=dict)
     clock: Callable[[], int] = real_now
     # A helper that is not here goes by the clock above.
     clocks: dict[int, Callable[[], int]] = field(default_factory=dict)
@@ -202,11 +203,11 @@ class ThreeHelpers:
     _batches: int = 0
 
     @property
-    def intakes(self) -> dict[int, Intake]:
-        return {party: daemon.intake for party, daemon in self.daemons.items()}
+    def queries(self) -> dict[int, Queries]:
+        return {party: daemon.queries for party, daemon in self.daemons.items()}
 
     def storage(self, party: int) -> Storage:
-        return self.daemons[party].desk.storage
+        return self.daemons[party].queries.storage
 
     @property
     def helper_set(self) -> HelperSet:
@@ -218,7 +219,7 @@ class ThreeHelpers:
     async def start(self, party: int) -> None:
         """Start one helper; its ledger, queries and certificates are those it had."""
         step = self.steps.get(party, lambda _: None)
-        parts = Parts(clock=self.clocks.get(party, self.clock), step=step, sessions=self.mpc.sessions, pace=FAST)
+        parts = Parts(clock=self.clocks.get(party, self.clock), failpoint=step, sessions=self.mpc.sessions, retry=FAST)
         stack = AsyncExitStack()
         config = load_config(self.trio.config_path(party))
         self.daemons[party] = await stack.enter_async_context(serving(config, parts))
@@ -239,8 +240,11 @@ class ThreeHelpers:
         return seal_all(histograms, of, self.helper_set)
 
     def query(self, batch: BatchReader, wishes: QueryOptions | None = None, *, site: str = SITE) -> SavedQuery:
-        """A new query on a batch."""
-        return make_query(batch, wishes or QueryOptions(seconds=30), self.helper_set, self.site_key(site), self.clock())
+        """A new query on a batch, for the kind of its first report: the batch may hold anything else."""
+        wishes, first = wishes or QueryOptions(seconds=30), batch.first_header()
+        if first is not None and not wishes.kind:
+            wishes = replace(wishes, kind=ReportKind.of(first).name)
+        return make_query(batch, wishes, self.helper_set, self.site_key(site), self.clock())
 
     async def ask(self, asked: SavedQuery, batch: BatchReader, *, patience: float = 5.0) -> QueryResult:
         """Ask as a querier does."""
@@ -265,7 +269,7 @@ async def three_helpers(
     folder: Path,
     *,
     sites: Mapping[str, Sequence[str]] | None = None,
-    steps: Mapping[int, Callable[[Step], None]] | None = None,
+    steps: Mapping[int, Callable[[Failpoint], None]] | None = None,
     clock: Callable[[], int] = real_now,
     intercept: Intercept | None = None,
     options: Mapping[str, object] | None = None,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.joint_scale import Coin, JointScale
 
 Words = npt.NDArray[np.uint64]
@@ -40,7 +40,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """Wires are numbered: inputs, then the AND gates in order, then the XORs.
+    """A layered circuit. Wires are numbered: inputs, then the AND gates in order, then the XORs.
 
     `roots` are the wires of the coins, digits first and the sign last, without their constants c_1.
     """
@@ -54,34 +54,34 @@ class Circuit:
 
     @property
     def depth(self) -> int:
-        """Rounds."""
+        """Number of layers: one round of messages each."""
         return len(self.layers)
 
     @property
     def digits(self) -> int:
-        """L: binary digits of the noise, its sign apart."""
+        """L: the number of binary digits of the noise, not counting its sign."""
         return len(self.constants) - 1
 
     def outputs(self, wires: Words, *, constants: bool) -> Words:
-        """Output bits o_j = d_j ⊕ s and o_L = s, (L + 1) × words, from the values of all wires.
+        """Return the output bits o_j = d_j ⊕ s and o_L = s, (L + 1) × words, from the values of all wires.
 
-        Of three components that add up to a wire, only one takes the constants.
+        Set `constants` for exactly one of the three XOR components: c_1 is public and must be added once.
         """
-        found = wires[self.roots]
+        result = wires[self.roots]
         if constants:
-            found ^= -np.array(self.constants, dtype=np.int64).astype(np.uint64)[:, None]
-        found[:-1] ^= found[-1]
-        return found
+            result ^= -np.array(self.constants, dtype=np.int64).astype(np.uint64)[:, None]
+        result[:-1] ^= result[-1]
+        return result
 
 
 def words_for(buckets: int) -> int:
-    """W: bucket 64w + i is bit i of word w. Unused bits are computed and proven like the others."""
+    """Return W, the words per wire: bucket 64w + i is bit i of word w. Unused bits are computed and proven too."""
     return -(-buckets // WORD_BITS)
 
 
 @lru_cache(maxsize=64)
 def build(scale: JointScale) -> Circuit:
-    """The circuit of a scale. Gates are numbered layer by layer, coin by coin, pair by pair, P before G."""
+    """Build the circuit of a scale. Gates are numbered layer by layer, coin by coin, pair by pair, P before G."""
     return _Builder(scale.coins).circuit()
 
 
@@ -93,11 +93,12 @@ def check_size(scale: JointScale, buckets: int) -> None:
             f"{buckets} buckets of joint noise of scale {float(1 / scale.rate):.3g} take {words} words of gates; "
             f"{MAX_GATE_WORDS} is the most",
             "Use fewer buckets or a coarser unit, or ask with --noise local.",
+            kind=ErrorKind.TOO_LARGE,
         )
 
 
 def evaluate(circuit: Circuit, bits: Words) -> Words:
-    """The circuit in the clear, inputs × words to outputs × words: the twin that tests compare with."""
+    """Evaluate the circuit in the clear, inputs × words to outputs × words: the oracle of the tests."""
     wires = np.empty((circuit.wires, bits.shape[1]), dtype=np.uint64)
     wires[: circuit.inputs] = bits
     product, xor = circuit.inputs, circuit.inputs + circuit.gates
@@ -117,7 +118,7 @@ class _Run(NamedTuple):
 
 
 class _Builder:
-    """XORs are numbered −1, −2, … until the number of gates is known."""
+    """Builds a circuit layer by layer. XORs are numbered −1, −2, … until the number of gates is known."""
 
     def __init__(self, coins: tuple[Coin, ...]) -> None:
         self._inputs = sum(coin.bits for coin in coins)
@@ -145,7 +146,7 @@ class _Builder:
         )
 
     def _layer(self) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Neighbours in pairs, from the first bit on; an odd one is passed up."""
+        """Compose neighbouring runs in pairs, from the first bit on; an odd last run moves up unchanged."""
         ands: dict[tuple[int, int], int] = {}
         xors: list[tuple[int, int]] = []
         self._coins = [
@@ -154,7 +155,7 @@ class _Builder:
         return [a for a, _ in ands], [b for _, b in ands], [a for a, _ in xors], [b for _, b in xors]
 
     def _joined(self, runs: list[_Run], ands: dict[tuple[int, int], int], xors: list[tuple[int, int]]) -> _Run:
-        """(G_h, P_h)∘(G_l, P_l) = (G_h ⊕ P_h·G_l, P_h·P_l)."""
+        """Compose two runs: (G_h, P_h)∘(G_l, P_l) = (G_h ⊕ P_h·G_l, P_h·P_l)."""
         if len(runs) == 1:
             return runs[0]
         high, low = runs
@@ -169,7 +170,7 @@ class _Builder:
         return _Run(-self._xors, p)
 
     def _and(self, left: int | None, right: int, ands: dict[tuple[int, int], int]) -> int:
-        """The wire of the product. Equal operands in one layer are one gate, as where G and P of a leaf are equal."""
+        """Return the wire of the product. Equal operands in one layer share a gate: a leaf may have G = P."""
         if left is None:
             raise AssertionError("only the last run of a coin has no P, and nothing follows it")
         if (left, right) not in ands:
@@ -182,7 +183,7 @@ class _Builder:
 
 
 def _leaves(coin: Coin, first: int) -> list[_Run]:
-    """A bit is (f, f) where c changes after it, else (0, f)."""
+    """Return one run for each bit f of a coin: (f, f) where c changes after it, else (0, f)."""
     bits = [coin.numerator >> place & 1 for place in reversed(range(coin.bits))] + [0]
     changes = [bits[at] != bits[at + 1] for at in range(coin.bits)]
     last = coin.bits - 1

@@ -1,54 +1,128 @@
-"""How one session's gates and numbers are laid out for its proofs, and how many bytes each message has.
+"""The layout of one session: the streams that two parties share, rows of gates, and message sizes.
 
-All of it follows from the circuit and the number of buckets, so a peer's message of another size is refused unread.
+The layout follows from the circuit and the number of buckets, so a peer's message of another size is refused unread.
+
+Two parties derive common randomness from the pair key that the third lacks: one AES-256-CTR stream per purpose. Every
+stream is bound to session and parameters, and is read once, from its start. No joint nonce is needed, unlike in
+`pairwise`: every secret here has a component from each of the three pairs, and the component that a party lacks comes
+from a key that an honest party drew afresh for this session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
-from mpc_helpers.mpc.joint.circuit import WORD_BITS, Circuit, words_for
-from mpc_helpers.mpc.joint.streams import SEED_SIZE
-from mpc_helpers.mpc.session import DIGEST_SIZE
-from protocol.field import ELEMENT_SIZE
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from mpc_helpers.mpc.joint.circuit import WORD_BITS, Circuit, Words, words_for
+from mpc_helpers.mpc.session import DIGEST_SIZE, MpcSession
+from protocol.field import ELEMENT_SIZE, P, Vector
 from protocol.shares import PARTIES
+from protocol.wire import tagged_hash
+
+SEED_SIZE = 32
+_DROPPED_BITS = np.uint64(64 - 61)
+
+
+class Purpose(Enum):
+    """The streams of a pair. Those of a proof belong to the pair that verifies, or to prover and one verifier."""
+
+    BITS = "bits"
+    AND = "and"
+    DEALT = "dealt"
+    TURNED = "turned"
+    WEIGHTS = "weights"
+    POINT = "point"
+    COEFFICIENTS = "coefficients"
+    LEFT_MASK = "left mask"
+    RIGHT_MASK = "right mask"
+
+
+class Stream:
+    """A keystream as words or field elements, determined by a 32-byte key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        return self._cipher.update(bytes(size))
+
+    def words(self, rows: int, columns: int) -> Words:
+        """Return the next little-endian words, row by row."""
+        return words_from(self.take(ELEMENT_SIZE * rows * columns), rows)
+
+    def elements(self, count: int) -> Vector:
+        """Return uniform field elements: each is the top 61 bits of a word; p itself (once in 2^61) is rejected."""
+        drawn: Vector = self.words(1, count)[0] >> _DROPPED_BITS
+        if count and int(drawn.max()) == P:
+            drawn = drawn[drawn != P]
+            return np.concatenate([drawn, self.elements(count - drawn.size)])
+        return drawn
+
+    def nonzero(self) -> int:
+        """Return the next element that is not zero."""
+        while True:
+            value = int(self.elements(1)[0])
+            if value:
+                return value
+
+
+def words_from(data: bytes, rows: int) -> Words:
+    """Decode little-endian words into `rows` rows of equal length."""
+    words: Words = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+    return words.reshape(rows, -1)
+
+
+class PairStreams:
+    """The streams of the pair that lacks party `lacking`."""
+
+    def __init__(self, pair_key: bytes, session: MpcSession, lacking: int) -> None:
+        self._bound = (pair_key, session.attempt_id, session.parameter_digest, bytes([lacking]))
+
+    def open(self, purpose: Purpose) -> Stream:
+        """Return the stream from its start. Open each once per value: two values must not share randomness."""
+        return Stream(tagged_hash(f"joint noise: {purpose.value}", *self._bound))
+
 
 # A gate is a signed unit vector of four numbers (`proof`).
 LIFTED = 4
 FIELD_ROWS = 8
-# Party 2 deals the bits as numbers, to 0; party 0 turns its half by the third component's bit, then 1 has the other.
+# The party that deals o₀ ⊕ o₁ as numbers (`noise`); the other two apply the third component's bit.
 DEALER = 2
-# More rows make the folded vector shorter and the prover's work longer, and a cheater's chance 2M/(p − 1) larger.
+# More rows M make the folded vector shorter, but the prover slower and the soundness error 2M/(p − 1) larger.
 _FEW_ROWS, _MANY_ROWS = 64, 256
 _MANY_WORDS = 2**17
 
 
 def following(party: int) -> int:
-    """The party that a prover's messages go to: its right verifier."""
+    """Return the next party in the ring, which receives a prover's messages: its right verifier."""
     return (party + 1) % PARTIES
 
 
 def preceding(party: int) -> int:
-    """A prover's left verifier, and the party whose messages we check."""
+    """Return the previous party in the ring: a prover's left verifier, and the party whose messages we check."""
     return (party + 2) % PARTIES
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """For `buckets` buckets of one circuit."""
+    """Sizes and step numbers for `buckets` buckets of one circuit; letters as in SPEC §11."""
 
     circuit: Circuit
     buckets: int
 
     @property
     def words(self) -> int:
-        """W: words of 64 buckets."""
+        """W: words per wire, 64 buckets each."""
         return words_for(self.buckets)
 
     @property
     def gate_words(self) -> int:
-        """All gates' words, without padding."""
+        """Words of all gates together, without padding."""
         return self.circuit.gates * self.words
 
     @property
@@ -68,7 +142,7 @@ class Layout:
 
     @property
     def lifted_gates(self) -> int:
-        """N: gates that a claim counts, padding included; a gate of zeros is right."""
+        """N: gates in a claim, padding included: a gate of zeros is correct."""
         return self.rows * self.lanes
 
     @property
@@ -78,7 +152,7 @@ class Layout:
 
     @property
     def numbers(self) -> int:
-        """Output bits in all; bit j of bucket k is number k·(L + 1) + j."""
+        """Output bits of all buckets; bit j of bucket k is number k·(L + 1) + j."""
         return self.buckets * self.bits
 
     @property
@@ -88,41 +162,41 @@ class Layout:
 
     @property
     def folded(self) -> int:
-        """n': numbers in a folded row, the gates' first."""
+        """n': numbers in a folded row: the gates', then the conversion's."""
         return LIFTED * self.lanes + self.field_columns
 
     @property
     def coefficients(self) -> int:
-        """2M: exponents −(M − 1) to M + 1, without 0."""
+        """2M: coefficients that a prover sends, of the exponents −(M − 1) to M + 1 without 0."""
         return 2 * self.rows
 
     @property
     def dealing(self) -> int:
-        """The step in which parties 2 and 1 convert; the two after it follow from it."""
+        """The step in which parties 2 and 1 send their parts of the conversion."""
         return self.circuit.depth + 1
 
     @property
     def turning(self) -> int:
-        """The step in which party 0 converts."""
+        """The step in which party 0 sends its part, which depends on what party 2 sent it."""
         return self.circuit.depth + 2
 
     @property
     def opening(self) -> int:
-        """The step in which weights are released."""
+        """The step in which verifiers open the weights that they committed to."""
         return self.circuit.depth + 3
 
     @property
     def proving(self) -> int:
-        """The last step: coefficients one way round, folded vectors the other."""
+        """The last step: coefficients go to the next party, folded vectors to the previous one."""
         return self.circuit.depth + 4
 
     @property
     def allowance(self) -> float:
-        """Seconds that drawing is given, several times what it takes. It never depends on what is drawn."""
+        """Upper bound in seconds on drawing, several times what it takes. It never depends on what is drawn."""
         return self.gate_words * 16e-6
 
-    def steps(self, party: int) -> dict[int, Mapping[int, int]]:
-        """What party `party` receives: for each peer, the size of each step's message."""
+    def message_sizes(self, party: int) -> dict[int, Mapping[int, int]]:
+        """Return what party `party` receives: for each peer, the size of each step's message."""
         return {
             preceding(party): self._to_following(preceding(party)),
             following(party): {0: DIGEST_SIZE, self.opening: SEED_SIZE, self.proving: ELEMENT_SIZE * (self.folded + 1)},

@@ -1,10 +1,11 @@
-"""A one-round proof that everything a party sent was right, to two verifiers who each know half of what it used.
+"""A one-round proof that everything a party sent was correct, to two verifiers who each know half of its inputs.
 
-Prover i; its left verifier i + 2 holds all components i + 1, its right verifier i + 1 all components i + 2 and what it
-received. The claim is ⟨u, v⟩ = T with u known left, v known right and T the sum of a part of each (JOINT.md §3).
+Of prover i, the left verifier i + 2 holds all components i + 1; the right verifier i + 1 holds all components i + 2 and
+what the prover sent. The claim is ⟨u, v⟩ = T: the left verifier knows u, the right one v, and T is the sum of a part
+known to each (JOINT.md §3).
 
 A gate's relation s_L ⊕ s_R ⊕ ab ⊕ cd = 0 becomes a product of signs: with u = (−1)^s_L·unit(a + 2c) and
-v = H·(−1)^s_R·unit(b + 2d), H the 4 × 4 Hadamard matrix, ⟨u, v⟩ is 1 for a right gate and −1 for a wrong one. So N
+v = H·(−1)^s_R·unit(b + 2d), H the 4 × 4 Hadamard matrix, ⟨u, v⟩ is 1 for a correct gate and −1 for a wrong one. So N
 gates are one inner product that is N, and no weights are needed. Rows are folded with powers of a point X:
 
     U(X) = Σ u_r·X^r + μ·X^M        V(X) = Σ v_r·X^−r + ν·X
@@ -52,17 +53,17 @@ class Half:
 
     @classmethod
     def of(cls, layout: Layout, first: Words, second: Words, sign: Words, numbers: Vector) -> Half:
-        """Gate-major words as rows, and bucket-major numbers as eight rows, both filled up with zeros."""
+        """Cut gate-major words into rows and bucket-major numbers into eight rows, both padded with zeros."""
         first, second, sign = (_rows(plane, layout.rows, layout.columns) for plane in (first, second, sign))
         return cls(first, second, sign, _rows(numbers, FIELD_ROWS, layout.field_columns))
 
     def codes(self, rows: slice) -> Codes:
-        """One byte per gate of these rows."""
-        found = _bits(self.sign[rows])
+        """Return the codes of these rows, one byte per gate."""
+        result = _bits(self.sign[rows])
         for plane in (self.second, self.first):
-            found <<= 1
-            found |= _bits(plane[rows])
-        return found
+            result <<= 1
+            result |= _bits(plane[rows])
+        return result
 
 
 def _rows(values: npt.NDArray[np.uint64], rows: int, columns: int) -> npt.NDArray[np.uint64]:
@@ -73,45 +74,45 @@ def _rows(values: npt.NDArray[np.uint64], rows: int, columns: int) -> npt.NDArra
 
 
 def _bits(words: Words) -> Codes:
-    """Bit i of word w as byte 64w + i, whatever the byte order of this machine."""
+    """Unpack bit i of word w into byte 64w + i, on a machine of any byte order."""
     raw = np.ascontiguousarray(words.astype("<u8", copy=False)).view(np.uint8)
     return np.unpackbits(raw, axis=1, bitorder="little")
 
 
 def coefficients(left: Half, right: Half, left_mask: Vector, right_mask: Vector) -> Vector:
-    """Run by the prover, who knows both halves: ⟨U, V⟩ from X^(1 − M) to X^(M + 1), without its coefficient of X^0."""
+    """Return ⟨U, V⟩ from X^(1 − M) to X^(M + 1), without X^0. Run by the prover, who knows both halves."""
     rows = left.first.shape[0]
     zero = rows - 1  # where the coefficient of X^0 stands
-    found = np.zeros(2 * rows + 1, dtype=np.uint64)
-    found[: 2 * zero + 1] = np.mod(_diagonals(_agreements(left, right)), P)
+    result = np.zeros(2 * rows + 1, dtype=np.uint64)
+    result[: 2 * zero + 1] = np.mod(_diagonals(_agreements(left, right)), P)
     near = slice(zero + 1 - FIELD_ROWS, zero + FIELD_ROWS)
-    found[near] += reduce(_diagonals(_field_products(left.numbers, right.numbers)))
+    result[near] += reduce(_diagonals(_field_products(left.numbers, right.numbers)))
     # Row r of u meets ν at exponent r + 1; row r of v meets μ at M − r.
-    found[zero + 1 : -1] += _masked(left, right_mask)
-    found[zero + 1 : -1] += _masked(right, left_mask, hadamard=True)[::-1]
-    found[-1] = dot(left_mask, right_mask)
-    return np.delete(reduce(found), zero)
+    result[zero + 1 : -1] += _masked(left, right_mask)
+    result[zero + 1 : -1] += _masked(right, left_mask, hadamard=True)[::-1]
+    result[-1] = dot(left_mask, right_mask)
+    return np.delete(reduce(result), zero)
 
 
 def _agreements(left: Half, right: Half) -> npt.NDArray[np.int64]:
-    """For rows r of u and s of v: Σ over gates of ⟨u_r, v_s⟩, 64 gates an instruction; nothing is lifted."""
+    """Return Σ over gates of ⟨u_r, v_s⟩ for all rows r and s: XOR and popcount on 64 gates a word, no field numbers."""
     rows, columns = left.first.shape
     wrong = np.empty((rows, rows), dtype=np.int64)
     step = max(1, _BLOCK // (rows * columns))
     for start in range(0, rows, step):
         some = slice(start, start + step)
-        found = left.first[some, None] & right.first[None]
-        found ^= left.second[some, None] & right.second[None]
-        found ^= left.sign[some, None]
-        found ^= right.sign[None]
-        wrong[some] = np.bitwise_count(found).sum(axis=2, dtype=np.int64)
+        result = left.first[some, None] & right.first[None]
+        result ^= left.second[some, None] & right.second[None]
+        result ^= left.sign[some, None]
+        result ^= right.sign[None]
+        wrong[some] = np.bitwise_count(result).sum(axis=2, dtype=np.int64)
     wrong *= -2
     wrong += 64 * columns
     return wrong
 
 
 def _diagonals(matrix: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """Sums over r − s = 1 − M, …, M − 1: each row is put one place further, then columns are added up."""
+    """Return the sums over r − s = 1 − M, …, M − 1: shift row r by r places, then add up the columns."""
     rows = matrix.shape[0]
     skewed = np.zeros((rows, 2 * rows), dtype=matrix.dtype)
     skewed[:, :rows] = matrix[:, ::-1]
@@ -121,14 +122,14 @@ def _diagonals(matrix: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 
 
 def _field_products(left: Vector, right: Vector) -> Vector:
-    """⟨row r, row s⟩ for the eight rows of both: their diagonals add up within a word."""
+    """Return ⟨row r, row s⟩ for the eight rows of both. Sums of eight reduced elements fit a word."""
     if left.size * FIELD_ROWS <= _BLOCK:
         return dot(left[:, None], right[None])
     return np.stack([dot(row[None], right) for row in left])
 
 
 def _masked(half: Half, mask: Vector, *, hadamard: bool = False) -> Vector:
-    """⟨row, mask⟩ for every row: of gates and, in the first eight, of numbers."""
+    """Return ⟨row, mask⟩ for every row: over its gates and, in the first eight, its numbers."""
     rows, columns = half.first.shape
     lanes = 64 * columns
     of_gates, of_numbers = mask[: LIFTED * lanes].reshape(lanes, LIFTED), mask[LIFTED * lanes :]
@@ -136,13 +137,13 @@ def _masked(half: Half, mask: Vector, *, hadamard: bool = False) -> Vector:
         of_gates = transformed(of_gates)
     table = np.concatenate([of_gates, _negated(of_gates)], axis=1).reshape(-1)
     places = np.arange(0, _CODES * lanes, _CODES, dtype=np.intp)
-    found = np.empty(rows, dtype=np.uint64)
+    result = np.empty(rows, dtype=np.uint64)
     step = max(1, _BLOCK // lanes)
     for start in range(0, rows, step):
         some = slice(start, start + step)
-        found[some] = total(np.take(table, places + half.codes(some)))
-    found[:FIELD_ROWS] = add(found[:FIELD_ROWS], dot(half.numbers, of_numbers))
-    return found
+        result[some] = total(np.take(table, places + half.codes(some)))
+    result[:FIELD_ROWS] = add(result[:FIELD_ROWS], dot(half.numbers, of_numbers))
+    return result
 
 
 def _negated(vector: Vector) -> Vector:
@@ -150,7 +151,7 @@ def _negated(vector: Vector) -> Vector:
 
 
 def transformed(vectors: Vector) -> Vector:
-    """H·w for every row w: H[k][k'] = (−1)^popcount(k ∧ k')."""
+    """Return H·w for every row w, with H[k][k'] = (−1)^popcount(k ∧ k')."""
     w0, w1, w2, w3 = vectors.T
     sums, differences = (add(w0, w1), add(w2, w3)), (subtract(w0, w1), subtract(w2, w3))
     return np.stack(
@@ -160,7 +161,7 @@ def transformed(vectors: Vector) -> Vector:
 
 
 def fold_left(half: Half, mask: Vector, point: int) -> Vector:
-    """Run by the left verifier: U(t)."""
+    """Return U(t). Run by the left verifier."""
     rows = half.first.shape[0]
     powers = _powers(point, rows)
     gates = _folded_gates(half, powers).reshape(-1)
@@ -168,24 +169,24 @@ def fold_left(half: Half, mask: Vector, point: int) -> Vector:
 
 
 def fold_right(half: Half, mask: Vector, point: int) -> Vector:
-    """Run by the right verifier: V(t)."""
+    """Return V(t). Run by the right verifier."""
     powers = _powers(pow(point, -1, P), half.first.shape[0])
     gates = transformed(_folded_gates(half, powers)).reshape(-1)
     return _with_mask(gates, _folded_numbers(half, powers), mask, point)
 
 
 def evaluate(values: Vector, rows: int, point: int) -> int:
-    """Σ values·t^exponent over the coefficients that are sent."""
+    """Return Σ values·t^exponent over the exponents −(M − 1) to M + 1 without 0."""
     inverse = pow(point, -1, P)
     below, above = _powers(inverse, rows)[:0:-1], _powers(point, rows + 2)[1:]
     return int(dot(values, np.concatenate([below, above])))
 
 
 def _powers(base: int, count: int) -> Vector:
-    found = [1]
-    while len(found) < count:
-        found.append(found[-1] * base % P)
-    return np.array(found, dtype=np.uint64)
+    result = [1]
+    while len(result) < count:
+        result.append(result[-1] * base % P)
+    return np.array(result, dtype=np.uint64)
 
 
 def _with_mask(gates: Vector, numbers: Vector, mask: Vector, factor: int) -> Vector:
@@ -198,16 +199,16 @@ def _folded_numbers(half: Half, powers: Vector) -> Vector:
 
 
 def _folded_gates(half: Half, powers: Vector) -> Vector:
-    """Σ_r powers[r]·(signed unit vector of row r), lanes × 4. Several rows share one look-up of four numbers."""
+    """Return Σ_r powers[r]·(signed unit vector of row r), lanes × 4. Several rows share one table look-up."""
     rows, columns = half.first.shape
     lanes = 64 * columns
     if rows * lanes <= _FEW_GATES:
-        # Two rows a look-up and all at once: with few gates, calls of numpy are what takes time.
+        # Two rows a look-up, all in one call: with few gates, the overhead of numpy calls dominates.
         index = _joined(half.codes(slice(None)).reshape(-1, 2, lanes))
         tables = _tables(powers.reshape(-1, 2))
         index += np.arange(0, tables.shape[0] * tables.shape[1], tables.shape[1])[:, None]
-        found = np.take(tables.reshape(-1, LIFTED), index, axis=0)
-        return sum_rows(found.reshape(index.shape[0], -1)).reshape(lanes, LIFTED)
+        result = np.take(tables.reshape(-1, LIFTED), index, axis=0)
+        return sum_rows(result.reshape(index.shape[0], -1)).reshape(lanes, LIFTED)
     folded = np.zeros((lanes, LIFTED), dtype=np.uint64)
     for start in range(0, rows, _GROUP):
         some = slice(start, start + _GROUP)
@@ -219,7 +220,7 @@ def _folded_gates(half: Half, powers: Vector) -> Vector:
 
 
 def _joined(codes: Codes) -> npt.NDArray[np.intp]:
-    """Codes of all rows of a group as one number, that of the first row lowest."""
+    """Return the codes of all rows of a group as one index, the first row's in the lowest place."""
     index = codes[:, -1].astype(np.intp)
     for row in reversed(range(codes.shape[1] - 1)):
         index *= _CODES
@@ -228,7 +229,7 @@ def _joined(codes: Codes) -> npt.NDArray[np.intp]:
 
 
 def _tables(powers: Vector) -> Vector:
-    """For each group of rows: folded vectors for all codes of its rows."""
+    """Return for each group of rows the folded vector of every combination of codes."""
     groups, rows = powers.shape
     tables = np.zeros((groups, 1, LIFTED), dtype=np.uint64)
     places = np.arange(LIFTED)

@@ -1,0 +1,165 @@
+"""What is to be measured, and what that takes: a cell for each size and kind of report, its time and its disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from benchmarks.costs.report_cost import BENCH_TIME, Helpers
+from benchmarks.workloads.reports import MAX_VALUE, Workload
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.header import ReportTerms, coarse_time
+from protocol.hpke import CLASSICAL, Suite
+from protocol.report import seal_reports
+from protocol.shape import MAX_BUCKETS
+from protocol.shares import PARTIES
+
+SITE = "shop.example"
+EPSILON_MICROS = 1_000_000
+# A larger batch would take hours to seal here, and helpers take no more in one query.
+MAX_REPORTS = 10_000_000
+MAX_REPEAT = 100
+# Rough costs beside that of sealing one report, by which an estimate is made: see `Grid.seconds`.
+_QUERY_PER_SEAL = 0.7
+_START_SECONDS = 8.0
+_YARDSTICK_SECONDS = 8.0
+# Four of them, each half of a twentieth of the query before it and a twentieth after it.
+_YARDSTICKS_PER_QUERY = 4 * 1.5 / 20
+_INGEST_SECONDS = 8.0
+_NAIVE_SECONDS = 30.0
+_SEALS = 20
+# Digests beside columns, and an entry of the ledger, at each helper.
+_BESIDE_BYTES = 32 + 64
+
+
+class Extra(StrEnum):
+    """Baselines that a run can skip."""
+
+    NAIVE = "naive"
+    INGEST = "ingest"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size and kind of report."""
+
+    reports: int
+    buckets: int
+    checked: bool = True
+    suite: Suite = CLASSICAL
+
+    def __post_init__(self) -> None:
+        if not (0 < self.reports <= MAX_REPORTS):
+            raise TrefoilError(
+                f"--reports is 1 to {MAX_REPORTS}", "Give it as --reports 20000.", kind=ErrorKind.OUT_OF_RANGE
+            )
+        if not (0 < self.buckets <= MAX_BUCKETS):
+            raise TrefoilError(
+                f"--buckets is 1 to {MAX_BUCKETS}", "Give it as --buckets 128.", kind=ErrorKind.OUT_OF_RANGE
+            )
+
+    @property
+    def name(self) -> str:
+        kind = "" if self.checked else ", unchecked"
+        return f"{self.reports:,} reports, {self.buckets:,} buckets{kind}"
+
+    def terms(self, site: str, now: int) -> ReportTerms:
+        """Return the terms of this cell's reports."""
+        cap, spread = (MAX_VALUE, 1) if self.checked else (0, 0)
+        return ReportTerms(
+            site,
+            site,
+            coarse_time(now),
+            EPSILON_MICROS,
+            2 * MAX_VALUE,
+            self.buckets,
+            unit="purchases",
+            cap=cap,
+            spread=spread,
+        )
+
+    def workload(self, seed: int, now: int, site: str) -> Workload:
+        """Return the workload of one run."""
+        return Workload(self.terms(site, now), self.reports, seed)
+
+    def report_bytes(self) -> int:
+        """Return the bytes of one sealed report, for all three helpers."""
+        return len(Helpers.fresh(self.suite).seal(self.terms(SITE, BENCH_TIME)).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Everything that one call of the command measures."""
+
+    cells: tuple[Cell, ...]
+    seed: int = 1
+    repeat: int = 1
+    without: frozenset[Extra] = frozenset()
+    # Whether to look at the helpers once more, as soon as they have the batch.
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.repeat <= MAX_REPEAT):
+            raise TrefoilError(f"--repeat is 1 to {MAX_REPEAT}, not {self.repeat}", kind=ErrorKind.OUT_OF_RANGE)
+
+    def wants(self, extra: Extra) -> bool:
+        return extra not in self.without
+
+    def seconds(self) -> float:
+        """Estimate the time on this machine from the time to seal a report now."""
+        return sum(sum(self.parts(cell).values()) for cell in self.cells)
+
+    def parts(self, cell: Cell) -> dict[str, float]:
+        """Estimate the seconds of one cell, by part."""
+        seal = _seal_seconds(cell) * cell.reports * self.repeat / (os.cpu_count() or 1)
+        return {
+            "start": _START_SECONDS,
+            "seal": seal,
+            "yardstick": 2 * self.repeat * _YARDSTICK_SECONDS + _YARDSTICKS_PER_QUERY * _QUERY_PER_SEAL * seal,
+            "ask": _QUERY_PER_SEAL * seal,
+            "ingest": _INGEST_SECONDS if self.wants(Extra.INGEST) else 0.0,
+            "naive": _NAIVE_SECONDS if self.wants(Extra.NAIVE) else 0.0,
+        }
+
+    def disk_bytes(self) -> int:
+        """Return the peak disk usage: a batch, the helpers' columns, and their ledgers."""
+        return max(
+            cell.reports * (2 * cell.report_bytes() + PARTIES * _BESIDE_BYTES * self.repeat) for cell in self.cells
+        )
+
+    def check_disk(self) -> None:
+        """Raise before any work if the disk is too small."""
+        needed, free = self.disk_bytes(), shutil.disk_usage(tempfile.gettempdir()).free
+        if needed > free:
+            raise TrefoilError(
+                f"this takes about {needed / 1e9:.1f} GB in {tempfile.gettempdir()}, and {free / 1e9:.1f} GB are free",
+                "Choose fewer reports, or set TMPDIR to a larger disk.",
+                kind=ErrorKind.NO_SPACE,
+            )
+
+
+def cells_of(reports: Sequence[int], buckets: Sequence[int], suite: Suite, *, unchecked: bool) -> tuple[Cell, ...]:
+    """Return every combination, the small ones first; unchecked reports beside checked ones if requested."""
+    kinds = (True, False) if unchecked else (True,)
+    return tuple(
+        Cell(count, width, checked, suite)
+        for width in sorted(set(buckets))
+        for count in sorted(set(reports))
+        for checked in kinds
+    )
+
+
+@lru_cache(maxsize=64)
+def _seal_seconds(cell: Cell) -> float:
+    """Return the seconds to seal one report on one core. Cached, so that the progress bar matches the estimate."""
+    helpers, terms = Helpers.fresh(cell.suite), cell.terms(SITE, BENCH_TIME)
+    helpers.seal(terms)
+    start = time.perf_counter()
+    seal_reports([[0] * terms.length] * _SEALS, terms, helpers.helper_set)
+    return (time.perf_counter() - start) / _SEALS

@@ -1,0 +1,6 @@
+"""Simulated people and their reports.
+
+- `seeded`: reproducible randomness, for workloads only
+- `people`: simulated people on real devices
+- `reports`: many sealed reports on all cores, dishonest ones among them; `trefoil reports`
+"""

@@ -1,0 +1,447 @@
+"""A person's device database: one SQLite file, one durable transaction per call.
+
+Write-ahead logging with `synchronous=FULL`: when a transaction has ended its charges are durable, and a process killed
+at any moment leaves either all of a call or nothing. `BEGIN IMMEDIATE` serialises calls of threads and processes. The
+file is for its owner alone (mode 0600).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from device.attribution import Need, Order
+from device.budget import FilterKind, FilterOwner, PrivacyFilter
+from device.epoch import EpochCalendar
+from device.errors import DatabaseUnavailable
+from device.events import ConversionEvent, EventSelection, Impression, SavedConversion, SavedImpression, Selection
+from device.stores.instance import InstanceToken, fresh_token
+from device.stores.schema import Settings, check_version, connect, create_database, inspect, refusal, upgrade
+from device.stores.storage import CLEANUP_LIMIT, EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
+from protocol.errors import ErrorKind
+
+# Impression._make without its length check, for speed: rows come by the hundred, and the query fixes their length.
+_IMPRESSION = cast("Callable[[Any], Impression]", partial(tuple.__new__, Impression))
+_STATE = "SELECT user_version, token, counter, enabled, epoch_start, barrier FROM pragma_user_version, device"
+_ACCEPTED = """ FROM impression
+WHERE time >= ? AND time < ? AND expires >= ?
+AND (conversion_sites = '' OR instr(conversion_sites, ?) > 0)
+AND (conversion_callers = '' OR instr(conversion_callers, ?) > 0)"""
+_ALL = """
+SELECT time, site, caller, histogram_index, match_value, priority, expires, conversion_sites, conversion_callers
+FROM impression ORDER BY time, id"""
+_IMPRESSIONS = "SELECT time, site, caller, histogram_index, match_value, priority"
+# Parameters: the window's first second, the epoch length, the first epoch. Relative to it, no negative is divided.
+_SITES = "SELECT DISTINCT (time - ?) / ? + ?, site"
+_ORDERS = {
+    Order.EARLIEST: " ORDER BY time, id",
+    Order.LATEST: " ORDER BY time DESC, id",
+    Order.PRECEDENCE: " ORDER BY priority DESC, time DESC, id",
+}
+_FILTERS = "SELECT site, paid FROM filter WHERE kind = ? AND site IN ({})"
+_LISTED = """
+SELECT id, conversion_sites, conversion_callers FROM impression
+WHERE instr(conversion_sites, ?) > 0 OR instr(conversion_callers, ?) > 0"""
+_CENSUS = """
+SELECT site, count(*), min(time), max(time) FROM impression WHERE time >= ? AND time < ? GROUP BY site"""
+_EVICT = """
+DELETE FROM impression WHERE id IN (
+    SELECT id FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?) ORDER BY time, id LIMIT ?)"""
+_DROP = "DELETE FROM impression WHERE id IN (SELECT id FROM impression WHERE time < ? ORDER BY time LIMIT ?)"
+# The log is in the order of calls: only its beginning is scanned, so that the cost does not grow with its length.
+_DROP_LOG = "DELETE FROM log WHERE time < ? AND id IN (SELECT id FROM log ORDER BY id LIMIT ?)"
+_DROP_ACTIONS = """
+DELETE FROM action WHERE (action, site) IN (SELECT action, site FROM action WHERE time < ? LIMIT ?)"""
+_FIRST_FILTER = (0, "")
+_NEXT_FILTERS = """
+SELECT kind, site, paid FROM filter WHERE (kind, site) > (?, ?) ORDER BY kind, site LIMIT ?"""
+_CONVERSIONS = """
+SELECT time, site, caller, label FROM conversion
+WHERE time >= ? AND time < ? AND expires >= ? AND site <> ? AND caller <> ? AND instr(publishers, ?) > 0"""
+_ALL_CONVERSIONS = "SELECT time, site, caller, label, expires, publishers FROM conversion ORDER BY time, id"
+_COUNT_CONVERSIONS = "SELECT count(*) FROM conversion WHERE time >= ? AND time < ?"
+_EVICT_CONVERSION = """
+DELETE FROM conversion WHERE id = (
+    SELECT id FROM conversion WHERE time >= ?1 AND time < ?2 AND site = (
+        SELECT site FROM conversion WHERE time >= ?1 AND time < ?2
+        GROUP BY site ORDER BY count(*) DESC, min(time), site LIMIT 1)
+    ORDER BY time, id LIMIT 1)"""
+_DROP_CONVERSIONS = (
+    "DELETE FROM conversion WHERE id IN (SELECT id FROM conversion WHERE time < ? ORDER BY time LIMIT ?)"
+)
+
+
+class _State(NamedTuple):
+    """The device's own row, as read at the start of a transaction."""
+
+    token: bytes
+    counter: int
+    enabled: int
+    epoch_start: int | None
+    barrier: int | None
+
+
+class SqliteStore:
+    """A store in one file, opened with `open`. One connection, one thread at a time; every wait has a timeout."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, instance: InstanceToken, *, wait: float, debug: bool
+    ) -> None:
+        self.debug = debug
+        self.conversions = SqlConversions(connection)
+        self.services = SqlServices(connection)
+        self._connection = connection
+        self._path = path
+        self._instance = instance
+        self._wait = wait
+        self._lock = threading.Lock()
+        self._state: _State | None = None
+        self._vouched = True
+        self._erases = False
+        self._pruned = _FIRST_FILTER
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        epoch_length: int,
+        epoch_start: int | None = None,
+        debug: bool = False,
+        settings: Settings | None = None,
+    ) -> None:
+        """Create a database at `path`. Debug and epochs are fixed here; without a start, the first lookup fixes it."""
+        create_database(path, epoch_length=epoch_length, epoch_start=epoch_start, debug=debug, settings=settings)
+
+    @classmethod
+    def open(cls, path: Path, *, epoch_length: int, clock: Callable[[], int], wait: float = 2.0) -> SqliteStore:
+        """Open the database at `path`, or raise DatabaseError and leave the file unchanged.
+
+        If it was restored or copied since this device last used it, move its barrier to now.
+        """
+        debug = inspect(path, wait, epoch_length)
+        path.chmod(0o600)
+        connection = connect(path, wait)
+        upgrade(connection, path)
+        store = cls(connection, path, InstanceToken(path), wait=wait, debug=debug)
+        try:
+            with store.transaction():
+                store._recognise(clock())
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+            self._instance.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Run the block from BEGIN IMMEDIATE to COMMIT. Raise DatabaseUnavailable if disk or lock do not permit it."""
+        if not self._lock.acquire(timeout=self._wait):
+            raise DatabaseUnavailable(f"{self._path} is busy", kind=ErrorKind.BUSY)
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._read_state()
+            self._catch_up()
+            yield
+            self._commit()
+        except sqlite3.Error as error:
+            raise refusal(self._path, error) from None
+        finally:
+            self._state = None
+            if self._connection.in_transaction:
+                with suppress(sqlite3.Error):
+                    self._connection.rollback()
+            self._lock.release()
+
+    def _commit(self) -> None:
+        state = self._now()
+        self._connection.execute("UPDATE device SET counter = ?", (state.counter + 1,))
+        self._connection.execute("COMMIT")
+        try:
+            self._instance.follow(state.token, state.counter + 1)
+        except OSError:
+            # The commit stands, and the caller must not learn about the disk; `_catch_up` retries.
+            self._vouched = False
+        if self._erases:
+            # What the person cleared must not stay in the log beside the file. Best effort: a reader may hold it.
+            self._erases = False
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _catch_up(self) -> None:
+        """Write the token that could not be written after the last transaction; until that succeeds, raise."""
+        if not self._vouched:
+            state = self._now()
+            try:
+                self._instance.follow(state.token, state.counter)
+            except OSError as error:
+                raise DatabaseUnavailable(f"the token of {self._path} cannot be written: {error.strerror}") from None
+            self._vouched = True
+
+    def _recognise(self, now: int) -> None:
+        """Close all epochs of a database that this device did not write last (a copy), and assign it a fresh token.
+
+        The barrier is durable before the sidecar vouches for the new token (`_commit` writes that last).
+        """
+        state = self._now()
+        if not self._instance.vouches_for(state.token, state.counter):
+            self.raise_barrier(max(now, self._instance.latest()))
+            self._set("token", fresh_token())
+
+    def _now(self) -> _State:
+        if self._state is None:
+            raise RuntimeError("a store must be used inside its transaction")
+        return self._state
+
+    def _read_state(self) -> None:
+        version, *state = self._connection.execute(_STATE).fetchone()
+        # A newer program may have changed the file since it was opened.
+        check_version(self._path, version)
+        self._state = _State(*state)
+
+    def _set(self, column: str, value: int | bytes) -> None:
+        self._connection.execute(f"UPDATE device SET {column} = ?", (value,))  # noqa: S608 - columns named in this file
+        self._read_state()
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._now().enabled)
+
+    def set_enabled(self, enabled: bool) -> None:
+        self._set("enabled", enabled)
+
+    @property
+    def epoch_start(self) -> int | None:
+        return self._now().epoch_start
+
+    def fix_epoch_start(self, start: int) -> None:
+        if self._now().epoch_start is None:
+            self._set("epoch_start", start)
+
+    @property
+    def barrier(self) -> int | None:
+        return self._now().barrier
+
+    def raise_barrier(self, moment: int) -> None:
+        barrier = self._now().barrier
+        if barrier is None or barrier < moment:
+            self._set("barrier", moment)
+
+    def save(self, saved: SavedImpression) -> None:
+        seen = saved.impression
+        row = (seen.time, saved.expires, seen.site, seen.caller, seen.histogram_index, seen.match_value, seen.priority)
+        lists = (_listing(saved.conversion_sites), _listing(saved.conversion_callers))
+        self._connection.execute("INSERT INTO impression VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row + lists)
+
+    def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
+        query, values = _accepted(selection)
+        first = calendar.index(selection.since)
+        epochs = (calendar.first_second(first), calendar.length, first)
+        sites: dict[int, set[str]] = {}
+        for epoch, site in self._connection.execute(_SITES + query, (*epochs, *values)):
+            sites.setdefault(epoch, set()).add(site)
+        return sites
+
+    def matching(self, selection: Selection, need: Need = EVERYTHING) -> Sequence[Impression]:
+        query, values = _accepted(selection)
+        # SQLite reads a negative LIMIT as none.
+        limited = f"{_IMPRESSIONS}{query}{_ORDERS[need.order]} LIMIT ?"
+        most = -1 if need.most is None else need.most
+        return list(map(_IMPRESSION, self._connection.execute(limited, (*values, most))))
+
+    def impressions(self) -> Sequence[SavedImpression]:
+        return [
+            SavedImpression(Impression._make(seen), expires, frozenset(sites.split()), frozenset(callers.split()))
+            for *seen, expires, sites, callers in self._connection.execute(_ALL)
+        ]
+
+    def census(self, since: int, until: int) -> Sequence[SiteCount]:
+        return [SiteCount._make(row) for row in self._connection.execute(_CENSUS, (since, until))]
+
+    def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
+        self._connection.execute(_EVICT, (since, until, site, site, min(count, CLEANUP_LIMIT)))
+
+    def drop_impressions_before(self, moment: int) -> None:
+        self._connection.execute(_DROP, (moment, CLEANUP_LIMIT))
+
+    def clear_caller(self, site: str) -> None:
+        self._erases = True
+        self.conversions.clear_caller(site)
+        self._connection.execute("DELETE FROM impression WHERE caller = ?", (site,))
+        entry = f" {site} "
+        for number, *lists in self._connection.execute(_LISTED, (entry, entry)).fetchall():
+            sites, callers = (_listing(set(text.split()) - {site}) for text in lists)
+            if [sites == "", callers == ""] != [text == "" for text in lists]:
+                self._connection.execute("DELETE FROM impression WHERE id = ?", (number,))
+            else:
+                self._connection.execute(
+                    "UPDATE impression SET conversion_sites = ?, conversion_callers = ? WHERE id = ?",
+                    (sites, callers, number),
+                )
+
+    def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
+        filters = {}
+        for kind in FilterKind:
+            sites = [owner.site for owner in owners if owner.kind is kind]
+            for part in (sites[start : start + CLEANUP_LIMIT] for start in range(0, len(sites), CLEANUP_LIMIT)):
+                query = _FILTERS.format(", ".join("?" * len(part)))
+                paid = dict(self._connection.execute(query, (kind, *part)))
+                filters.update({FilterOwner(kind, site): PrivacyFilter(paid.get(site, b"")) for site in part})
+        return filters
+
+    def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
+        rows = [(*owner, ledger.encode()) for owner, ledger in filters.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO filter VALUES (?, ?, ?)", rows)
+
+    def filters(self) -> Mapping[FilterOwner, PrivacyFilter]:
+        rows = self._connection.execute("SELECT kind, site, paid FROM filter").fetchall()
+        return {FilterOwner(FilterKind(kind), site): PrivacyFilter(paid) for kind, site, paid in rows}
+
+    def forget(self, sites: Collection[str]) -> None:
+        self._erases = True
+        self._connection.execute("DELETE FROM log")
+        self.conversions.forget(sites)
+        if not sites:
+            self._connection.execute("DELETE FROM impression")
+            self._connection.execute("DELETE FROM filter")
+        for site in sites:
+            self._connection.execute("DELETE FROM impression WHERE site = ?", (site,))
+            self._connection.execute("DELETE FROM filter WHERE site = ?", (site,))
+
+    def prune(self, first_epoch: int, before: int) -> bool:
+        finished = self._prune_filters(first_epoch) & self.conversions.drop_before(before)
+        for query in (_DROP, _DROP_LOG, _DROP_ACTIONS):
+            finished &= self._connection.execute(query, (before, CLEANUP_LIMIT)).rowcount < CLEANUP_LIMIT
+        return finished
+
+    def _prune_filters(self, first_epoch: int) -> bool:
+        """Prune the next filters in key order, from where the last call stopped. Return whether it reached the end."""
+        rows = self._connection.execute(_NEXT_FILTERS, (*self._pruned, CLEANUP_LIMIT)).fetchall()
+        for kind, site, paid in rows:
+            ledger = PrivacyFilter(paid)
+            ledger.forget_before(first_epoch)
+            if ledger.paid:
+                self.keep({FilterOwner(FilterKind(kind), site): ledger})
+            else:
+                self._connection.execute("DELETE FROM filter WHERE kind = ? AND site = ?", (kind, site))
+        finished = len(rows) < CLEANUP_LIMIT
+        self._pruned = _FIRST_FILTER if finished else rows[-1][:2]
+        return finished
+
+    def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
+        self._instance.saw(record.time)
+        added = self._connection.execute("INSERT INTO log VALUES (NULL, ?, ?)", (record.time, record.encode()))
+        self._connection.execute("DELETE FROM log WHERE id <= ?", ((added.lastrowid or 0) - most,))
+
+    def reports(self) -> Sequence[ReportRecord]:
+        return [ReportRecord.decode(data) for (data,) in self._connection.execute("SELECT record FROM log ORDER BY id")]
+
+    def admit_to_action(self, action: str, site: str, limit: int, now: int) -> bool:
+        rows = self._connection.execute("SELECT site FROM action WHERE action = ?", (action,)).fetchall()
+        sites = {other for (other,) in rows}
+        if site not in sites and len(sites) < limit:
+            self._connection.execute("INSERT INTO action VALUES (?, ?, ?)", (action, site, now))
+            return True
+        return site in sites
+
+
+class SqlConversions:
+    """Conversion events in the device's database, on the connection of its store."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def save(self, saved: SavedConversion) -> None:
+        event = saved.event
+        row = (event.time, saved.expires, event.site, event.caller, event.label, _listing(saved.publishers))
+        self._connection.execute("INSERT INTO conversion VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+
+    def matching(self, selection: EventSelection) -> Sequence[ConversionEvent]:
+        query, publisher = _CONVERSIONS, selection.publisher
+        values: list[int | str] = [selection.since, selection.until, selection.now, publisher, publisher]
+        values.append(f" {publisher} ")
+        wanted: list[tuple[str, Collection[int | str]]] = [("site", selection.advertisers), ("label", selection.labels)]
+        for column, allowed in wanted:
+            if allowed:
+                query += f" AND {column} IN ({', '.join('?' * len(allowed))})"
+                values += allowed
+        return list(map(ConversionEvent._make, self._connection.execute(f"{query} ORDER BY time, id", values)))
+
+    def all(self) -> Sequence[SavedConversion]:
+        return [
+            SavedConversion(ConversionEvent._make(event), expires, frozenset(publishers.split()))
+            for *event, expires, publishers in self._connection.execute(_ALL_CONVERSIONS)
+        ]
+
+    def count_between(self, since: int, until: int) -> int:
+        return int(self._connection.execute(_COUNT_CONVERSIONS, (since, until)).fetchone()[0])
+
+    def evict_between(self, since: int, until: int) -> None:
+        self._connection.execute(_EVICT_CONVERSION, (since, until))
+
+    def drop_before(self, moment: int, most: int = CLEANUP_LIMIT) -> bool:
+        return self._connection.execute(_DROP_CONVERSIONS, (moment, most)).rowcount < most
+
+    def clear_caller(self, site: str) -> None:
+        self._connection.execute("DELETE FROM conversion WHERE caller = ?", (site,))
+        listed = "SELECT id, publishers FROM conversion WHERE instr(publishers, ?) > 0"
+        for number, publishers in self._connection.execute(listed, (f" {site} ",)).fetchall():
+            left = _listing(set(publishers.split()) - {site})
+            self._connection.execute("UPDATE conversion SET publishers = ? WHERE id = ?", (left, number))
+        self._connection.execute("DELETE FROM conversion WHERE publishers = ''")
+
+    def forget(self, sites: Collection[str]) -> None:
+        if not sites:
+            self._connection.execute("DELETE FROM conversion")
+        for site in sites:
+            self._connection.execute("DELETE FROM conversion WHERE site = ?", (site,))
+
+
+class SqlServices:
+    """Helper sets in the device's database, on the connection of its store."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def all(self) -> Mapping[str, bytes]:
+        return dict(self._connection.execute("SELECT name, signed_set FROM service ORDER BY name"))
+
+    def keep(self, name: str, signed_set: bytes) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO service VALUES (?, ?)", (name, signed_set))
+
+    def remove(self, name: str) -> None:
+        self._connection.execute("DELETE FROM service WHERE name = ?", (name,))
+
+
+def _accepted(selection: Selection) -> tuple[str, list[int | str]]:
+    """Return `Selection.accepts` as SQL. Only question marks are added to the text, never a value."""
+    values: list[int | str] = [selection.since, selection.until, selection.now]
+    values += [f" {selection.conversion_site} ", f" {selection.conversion_caller} "]
+    query = _ACCEPTED
+    wanted: list[tuple[str, Collection[int | str]]] = [
+        ("match_value", selection.match_values),
+        ("site", selection.impression_sites),
+        ("caller", selection.impression_callers),
+    ]
+    for column, allowed in wanted:
+        if allowed:
+            query += f" AND {column} IN ({', '.join('?' * len(allowed))})"
+            values += allowed
+    for column in ("site", "caller") if selection.hidden else ():
+        query += f" AND {column} NOT IN ({', '.join('?' * len(selection.hidden))})"
+        values += selection.hidden
+    return query, values
+
+
+def _listing(sites: Collection[str]) -> str:
+    """Return the sites with a space on both sides of each, so that `instr` matches whole sites; none has a space."""
+    return f" {' '.join(sorted(sites))} " if sites else ""

@@ -1,0 +1,384 @@
+"""Phase one, prepare: propose, collect three proposals of one number, check, reserve, and wait for both peers.
+
+The rules are COMMIT.md's. Messages may be lost, delayed, repeated and reordered, so each is retransmitted until it is
+answered; what peers send meanwhile is applied by `Agreement`.
+
+`ShareCheck` decides, before anything is reserved, whether the numbers of the accepted reports are valid. Each helper
+has computed check shares of every report's residues alone (`admission.residues`). Where all three are equal, the
+residues are zero. So proposals carry one hash over all of them; where those differ, the helpers exchange the hashes of
+blocks, and where those differ, the blocks. A report is *confirmed* if its shares are equal, and *invalid* if they lie
+on one line and are not. If they do not lie on a line, some helper's share is wrong and the query fails: no report is
+rejected for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import assert_never
+
+import numpy as np
+
+from mpc_helpers.admission.column import BLOCK, Block, block_hash, check_root, fit
+from mpc_helpers.agreement.messages import MAX_SHOWN, SALT_SIZE, Mask, Propose, Refuse, Reserved, Show, Shown
+from mpc_helpers.agreement.negotiation import (
+    AgreementError,
+    AlreadyReleased,
+    Attempt,
+    Evidence,
+    Negotiation,
+    drawn_too_often,
+    too_few,
+    too_late,
+)
+from mpc_helpers.agreement.peers import Context, Handle
+from mpc_helpers.agreement.voting import Voting
+from mpc_helpers.ledger.attempt import AttemptState, Failpoint
+from mpc_helpers.ledger.moves import Fenced
+from mpc_helpers.ledger.reports import Conflict, Standing
+from protocol.errors import ErrorKind, ProtocolError
+from protocol.header import TIME_STEP
+from protocol.wire import HASH_SIZE
+
+_ASK_OPERATORS = "Ask the three operators to compare their logs for this query. Nothing was spent."
+
+
+class Preparation:
+    """Phase one for all queries of one helper. `handle` applies what peers reply."""
+
+    def __init__(self, context: Context, voting: Voting, handle: Handle) -> None:
+        self._ledger = context.ledger
+        self._parties = context.parties
+        self._peers = context.peers
+        self._alarms = context.alarms
+        self._negotiations = context.negotiations
+        self._offload = context.offload
+        self._retry = context.retry
+        self._hooks = context.hooks
+        self._voting = voting
+        self._handle = handle
+        self._share_check = ShareCheck(context)
+
+    async def collect_proposals(self, negotiation: Negotiation) -> None:
+        """Propose until all three proposals of one number are in and checked. Nothing is reserved yet."""
+        self._negotiations.begin(negotiation)
+        async with self._or_abort(negotiation):
+            await self._until_complete(negotiation, self._retry.first_delay)
+
+    async def reserve(self, negotiation: Negotiation) -> Attempt:
+        """Reserve the accepted reports at all three helpers, proposing again where one of them could not."""
+        async with self._or_abort(negotiation):
+            delay = self._retry.first_delay
+            while not await self._reserved_by_all(negotiation):
+                delay = await self._back_off(negotiation, delay)
+                await self._until_complete(negotiation, delay)
+            negotiation.agreed = True
+            return negotiation.attempt()
+
+    @asynccontextmanager
+    async def _or_abort(self, negotiation: Negotiation) -> AsyncIterator[None]:
+        """Enforce the deadline. On any error abort, and keep the reason for peers that still wait."""
+        try:
+            async with asyncio.timeout_at(negotiation.deadline):
+                yield
+        except TimeoutError:
+            error = self._alarms.error() or too_late(negotiation)
+            await self._fail(negotiation, str(error))
+            raise error from None
+        except BaseException as error:
+            await self._fail(negotiation, str(error))
+            raise
+
+    async def _fail(self, negotiation: Negotiation, reason: str) -> None:
+        self._negotiations.fail(negotiation, reason)
+        # Read the ledger, not the negotiation: we may have been cancelled between the commit and recording it.
+        record = await self._offload(lambda: self._ledger.attempts.live(negotiation.query.key))
+        if record is not None and record.state is AttemptState.RESERVED:
+            await self._voting.abort(record.attempt_id, reason)
+
+    async def _until_complete(self, negotiation: Negotiation, delay: float) -> None:
+        while True:
+            await self._wait_for_older(negotiation)
+            free = await self._wait_while_busy(negotiation)
+            await self._propose(negotiation, free)
+            if await self._collect(negotiation) and await self._check(negotiation):
+                return
+            delay = await self._back_off(negotiation, delay)
+
+    async def _back_off(self, negotiation: Negotiation, seconds: float) -> float:
+        """Withdraw the proposal and sleep. Return the next delay."""
+        negotiation.withdraw()
+        # Sleep even if messages arrive: otherwise an equivocating helper could drive us through unbounded retries.
+        await asyncio.sleep(seconds)
+        return min(2 * seconds, self._retry.max_agree_delay)
+
+    async def _wait_for_older(self, negotiation: Negotiation) -> None:
+        """Wait until this query has no live attempt here (COMMIT.md, "New attempt")."""
+        while (record := await self._offload(lambda: self._ledger.attempts.live(negotiation.query.key))) is not None:
+            match record.state:
+                case AttemptState.RELEASED:
+                    raise AlreadyReleased("this query was answered already", "Fetch the stored answer.")
+                case AttemptState.RESERVED:
+                    # Left by an earlier call that was cancelled: no worker is left to vote for it.
+                    await self._voting.abort(record.attempt_id, "a new attempt was started")
+                case AttemptState.VOTED | AttemptState.RENOUNCED:
+                    negotiation.waiting_for = "the outcome of an earlier attempt"
+                    await self._voting.outcome(record.attempt_id)
+                case AttemptState.ABORTED:
+                    return
+                case _:
+                    assert_never(record.state)
+
+    async def _wait_while_busy(self, negotiation: Negotiation) -> Mask:
+        """Return the admitted reports that are free here. Wait for busy ones, holding nothing (no deadlock)."""
+        batch, key, most_draws = negotiation.batch, negotiation.query.key, negotiation.terms.most_draws
+        while True:
+            self._alarms.check()
+            standings = await self._offload(lambda: self._ledger.reports.lookup(batch.digests, key, most_draws))
+            # The watermark may have risen since Admit. Reports below it are left out; the query goes on.
+            watermark = await self._offload(lambda: self._ledger.reports.watermark)
+            expired = batch.admitted & (batch.hours <= watermark // TIME_STEP)
+            admitted = batch.admitted & ~expired
+            seen = admitted & (standings == Standing.SEEN)
+            invalid = admitted & batch.invalid & ~seen
+            free: Mask = admitted & ~seen & ~invalid
+            if drawn := int(np.count_nonzero(free & (standings == Standing.DRAWN))):
+                aborts = await self._offload(lambda: self._ledger.attempts.aborts_by_party(key))
+                raise drawn_too_often(negotiation, drawn, aborts)
+            busy = np.count_nonzero(free & (standings == Standing.BUSY))
+            if not busy:
+                negotiation.set_rejections(seen=seen, invalid=invalid, expired=expired)
+                return free
+            negotiation.waiting_for = f"{busy} reports that another query holds"
+            await negotiation.pause(self._retry.max_agree_delay)
+
+    async def _propose(self, negotiation: Negotiation, free: Mask) -> None:
+        """Propose under a number above every one used here (or the highest seen), with a fresh salt."""
+        key = negotiation.query.key
+        negotiation.last_used = await self._offload(lambda: self._ledger.attempts.last_number(key))
+        number = max(negotiation.last_used + 1, negotiation.highest_number_seen, negotiation.least_number)
+        # The salt makes the attempt id fresh for this helper, so no old vote or session can be replayed into it.
+        proposal = negotiation.propose(number, free, self._hooks.entropy(SALT_SIZE))
+        await self._broadcast(proposal, Failpoint.PROPOSE_SENT_TO_ONE)
+
+    async def _collect(self, negotiation: Negotiation) -> bool:
+        """Return True once all three proposals for this number are in, False if a peer is at a higher one."""
+        negotiation.waiting_for = "proposals"
+        delay = self._retry.first_delay
+        while not negotiation.superseded():
+            self._alarms.check()
+            if negotiation.failure:
+                raise negotiation.failure
+            if negotiation.complete():
+                return True
+            await negotiation.pause(delay)
+            delay = min(2 * delay, self._retry.max_agree_delay)
+            self._retransmit(negotiation.own, negotiation.lacks_proposal)
+        return False
+
+    async def _check(self, negotiation: Negotiation) -> bool:
+        """Return whether every accepted report is valid. If not, propose again without the invalid ones."""
+        # Before the first await: a proposal that arrives during the check must not change what is reserved.
+        negotiation.frozen = True
+        accepted = await self._offload(negotiation.accepted_by_all)
+        if (count := int(np.count_nonzero(accepted))) < negotiation.terms.minimum:
+            raise too_few(negotiation, count)
+        if await self._share_check.check(negotiation, accepted):
+            return True
+        negotiation.least_number = negotiation.number + 1
+        return False
+
+    async def _reserved_by_all(self, negotiation: Negotiation) -> bool:
+        reserved = await self._reserve_here(negotiation)
+        if reserved is None or not await self._barrier(negotiation, reserved):
+            return False
+        try:
+            await self._offload(lambda: self._ledger.moves.begin(reserved.attempt_id))
+        except Fenced:
+            # Aborted meanwhile, and not counted as a draw: no byte of its MPC may be sent.
+            return False
+        return True
+
+    async def _reserve_here(self, negotiation: Negotiation) -> Reserved | None:
+        """Reserve the accepted reports here, all or none: a conflict aborts the attempt."""
+        reservation = await self._offload(negotiation.reservation)
+        try:
+            taken = await self._offload(lambda: self._ledger.moves.reserve(reservation))
+        except Conflict as conflict:
+            negotiation.waiting_for = str(conflict)
+            await self._voting.announce_abort(reservation.attempt_id)
+            return None
+        negotiation.attempt_id = reservation.attempt_id
+        for attempt_id in taken:
+            await self._voting.announce_abort(attempt_id)
+        return Reserved(negotiation.query, reservation.number, reservation.attempt_id)
+
+    async def _barrier(self, negotiation: Negotiation, message: Reserved) -> bool:
+        """Exchange RESERVED for this attempt with both peers. No byte of the MPC is sent earlier."""
+        negotiation.waiting_for = "the reservations of the other helpers"
+        negotiation.heard = set()
+        await self._broadcast(message, Failpoint.RESERVED_SENT_TO_ONE)
+        delay = self._retry.first_delay
+        while not negotiation.ended.is_set():
+            self._alarms.check()
+            if not any(map(negotiation.lacks_reserved, self._parties.others)):
+                return True
+            if negotiation.superseded() or any(map(negotiation.contradicts, negotiation.reserved.values())):
+                reason = "the helpers computed different attempt ids, or one began again"
+                await self._voting.abort(message.attempt_id, reason)
+                return False
+            await negotiation.pause(delay)
+            delay = min(2 * delay, self._retry.max_agree_delay)
+            self._retransmit(message, negotiation.lacks_reserved)
+        return False
+
+    async def _broadcast(self, body: Propose | Reserved, failpoint: Failpoint) -> None:
+        """Send `body` to both peers for the first time."""
+        for index, party in enumerate(self._parties.others):
+            self._post(party, body)
+            # Yield, so that the first message is out and the second is not when the failpoint fires.
+            await asyncio.sleep(0)
+            if index == 0:
+                self._hooks.failpoint(failpoint)
+
+    def _retransmit(self, body: Propose | Reserved | None, lacks: Callable[[int], bool]) -> None:
+        """Send `body` again to each peer whose answer is missing, unless it was withdrawn."""
+        for party in self._parties.others:
+            if body is not None and lacks(party):
+                self._post(party, body)
+
+    def _post(self, party: int, body: Propose | Reserved) -> None:
+        self._peers.post(party, (body.kind, body.query.key, body.number), body, self._handle)
+
+
+class Superseded(Exception):
+    """A peer has proposed a higher number: what is checked here would never be reserved."""
+
+
+class ShareCheck:
+    """The check between helpers. Run on proposals that no longer change."""
+
+    def __init__(self, context: Context) -> None:
+        self._parties = context.parties
+        self._peers = context.peers
+        self._alarms = context.alarms
+        self._compute = context.compute
+        self._retry = context.retry
+
+    async def check(self, negotiation: Negotiation, accepted: Mask) -> bool:
+        """Return whether every accepted report is confirmed. The check_results are updated either way."""
+        evidence = negotiation.batch.evidence
+        if evidence is None:
+            return True
+        try:
+            await self._confirm(negotiation, evidence, accepted)
+        except Superseded:
+            return False
+        return not (accepted & evidence.check_results.invalid).any()
+
+    async def _confirm(self, negotiation: Negotiation, evidence: Evidence, accepted: Mask) -> None:
+        check_results = evidence.check_results
+        if not (accepted & ~check_results.confirmed).any():
+            return
+        roots = {negotiation.proposals[party].check_root for party in range(3)}
+        # The common case: nothing more is exchanged.
+        if len(roots) == 1:
+            check_results.confirmed |= evidence.summed
+            return
+        lists = await self._both(negotiation, ())
+        needed = accepted & ~check_results.confirmed
+        differing = []
+        for number, own in enumerate(evidence.blocks):
+            rows = slice(number * BLOCK, (number + 1) * BLOCK)
+            if all(hashes[number] == own for hashes in lists.values()):
+                check_results.confirmed[rows] |= evidence.summed[rows]
+            elif needed[rows].any():
+                differing.append(number)
+        for start in range(0, len(differing), MAX_SHOWN):
+            numbers = differing[start : start + MAX_SHOWN]
+            await self._compare(negotiation, evidence, needed, numbers, lists)
+
+    async def _compare(
+        self,
+        negotiation: Negotiation,
+        evidence: Evidence,
+        needed: Mask,
+        numbers: Sequence[int],
+        lists: dict[int, list[bytes]],
+    ) -> None:
+        """Compare some blocks that differ, row by row."""
+        own = await self._compute(lambda: evidence.show(numbers))
+        if own is None:
+            raise AgreementError(
+                "this helper's recomputed check shares differ from the first ones",
+                "Its memory or disk may be failing.",
+                party=self._parties.party,
+                kind=ErrorKind.INCONSISTENT,
+            )
+        blocks = {self._parties.party: own, **await self._both(negotiation, tuple(numbers))}
+        for at, number in enumerate(numbers):
+            places = np.flatnonzero(needed[number * BLOCK : (number + 1) * BLOCK])
+            shares = []
+            for party in range(3):
+                expected = lists[party][number] if party in lists else None
+                block = self._parse_block(party, number, blocks[party][at], expected, evidence.residues)
+                if not block.opened[places].all():
+                    raise self._blame(party, "proposes a report whose check shares it does not show")
+                shares.append(block.rows(places))
+            first, second, third = shares
+            if not fit(first, second, third).all():
+                one, other = (party + 1 for party in self._parties.others)
+                message = f"helper {one} or helper {other} sent a wrong share in the check"
+                raise AgreementError(message, _ASK_OPERATORS, kind=ErrorKind.BAD_PROOF)
+            zero = (second == third).all(axis=1)
+            evidence.check_results.confirmed[number * BLOCK + places[zero]] = True
+            evidence.check_results.invalid[number * BLOCK + places[~zero]] = True
+
+    def _parse_block(self, party: int, number: int, preimage: bytes, expected: bytes | None, residues: int) -> Block:
+        """Parse a block, if it is the one in that helper's own list of hashes."""
+        if expected is not None and block_hash(number, preimage) != expected:
+            raise self._blame(party, "does not show the block that its list names")
+        try:
+            return Block.parse(preimage, residues)
+        except ProtocolError as error:
+            raise self._blame(party, f"shows a malformed block: {error}", ErrorKind.MALFORMED) from None
+
+    async def _both(self, negotiation: Negotiation, numbers: tuple[int, ...]) -> dict[int, list[bytes]]:
+        """Return what both peers show: the hashes of all blocks, or these blocks."""
+        parties = self._parties.others
+        negotiation.waiting_for = "check shares that differ"
+        negotiation.heard = set()
+        replies = await asyncio.gather(*(self._ask(negotiation, party, numbers) for party in parties))
+        return dict(zip(parties, replies, strict=True))
+
+    async def _ask(self, negotiation: Negotiation, party: int, numbers: tuple[int, ...]) -> list[bytes]:
+        """Ask until there is an answer. A helper that has restarted proposes again, under a higher number."""
+        root = negotiation.proposals[party].check_root
+        question = Show(negotiation.query, root, numbers)
+        negotiation.awaiting_blocks.add(party)
+        delay = self._retry.first_delay
+        while not negotiation.superseded():
+            self._alarms.check()
+            reply = await self._peers.call(party, question)
+            if isinstance(reply, Shown) and reply.question == question:
+                negotiation.awaiting_blocks.discard(party)
+                return list(reply.content) if numbers else self._read_list(party, root, reply.content[0], negotiation)
+            if isinstance(reply, Refuse):
+                negotiation.heard.add(party)
+                negotiation.refusals[party] = reply.reason
+            await negotiation.pause(delay)
+            delay = min(2 * delay, self._retry.max_agree_delay)
+        raise Superseded
+
+    def _read_list(self, party: int, root: bytes, joined: bytes, negotiation: Negotiation) -> list[bytes]:
+        evidence = negotiation.batch.evidence
+        count = len(evidence.blocks) if evidence else 0
+        hashes = [joined[at : at + HASH_SIZE] for at in range(0, len(joined), HASH_SIZE)]
+        if len(joined) != HASH_SIZE * count or check_root(hashes) != root:
+            raise self._blame(party, "does not show the list that its proposal names")
+        return hashes
+
+    def _blame(self, party: int, what: str, kind: ErrorKind = ErrorKind.INCONSISTENT) -> AgreementError:
+        """Return an error that blames `party`: two messages signed by it prove the contradiction."""
+        return AgreementError(f"helper {party + 1} {what}", _ASK_OPERATORS, party=party, kind=kind)

@@ -1,0 +1,395 @@
+"""The command line: one command with a subcommand per role, each imported when its name is typed.
+
+`protocol` imports no role, so the table below names modules as text. `trefoil --help` reads the table alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator, MutableMapping, Sequence
+from enum import IntEnum
+from functools import cache
+from importlib import metadata
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from protocol.cli.console import STANDARD_OUTPUT, err, out, write_json
+from protocol.cli.stopping import Interrupted, keeping
+from protocol.errors import ErrorKind, TrefoilError, printable
+
+_LOG = logging.getLogger(__name__)
+# What typer raises for wrong usage. Its versions use the click that is installed, or carry their own.
+USAGE_ERROR: type[Exception] = typer.BadParameter.mro()[2]
+# Typer's validation messages, in plain words.
+PLAIN_WORDS = {
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
+    "Input should be a valid number, unable to parse string as a number": "not a number",
+    "Input should be greater than or equal to": "it must be at least",
+    "Input should be less than or equal to": "it must be at most",
+}
+# Packages that a plain installation lacks, and the extra that brings each.
+EXTRAS = {"matplotlib": "experiments", "pyarrow": "experiments", "dask": "cluster", "distributed": "cluster"}
+GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
+
+WELCOME = """\
+Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which
+advertisement and pays for the answer out of that person's privacy budget; three helpers add the sealed reports up
+without seeing any of them, and the advertiser gets one noisy histogram.
+
+Try first:
+  trefoil demo                        people, devices, three helpers and one answer, in half a minute
+  trefoil live                        the same in your browser, with your own clicks
+  trefoil bench throughput            what it costs, beside adding up in the clear
+  trefoil experiment microbenchmark   a figure of the paper, from its recipe
+
+Every command explains itself and shows an example: trefoil COMMAND --help
+All commands: trefoil --help
+"""
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 a mistake to mend first, 2 a wrong command line, 3 permanently refused, 70 a bug in "
+    "Trefoil, 75 retry later, 130 interrupted."
+)
+
+
+class Entry(NamedTuple):
+    """One row of the command table: where the command is defined, and what `trefoil --help` says about it."""
+
+    target: str
+    help: str
+
+    def load(self, name: str) -> Any:  # Any: typer's command class differs by version
+        """Import the command. The target is a function, a group, or a group that has `name` among its commands."""
+        module, _, attribute = self.target.partition(":")
+        target = getattr(importlib.import_module(module), attribute)
+        if isinstance(target, typer.Typer):
+            group = typer.main.get_group(target)
+            command = group.commands.get(name, group)
+        else:
+            alone = typer.Typer(add_completion=False)
+            alone.command(name)(target)
+            command = typer.main.get_command(alone)
+        command.name = name
+        return command
+
+
+# By panel of `trefoil --help`, in the order in which a newcomer meets them.
+COMMANDS = {
+    "Try it": {
+        "demo": Entry(
+            "benchmarks.demos.demo:demo",
+            "Show all of Trefoil once: people, devices, sealed reports, three helpers, one noisy answer.",
+        ),
+        "live": Entry(
+            "benchmarks.demos.live.live:live",
+            "Click an ad, buy the shoes, and watch the report, the three helpers and your budget, in your own browser.",
+        ),
+    },
+    "As a person's device": {
+        "device": Entry("device.commands:app", "Act as one person's device."),
+    },
+    "As a querier": {
+        "reports": Entry(
+            "benchmarks.workloads.reports:reports", "Make a batch of reports from a seeded workload, on all cores."
+        ),
+        "collect": Entry(
+            "protocol.collector.commands:app",
+            "Take sealed reports over HTTPS until interrupted. POST one report to /reports.",
+        ),
+        "batch": Entry("protocol.collector.commands:app", "Batches of sealed reports: list, merge, split, check."),
+        "query": Entry(
+            "protocol.querier.command:query",
+            "Query three helpers for the noisy histogram of a batch; list, fetch and withdraw queries.",
+        ),
+        "bias": Entry(
+            "protocol.cli.commands:app",
+            "Show which answers spent budgets cannot have biased, from your own batches alone. It costs no budget.",
+        ),
+        "regression": Entry(
+            "protocol.querier.regression.view:regression",
+            "Learn from conversions that stay private: plan, fit and use a logistic regression.",
+        ),
+    },
+    "As an operator": {
+        "launch": Entry(
+            "mpc_helpers.commands:app",
+            "Create three helpers on this machine, run them, and show their state until Ctrl-C.",
+        ),
+        "keygen": Entry("mpc_helpers.commands:app", "Create keys."),
+        "helper-set": Entry("protocol.cli.commands:app", "Put a helper set together, sign it, check it."),
+        "helper": Entry(
+            "mpc_helpers.commands:app",
+            "Run one helper until it is stopped. SIGHUP makes it reload its sites.",
+        ),
+        "site": Entry("mpc_helpers.commands:app", "Manage the sites that a helper answers."),
+        "ledger": Entry("mpc_helpers.commands:app", "Manage a helper's report ledger."),
+        "alarm": Entry("mpc_helpers.commands:app", "Manage a helper's alarm: failed proofs of joint noise."),
+    },
+    "As a researcher": {
+        "bench": Entry("benchmarks.costs.commands:bench", "Measure what things cost on this machine."),
+        "experiment": Entry(
+            "benchmarks.experiments.commands:app", "The paper's experiments: every figure with one command."
+        ),
+        "plan": Entry(
+            "benchmarks.experiments.commands:plan",
+            "Compute the ε that a query needs, its cost to a device under each policy, and the queries a month.",
+        ),
+        "conformance": Entry("device.web.conformance:conformance", "Check the device against a standard's scenarios."),
+    },
+}
+
+
+class LazyCommands(MutableMapping[str, Any]):  # Any: typer's command class differs by version
+    """The commands by name; reading one imports its module."""
+
+    def __init__(self) -> None:
+        self._entries = {name: entry for panel in COMMANDS.values() for name, entry in panel.items()}
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = self._entries[name].load(name)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+
+class RoleGroup(TyperGroup):
+    """The root command. Its own help lists the table; everything else loads the command that was typed."""
+
+    def __init__(self, **settings: Any) -> None:  # Any: whatever typer passes to a group
+        super().__init__(**settings)
+        self.commands = LazyCommands()
+        self._listing = False
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:
+        return _listed(cmd_name) if self._listing else self.commands.get(cmd_name)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; one that keeps partial work when it is interrupted says so itself."""
+        with keeping("Files that were complete are whole, and nothing else was kept. Run the command again."):
+            return super().invoke(ctx)
+
+
+def _listed(name: str) -> TyperCommand:
+    """Return a stand-in that has what a row of `--help` shows, and imports nothing."""
+    panel, entry = next((panel, entries[name]) for panel, entries in COMMANDS.items() if name in entries)
+    return TyperCommand(name, help=entry.help, rich_help_panel=panel)
+
+
+app = typer.Typer(
+    name="trefoil",
+    cls=RoleGroup,
+    help="Measure advertising without watching people.",
+    epilog=EXIT_CODES,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def welcome(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what is logged, and where errors arise.")
+    ] = False,
+) -> None:
+    """Measure advertising without watching people."""
+    out.quiet, err.quiet = False, quiet
+    # A process may go on after its command, as a notebook does.
+    context.call_on_close(lambda: setattr(err, "quiet", False))
+    if verbose:
+        logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if version:
+        out.print(f"trefoil {metadata.version('trefoil')}", markup=False, highlight=False)
+    elif context.invoked_subcommand is None:
+        out.print(WELCOME, markup=False, highlight=False)
+
+
+class Exit(IntEnum):
+    """The exit codes of every command: they tell a script whether a retry can help."""
+
+    MISTAKE = 1
+    USAGE = 2
+    REFUSED = 3
+    DEFECT = 70
+    TRY_AGAIN = 75
+    INTERRUPTED = 130
+
+
+@cache
+def tree() -> Any:  # Any: the class differs by version of typer
+    """Return the root command."""
+    return typer.main.get_command(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. A mistake gets one clear line and what to do next, never a traceback."""
+    wants_json = _wants_json(arguments)
+    try:
+        code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
+    except TrefoilError as error:
+        _LOG.debug("where it arose", exc_info=True)
+        return _complain(
+            with_option(str(error)), error.hint or _see(arguments), _exit_of(error), wants_json, error.kind
+        )
+    except USAGE_ERROR as error:
+        return _complain_of_usage(error, wants_json)
+    except BrokenPipeError:
+        # The reader of a pipe has closed it, as `head` does.
+        out.on_broken_pipe()
+        return Exit.MISTAKE
+    except OSError as error:
+        # What our code expects of files it turns into a TrefoilError; the rest is a path or a permission.
+        _LOG.debug("where it arose", exc_info=True)
+        what = f"{error.filename}: " if error.filename else ""
+        hint = "Check that the path exists and that you may use it."
+        return _complain(f"{what}{error.strerror or error}", hint, Exit.MISTAKE, wants_json)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            return _defect(error, wants_json)
+        hint = f"Install it with: pip install 'trefoil[{extra}]'"
+        return _complain(f"this needs {error.name}, which is not installed", hint, Exit.MISTAKE, wants_json)
+    except Exception as error:
+        return _defect(error, wants_json)
+    return code if isinstance(code, int) else 0
+
+
+def _defect(error: Exception, wants_json: bool) -> Exit:
+    # A helper's log keeps the traceback; a person sees it with -v.
+    _LOG.log(logging.ERROR if logging.getLogger().handlers else logging.DEBUG, "a defect", exc_info=True)
+    hint = "This is a bug in Trefoil, not your mistake. Run it again as trefoil -v ... and report the traceback."
+    return _complain(f"defect in Trefoil: {type(error).__name__}: {error}", hint, Exit.DEFECT, wants_json)
+
+
+def _see(arguments: Sequence[str]) -> str:
+    """Return a hint for errors that have none: the help of the command that was typed."""
+    path, command = ["trefoil"], tree()
+    for word in arguments:
+        if word in getattr(command, "commands", {}):
+            path, command = [*path, word], command.commands[word]
+    return f"See: {' '.join(path)} --help"
+
+
+def _exit_of(error: TrefoilError) -> Exit:
+    """Return the exit code: interrupted, permanently refused, retry later, or a mistake to correct first."""
+    if isinstance(error, Interrupted):
+        return Exit.INTERRUPTED
+    match error.retryable:
+        case None:
+            return Exit.MISTAKE
+        case True:
+            return Exit.TRY_AGAIN
+        case False:
+            return Exit.REFUSED
+
+
+def _complain_of_usage(error: Any, wants_json: bool) -> int:  # Any: the class has no type in every version of typer
+    message = error.format_message()
+    for theirs, ours in PLAIN_WORDS.items():
+        message = message.replace(theirs, ours)
+    if not message:
+        # A group without a command has shown its help.
+        return Exit.USAGE
+    path = error.ctx.command_path if getattr(error, "ctx", None) else "trefoil"
+    hint = f"See: {path} --help"
+    if getattr(error, "option_name", "") in GLOBAL_OPTIONS:
+        hint = f"It comes right after trefoil: trefoil {error.option_name} {path.removeprefix('trefoil').strip()} ..."
+    return _complain(message, hint, Exit.USAGE, wants_json)
+
+
+def _complain(what: str, hint: str, code: Exit, wants_json: bool, kind: ErrorKind | None = None) -> Exit:
+    err.quiet = False
+    what, hint = _lines(what), _lines(hint)
+    if wants_json:
+        failure = {"code": code.name.lower(), "exit": int(code), "message": what, "hint": hint}
+        if kind is not None:
+            failure["kind"] = kind.name.lower()
+        write_json(STANDARD_OUTPUT, {"error": failure})
+    err.print(f"error: {what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    if hint:
+        err.print(f"hint:  {hint}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+def _lines(text: str) -> str:
+    """Return text that may come from a file or a peer, made safe for a terminal, line by line."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    """Return whether standard output must be JSON alone, even if the command fails."""
+    return "--json=-" in arguments or ("--json", "-") in pairwise(arguments)
+
+
+# How the library's errors go on after a parameter's name.
+OF_A_PARAMETER = ("must be", "has more than", "names ")
+# The library's parameters, by the option that sets each.
+OPTION_NAMES = {
+    "histogram_index": "--bucket",
+    "histogram_size": "--buckets",
+    "buckets": "--buckets",
+    "match_value": "--match-value",
+    "match_values": "--match-value",
+    "conversion_sites": "--conversion-site",
+    "conversion_callers": "--conversion-caller",
+    "impression_sites": "--impression-site",
+    "impression_callers": "--impression-caller",
+    "lifetime_days": "--lifetime-days",
+    "lookback_days": "--lookback-days",
+    "window_days": "--window-days",
+    "priority": "--priority",
+    "value": "--value",
+    "max_value": "--max-value",
+    "query_sensitivity": "--max-value",
+    "epsilon": "--epsilon",
+    "credit": "--credit",
+    "unit": "--unit",
+    "kappa": "--kappa",
+    "κ": "--kappa",
+    "label": "--label",
+    "labels": "--conversion-label",
+    "publishers": "--publisher",
+    "advertisers": "--advertiser",
+    "shown_ago": "--ago",
+    "participation": "--participation",
+    "scale": "--scale",
+}
+
+
+def with_option(message: str) -> str:
+    """Rewrite an error about the parameter `x` to name the option `--x`."""
+    name, _, rest = message.partition(" ")
+    return f"{OPTION_NAMES[name]} {rest}" if name in OPTION_NAMES and rest.startswith(OF_A_PARAMETER) else message

@@ -1,0 +1,100 @@
+"""Options that several commands share, and the checks of output paths that run before a command starts its work.
+
+An experiment of an hour must not fail at the end for a mistyped file name: `--json`, `--plot` and `--left-out` are
+checked when the command line is parsed.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protocol.cli.console import STANDARD_OUTPUT, is_picture, out
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.noise import NoiseMode
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raise an error naming `option` if no file can be written at `path`."""
+    if path.is_dir():
+        raise TrefoilError(
+            f"{option}: {path} is a folder", f"Give {option} the name of a file.", kind=ErrorKind.WRONG_FILE
+        )
+    check_folder(option, path.parent)
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """Raise an error naming `option` if `folder` is not a folder, or cannot be created or written to."""
+    existing = next(each for each in (folder, *folder.parents, Path()) if os.path.lexists(each))
+    hint = f"Give {option} another path."
+    if not existing.is_dir():
+        raise TrefoilError(f"{option}: {existing} is not a folder", hint, kind=ErrorKind.WRONG_FILE)
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise TrefoilError(f"{option}: you may not write to {existing}", hint, kind=ErrorKind.FILE_PERMISSIONS)
+
+
+def json_place(context: typer.Context, path: Path | None) -> Path | None:
+    """Check `--json`. For standard output, silence everything else that the command prints there."""
+    if path == STANDARD_OUTPUT:
+        out.quiet = True
+        context.call_on_close(lambda: setattr(out, "quiet", False))
+    elif path is not None:
+        check_file("--json", path)
+    return path
+
+
+def plot_place(path: Path | None) -> Path | None:
+    """Check `--plot`: a name that ends as an image is a file, any other a folder."""
+    if path is None:
+        return None
+    if find_spec("matplotlib") is None:
+        raise TrefoilError(
+            "--plot needs matplotlib",
+            "Install it with: pip install 'trefoil[experiments]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
+    if is_picture(path):
+        check_file("--plot", path)
+    elif path.suffix and not path.is_dir():
+        raise TrefoilError(
+            f"--plot: {path} is no picture's name",
+            "Use a name that ends in .png, .svg or .pdf, or a folder.",
+            kind=ErrorKind.INVALID_VALUE,
+        )
+    else:
+        check_folder("--plot", path)
+    return path
+
+
+def left_out_place(path: Path | None) -> Path | None:
+    """Check `--left-out`, before the reports' one query is used up."""
+    if path is not None:
+        check_file("--left-out", path)
+    return path
+
+
+NoiseChoice = Annotated[NoiseMode, typer.Option("--noise", help="How the helpers make the noise.")]
+
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the result as JSON; - is standard output, and then nothing else is printed there.",
+        callback=json_place,
+    ),
+]
+
+PlotPlace = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="PLACE",
+        help="Draw the result: a file (.png, .svg or .pdf), or a folder for every picture.",
+        callback=plot_place,
+    ),
+]

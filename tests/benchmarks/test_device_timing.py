@@ -1,0 +1,138 @@
+"""`trefoil bench device`: that its cases are what they say, and that its area under the curve is one. No times here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.costs.device_timing import (
+    LIMITS,
+    LONG,
+    NULL,
+    QUESTIONS,
+    REAL,
+    SHORT,
+    SITE,
+    State,
+    area_between,
+    device_in,
+    impressions,
+    options,
+)
+from device.limits import DeviceLimits
+from device.stores.storage import EpochOutcome
+from protocol.cli.app import app
+from tests.support.small_worlds import quick_folder
+
+
+@pytest.mark.parametrize("state", [*REAL, *NULL])
+def test_a_device_is_in_the_state_it_says(state: State) -> None:
+    """Over twenty epochs: real reports pay with every epoch that has an impression, null reports with none."""
+    with quick_folder() as folder, device_in(state, folder / "device.db", LONG) as device:
+        before = {(each.kind, each.site, each.epoch): each.spent for each in device.budget()}
+        device.measure_conversion(SITE, options(state, LONG))
+        after = {(each.kind, each.site, each.epoch): each.spent for each in device.budget()}
+        record = device.reports()[-1]
+    expected = {
+        State.NOTHING_FOUND: {EpochOutcome.NOTHING_FOUND},
+        State.NO_BUDGET: {EpochOutcome.OUT_OF_BUDGET},
+        State.SWITCHED_OFF: {EpochOutcome.NOT_MEASURED},
+        State.TEN: {EpochOutcome.PAID, EpochOutcome.NOTHING_FOUND},
+    }
+    assert {entry.outcome for entry in record.epochs} == expected.get(state, {EpochOutcome.PAID})
+    assert (before == after) == (state in NULL)
+    if state not in NULL:
+        paying = {epoch for (_, site, epoch), spent in after.items() if site == SITE and spent}
+        assert len(paying) == min(state.impressions, LONG.epochs)
+
+
+def test_impressions_are_spread_over_the_epochs_and_publishers() -> None:
+    for count, window in itertools.product((10, 30, 100), (LONG, SHORT)):
+        times, sites = zip(*impressions(count, window), strict=True)
+        assert len(set(times)) == count and len(set(sites)) == 5
+
+
+def test_the_area_under_the_curve() -> None:
+    """Certainty either way, a coin, and ties."""
+    low, high = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0])
+    assert area_between(low, high).value == 1.0
+    assert area_between(high, low).value == 0.0
+    assert area_between(low, low).value == 0.5
+    assert area_between(np.array([1.0, 1.0]), np.array([1.0, 2.0])).value == 0.75
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0.0, 0.5), (0.2, 0.5562), (1.0, 0.7602)])
+def test_the_interval_covers_the_area_as_often_as_it_says(shift: float, expected: float) -> None:
+    """Normal samples, whose area is Φ(shift/√2); 400 of them, always the same, so that this passes always or never."""
+    draw = np.random.default_rng(5)
+    intervals = [area_between(draw.normal(size=60), draw.normal(shift, size=80)) for _ in range(400)]
+    covered = sum(low <= expected <= high for low, high in (area.interval() for area in intervals))
+    assert 366 <= covered <= 394
+    assert abs(float(np.mean([area.value for area in intervals])) - expected) < 0.01
+
+
+def test_calls_of_one_round_are_not_taken_for_independent() -> None:
+    """Twelve times the same number are one observation."""
+    draw = np.random.default_rng(6)
+    first, second = draw.normal(size=50), draw.normal(size=50)
+    alone = area_between(first, second)
+    together = area_between(np.repeat(first[:, None], 12, axis=1), np.repeat(second[:, None], 12, axis=1))
+    assert together.value == pytest.approx(alone.value)
+    assert together.error == pytest.approx(alone.error)
+
+
+def test_the_intervals_of_a_family_hold_all_at_once_as_often_as_they_say() -> None:
+    """Twelve true coins, 400 times, always the same: alone they nearly all miss somewhere, as a family hardly ever."""
+    draw = np.random.default_rng(7)
+    families = [[area_between(draw.normal(size=60), draw.normal(size=60)) for _ in range(12)] for _ in range(400)]
+    alone = sum(all(area.is_a_coin() for area in family) for family in families)
+    together = sum(all(area.is_a_coin(12) for area in family) for family in families)
+    # 0.95^12 = 0.54 of them, and at least 0.95.
+    assert 180 <= alone <= 250
+    assert 368 <= together <= 396
+
+
+@pytest.mark.parametrize("state", [State.EMPTY, State.FULL, State.FULL_OFF])
+def test_a_full_device_is_full(state: State) -> None:
+    with quick_folder() as folder, device_in(state, folder / "device.db") as device:
+        seen = device.overview()
+        full = LIMITS.max_impressions_per_epoch * 6
+        assert len(seen.impressions) == (full if state is not State.EMPTY else 1)
+        expected = {
+            State.EMPTY: {EpochOutcome.NOTHING_FOUND},
+            State.FULL: {EpochOutcome.PAID},
+            State.FULL_OFF: {EpochOutcome.NOT_MEASURED},
+        }
+        assert {entry.outcome for entry in seen.reports[-1].epochs} == expected[state]
+        assert len(seen.reports[-1].epochs) == 6
+
+
+def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With devices that hold little, so that it does not take long."""
+    little = DeviceLimits(max_impressions_per_epoch=20, max_sites_per_epoch=2, max_conversions_per_epoch=40)
+    monkeypatch.setattr("benchmarks.costs.device_timing.LIMITS", little)
+    monkeypatch.setattr("benchmarks.costs.device_timing.IN_A_ROW", 2)
+    written = tmp_path / "device.json"
+    arguments = ["--samples", "10", "--lanes", "1", "--delay-ms", "200", "--busy", "1", "--json", str(written)]
+    result = CliRunner().invoke(app, ["bench", "device", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    figures = json.loads(written.read_text())
+    assert {"10", "30", "100", "null"} <= figures["median_ms"].keys() == figures["p99_ms"].keys()
+    assert figures["ratio_100_to_10"] > 0 and figures["ratio_real_to_null"] > 0
+    assert 0.5 <= figures["auc_real_vs_null"] <= 1
+    assert figures["samples"] == 10
+    assert figures["watching"].keys() == {question.text for question in QUESTIONS}
+    for answer in figures["watching"].values():
+        assert answer["family_low"] <= answer["low"] <= answer["area"] <= answer["high"] <= answer["family_high"]
+        assert answer["rounds"] == 5
+    # An answer is never early, whatever the machine is doing.
+    conversions = [answer for text, answer in figures["watching"].items() if text.startswith(("a conv", "a label"))]
+    assert len(conversions) == 5 and all(min(answer["median_ms"]) >= 200 for answer in conversions)
+    assert figures["processor_ms"].keys() == {state.value for state in (*REAL, *NULL)}
+    assert figures["constant_processor_ms"] > 0 and figures["delay_ms"] == 200
+    assert figures["questions"] == sum(not text.startswith("control") for text in figures["watching"])

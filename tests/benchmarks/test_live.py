@@ -1,0 +1,546 @@
+"""The parts of the live demonstration, without a browser: who may call the device, what the crowd is, what is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from benchmarks.demos.live.agent import THREADS, Agent
+from benchmarks.demos.live.helper_views import helper_keys, views_of
+from benchmarks.demos.live.live import prepared
+from benchmarks.demos.live.measurement import MAX_PEOPLE, OPTIONS, Measurement, crowd
+from benchmarks.demos.live.measurement_page import WIDTH, Axis, histogram_chart, one_line
+from benchmarks.demos.live.web import BUCKETS, CAMPAIGNS, SHOP_SITE, Map, Place, Tracker, exact_histogram, ports_taken
+from device.agent import system_clock
+from device.conversion import ConversionOptions
+from device.dashboard.security import bind_loopback, origin_of
+from device.dashboard.server import serve
+from device.device import Device
+from device.events import ImpressionOptions
+from device.limits import DeviceLimits
+from device.report import HelperSetSeal
+from device.schedule import AtOnce, Delayed
+from device.stores.memory_store import MemoryStore
+from device.web.dictionaries import WrongType, read_options
+from mpc_helpers.local.launcher import Trio, prepare
+from protocol.batch import BatchReader
+from protocol.collector.store import StoreReader
+from protocol.errors import ErrorKind
+from protocol.field import P, add, lift
+from protocol.keys import load_identity
+from protocol.report import SealedReport
+from protocol.validity import histogram_in
+from tests.support.raising import raises
+
+CONVERSION = {"aggregationService": "trefoil", "histogramSize": BUCKETS, "epsilon": 0.2, "kappa": 1}
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Trio:
+    """Three helpers with keys. They do not run."""
+    folder = tmp_path_factory.mktemp("helpers")
+    return prepare(folder, now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
+
+
+@dataclass
+class Visitor:
+    """Sends what a browser would, from whatever origin it likes."""
+
+    session: aiohttp.ClientSession
+    where: Map
+
+    async def get(self, place: Place, path: str = "/", **headers: str) -> tuple[int, str]:
+        async with self.session.get(self.where[place] + path, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def post(self, place: Place, path: str, data: object, origin: str | None = None) -> tuple[int, str]:
+        headers = {"Origin": self.where[place] if origin is None else origin}
+        async with self.session.post(self.where[place] + path, data=data, headers=headers) as response:
+            return response.status, await response.text()
+
+    async def call(self, name: str, options: object, origin: str, **more: str) -> aiohttp.ClientResponse:
+        headers = {"Origin": origin, **more} if origin else more
+        async with self.session.post(f"{self.where[Place.AGENT]}/{name}", json=options, headers=headers) as response:
+            await response.read()
+            return response
+
+    async def measure(self) -> bytes:
+        response = await self.call("measureConversion", CONVERSION, self.where[Place.SHOP])
+        return base64.b64decode((await response.json())["report"])
+
+
+@asynccontextmanager
+async def visiting(folder: Path, trio: Trio) -> AsyncIterator[Visitor]:
+    with prepared(folder, trio, 0, 1, AtOnce()) as (shown, sockets):
+        async with shown.serving(sockets), aiohttp.ClientSession() as session:
+            yield Visitor(session, shown.where)
+
+
+class TestOptions:
+    def test_names_are_the_standards_and_unknown_members_are_ignored(self) -> None:
+        passed = {
+            "histogramIndex": 3.0,
+            "conversionSites": ["a.example"],
+            "lifetimeDays": 5,
+            "priority": -1,
+            "other": {},
+        }
+        expected = ImpressionOptions(3, conversion_sites=("a.example",), lifetime_days=5, priority=-1)
+        assert read_options(ImpressionOptions, passed) == expected
+
+    def test_a_conversion_with_everything(self) -> None:
+        passed = {
+            "aggregationService": "trefoil",
+            "histogramSize": 8,
+            "epsilon": 2,
+            "value": 3,
+            "maxValue": 5,
+            "credit": [1, 0.5],
+            "lookbackDays": 7,
+            "matchValues": [1, 2],
+            "impressionSites": ["a.example"],
+            "impressionCallers": ["b.example"],
+        }
+        read = read_options(ConversionOptions, passed)
+        assert read == ConversionOptions("trefoil", 8, 2.0, 3, 5, (1.0, 0.5), 7, (1, 2), ("a.example",), ("b.example",))
+
+    @pytest.mark.parametrize(
+        "passed",
+        [
+            None,
+            [],
+            {},
+            {"histogramIndex": "1"},
+            {"histogramIndex": True},
+            {"histogramIndex": math.nan},
+            {"histogramIndex": math.inf},
+            {"histogramIndex": 1, "conversionSites": "a.example"},
+            {"histogramIndex": 1, "conversionSites": [1]},
+        ],
+    )
+    def test_a_wrong_type_is_a_type_error(self, passed: object) -> None:
+        with pytest.raises(WrongType) as caught:
+            read_options(ImpressionOptions, passed)
+        assert caught.value.standard_name == "TypeError"
+
+
+class TestAgent:
+    async def test_the_origin_decides_which_site_it_is(self, tmp_path: Path, trio: Trio) -> None:
+        """Nothing a page says about itself counts: the browser's Origin header does."""
+        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor = Visitor(session, shown.where)
+                options = {"histogramIndex": 1, "site": "evil.example"}
+                response = await visitor.call("saveImpression", options, shown.where[Place.BLOG])
+                assert response.status == 200
+                assert response.headers["Access-Control-Allow-Origin"] == shown.where[Place.BLOG]
+                (saved,) = shown._device.overview().impressions
+                assert saved.impression.site == "blog.example"
+
+    @pytest.mark.parametrize("name", ["saveImpression", "measureConversion"])
+    async def test_other_origins_are_refused_and_change_nothing(self, tmp_path: Path, trio: Trio, name: str) -> None:
+        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor = Visitor(session, shown.where)
+                own = shown.where[Place.AGENT]
+                for origin in ("http://evil.example", "null", "", own, shown.where[Place.HOME]):
+                    response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, origin)
+                    assert response.status == 403 and "Access-Control-Allow-Origin" not in response.headers, origin
+                known = shown.where[Place.NEWS]
+                response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, known, Host="evil.example")
+                assert response.status == 403
+                overview = shown._device.overview()
+                assert not overview.impressions and not overview.reports
+
+    async def test_preflight_answers_known_origins_only(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            url = f"{visitor.where[Place.AGENT]}/saveImpression"
+            for origin, status in ((visitor.where[Place.NEWS], 204), ("http://evil.example", 403)):
+                async with visitor.session.options(url, headers={"Origin": origin}) as response:
+                    assert response.status == status
+                    assert ("Access-Control-Allow-Origin" in response.headers) == (status == 204)
+
+    async def test_only_json_is_read(self, tmp_path: Path, trio: Trio) -> None:
+        """A form of another page could send text without asking first."""
+        async with visiting(tmp_path, trio) as visitor:
+            news = visitor.where[Place.NEWS]
+            assert (await visitor.post(Place.AGENT, "/saveImpression", '{"histogramIndex": 1}', news))[0] == 415
+
+    async def test_headers_do_the_same_as_the_calls(self, tmp_path: Path, trio: Trio) -> None:
+        """The blog's answer saves; the shop's answer measures, and the report goes to its report-url."""
+        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor, blog = Visitor(session, shown.where), shown.where[Place.BLOG]
+                async with session.post(f"{blog}/clicked", data="3", headers={"Origin": blog}) as response:
+                    told = {"saveImpression": response.headers["Save-Impression"]}
+                assert (await visitor.call("responseHeaders", told, blog)).status == 200
+                options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
+                measure = f'{options}, report-url="/reports"'
+                await visitor.call("responseHeaders", {"measureConversion": measure}, shown.where[Place.SHOP])
+                (report,) = collected(tmp_path)
+                assert opened(report, trio) == [0, 0, 0, 1]
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"saveImpression": "histogram-index=x y"},
+            {"saveImpression": "histogram-index=1000000"},
+            {"saveImpression": 5},
+            {"measureConversion": 'aggregation-service="other", histogram-size=4, report-url="/reports"'},
+            {"measureConversion": "rubbish("},
+        ],
+    )
+    async def test_a_header_that_is_refused_is_ignored(
+        self, tmp_path: Path, trio: Trio, headers: dict[str, object]
+    ) -> None:
+        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor = Visitor(session, shown.where)
+                response = await visitor.call("responseHeaders", headers, shown.where[Place.SHOP])
+                assert response.status == 200 and await response.json() == {}
+                overview = shown._device.overview()
+                assert not overview.impressions and not overview.reports
+
+    async def test_a_site_clears_what_it_stored_and_nothing_else(self, tmp_path: Path, trio: Trio) -> None:
+        """By Clear-Site-Data, if it names impressions."""
+        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
+            async with shown.serving(sockets), aiohttp.ClientSession() as session:
+                visitor, blog, news = Visitor(session, shown.where), shown.where[Place.BLOG], shown.where[Place.NEWS]
+                for origin in (blog, news):
+                    await visitor.call("saveImpression", {"histogramIndex": 1}, origin)
+                for header, left in (('"cookies"', 2), (5, 2), ('"impressions"', 1)):
+                    assert (await visitor.call("responseHeaders", {"clearSiteData": header}, blog)).status == 200
+                    assert len(shown._device.overview().impressions) == left
+                (saved,) = shown._device.overview().impressions
+                assert saved.impression.site == "news.example"
+
+    async def test_reports_are_delivered_to_sites_of_the_demonstration_only(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
+            for url in ("https://elsewhere.example/reports", "https://news.example/reports"):
+                told = {"measureConversion": f'{options}, report-url="{url}"'}
+                response = await visitor.call("responseHeaders", told, visitor.where[Place.SHOP])
+                assert response.status == 200
+            assert collected(tmp_path) == []
+
+    async def test_errors_have_the_standards_names(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            cases = {
+                "TypeError": {},
+                "RangeError": {"histogramIndex": 10**6},
+                "SyntaxError": {"histogramIndex": 1, "conversionSites": ["localhost"]},
+            }
+            for name, options in cases.items():
+                response = await visitor.call("saveImpression", options, visitor.where[Place.NEWS])
+                assert response.status == 400 and (await response.json())["error"] == name
+
+    def test_its_device_has_the_real_delay(self, tmp_path: Path, trio: Trio) -> None:
+        """The other tests have one that does not depend on how busy the machine is."""
+        with prepared(tmp_path, trio, 0, 1) as (shown, sockets):
+            schedule = shown._device._schedule
+            assert type(schedule) is Delayed and schedule.delay == DeviceLimits().delay_ms / 1000
+            assert schedule._clock is time.monotonic and schedule._sleep is time.sleep
+            for each in sockets.values():
+                each.close()
+
+    async def test_other_work_does_not_delay_a_call(self, tmp_path: Path, trio: Trio) -> None:
+        """All threads that asyncio shares out are taken, for as long as the calls last."""
+        free = threading.Event()
+        async with visiting(tmp_path, trio) as visitor:
+            others = [asyncio.create_task(asyncio.to_thread(free.wait, 60)) for _ in range(40)]
+            try:
+                answer = await asyncio.wait_for(
+                    visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS]), 20
+                )
+                report = await asyncio.wait_for(visitor.measure(), 20)
+            finally:
+                free.set()
+            await asyncio.gather(*others)
+            assert answer.status == 200 and opened(SealedReport.decode(report), trio) == [0, 0, 1, 0]
+
+    async def test_more_calls_than_can_wait_are_refused(
+        self, tmp_path: Path, trio: Trio, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("benchmarks.demos.live.agent.MOST_WAITING", -THREADS)
+        async with visiting(tmp_path, trio) as visitor:
+            response = await visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS])
+            assert response.status == 503
+
+    async def test_a_page_whose_policy_forbids_it_may_not_call(self, tmp_path: Path, trio: Trio) -> None:
+        """By script it is an error; by header it is as if the header were not there."""
+        calls = [
+            ("saveImpression", {"histogramIndex": 2}, 400),
+            ("responseHeaders", {"saveImpression": "histogram-index=2"}, 200),
+        ]
+        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, _), bind_loopback(0) as bound:
+            news, where = shown.where[Place.NEWS], origin_of(bound)
+            agent = Agent(shown._device, where, shown.where.sites(), {news: "save-impression=()"})
+            async with serve(agent.app(), bound), aiohttp.ClientSession() as session:
+                for name, passed, status in calls:
+                    async with session.post(f"{where}/{name}", json=passed, headers={"Origin": news}) as response:
+                        assert response.status == status
+                        assert (await response.json()).get("error") == ("NotAllowedError" if status == 400 else None)
+            assert not shown._device.overview().impressions
+
+    async def test_full_and_empty_reports_have_one_size(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            empty = await visitor.measure()
+            await visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS])
+            full = await visitor.measure()
+            assert len(empty) == len(full) and empty != full
+            assert opened(SealedReport.decode(empty), trio) == [0, 0, 0, 0]
+            assert opened(SealedReport.decode(full), trio) == [0, 0, 1, 0]
+
+
+def collected(folder: Path) -> list[SealedReport]:
+    """What the shop's collector has on disk."""
+    with StoreReader(folder / "collected") as store:
+        return list(store.reports([shelf.number for shelf in store.shelves()]))
+
+
+def opened(report: SealedReport, trio: Trio) -> list[int]:
+    """What only all three helpers together could know, without the flag of the side query."""
+    parts = {index: part for view in views_of(report, helper_keys(trio)) for index, part in view.components.items()}
+    total = add(add(parts[0], parts[1]), parts[2])
+    return lift(histogram_in(total, report.terms().shape))[:BUCKETS]
+
+
+class TestCrowd:
+    def test_its_reports_add_up_to_what_a_tracker_counts(self, trio: Trio) -> None:
+        """The clear twin: open every report with all three keys, and compare the sums."""
+        bought = list(crowd(60, trio.helper_set, now=system_clock(), seed=3))
+        sums = [sum(column) for column in zip(*(opened(each.report, trio) for each in bought), strict=True)]
+        assert sums == exact_histogram([each.credit for each in bought])
+        assert len({each.report.digest for each in bought}) == 60
+
+    def test_the_seed_decides_what_is_bought_and_nothing_else(self, trio: Trio) -> None:
+        first, second = (list(crowd(40, trio.helper_set, now=system_clock(), seed=5)) for _ in range(2))
+        assert [each.credit for each in first] == [each.credit for each in second]
+        assert not {each.report.digest for each in first} & {each.report.digest for each in second}
+
+    def test_its_reports_look_like_yours(self, trio: Trio) -> None:
+        (theirs,) = crowd(1, trio.helper_set, now=system_clock(), seed=1)
+        device = Device(MemoryStore(debug=False), HelperSetSeal(trio.helper_set), clock=system_clock)
+        yours = device.measure_conversion(SHOP_SITE, OPTIONS)
+        assert len(theirs.report.encode()) == len(yours.encode())
+        assert theirs.report.terms().epsilon_micros == yours.terms().epsilon_micros and not theirs.report.terms().debug
+
+
+class TestTracker:
+    def test_the_last_click_gets_the_credit(self) -> None:
+        tracker = Tracker()
+        assert tracker.bought("shoes.example", 1) is None
+        tracker.clicked(2, "blog.example", 2)
+        tracker.clicked(0, "news.example", 3)
+        assert tracker.bought("shoes.example", 4) == 0
+        assert len(tracker.sightings) == 4
+
+    def test_exact_counts_leave_out_who_clicked_nothing(self) -> None:
+        assert exact_histogram([0, 0, None, 3]) == [2, 0, 0, 1]
+
+
+class TestChart:
+    @pytest.mark.parametrize("values", [[0.0], [-3.0, 8.0], [0.0, 123.0], [-50.0, 2000.0], [5.0, 5.0]])
+    def test_the_axis_holds_all_values_and_zero_with_few_round_steps(self, values: list[float]) -> None:
+        axis = Axis.around(values)
+        assert axis.low <= min(0, *values) and axis.high >= max(0, *values)
+        assert axis.low % axis.step == axis.high % axis.step == 0 and 1 <= (axis.high - axis.low) / axis.step <= 9
+
+    def test_positive_is_to_the_right(self) -> None:
+        axis = Axis.around([-10.0, 10.0])
+        assert 0 < axis.x(-10) < axis.x(0) < axis.x(10) < WIDTH
+
+    def test_the_table_says_what_the_bars_show(self) -> None:
+        chart = histogram_chart(CAMPAIGNS, [4, 0, 1, 2], [7, -3, 0, 2], 5, 0.95)
+        cells = re.findall(r"<td[^>]*>([^<]*)</td>", chart)
+        assert cells[:6] == ["4", "7", "2 to 12", "0", "-3", "-8 to 2"]
+        assert chart.count('class="noisy"') == chart.count('class="interval"') == 4
+
+
+class TestWebsites:
+    async def test_the_shop_keeps_only_reports_made_for_it(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            assert (await visitor.post(Place.SHOP, "/reports", b"rubbish"))[0] == 400
+            device = Device(MemoryStore(debug=False), HelperSetSeal(trio.helper_set), clock=system_clock)
+            other = device.measure_conversion("hats.example", OPTIONS).encode()
+            assert (await visitor.post(Place.SHOP, "/reports", other))[0] == 403
+            wide = {**CONVERSION, "histogramSize": BUCKETS + 1}
+            response = await visitor.call("measureConversion", wide, visitor.where[Place.SHOP])
+            odd = base64.b64decode((await response.json())["report"])
+            assert (await visitor.post(Place.SHOP, "/reports", odd))[0] == 400, "a batch is of one kind"
+            mine = await visitor.measure()
+            told = [await visitor.post(Place.SHOP, "/reports", mine) for _ in range(2)]
+            assert [status for status, _ in told] == [201, 201] and SealedReport.decode(mine).digest.hex() in told[0][1]
+            assert (await visitor.post(Place.SHOP, "/reports", await visitor.measure(), "http://evil.example"))[
+                0
+            ] == 403
+            _, page = await visitor.get(Place.MEASUREMENT)
+            assert "1 sealed report, 1 of them yours" in page
+            assert len(collected(tmp_path)) == 1
+
+    async def test_a_publisher_knows_its_own_ads_only(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            statuses = [(await visitor.post(Place.NEWS, "/clicked", told))[0] for told in ("0", "2", "x", "")]
+            assert statuses == [204, 400, 400, 400]
+
+    async def test_pages_run_their_own_scripts_and_nothing_else(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            for place in (Place.HOME, Place.NEWS, Place.BLOG, Place.SHOP, Place.MEASUREMENT, Place.HELPERS):
+                async with visitor.session.get(visitor.where[place] + "/") as response:
+                    policy, page = response.headers["Content-Security-Policy"], await response.text()
+                assert ("script-src 'self'" in policy) == (place.site is not None)
+                assert "unsafe" not in policy and " style=" not in page
+                assert all(body == "" for body in re.findall(r"<script[^>]*>(.*?)</script>", page))
+                assert (await visitor.get(place, Host="evil.example"))[0] == 403
+                assert (await visitor.get(place, "/static/nothing"))[0] == 404
+
+
+class TestMeasurement:
+    async def test_a_crowd_joins_the_batch(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            for people in ("0", str(MAX_PEOPLE + 1), "-1", "many", ""):
+                assert (await visitor.post(Place.MEASUREMENT, "/crowd", {"people": people}))[0] == 400
+            status, page = await visitor.post(Place.MEASUREMENT, "/crowd", {"people": "12"})
+            assert status == 200
+            page = await self._settled(visitor, page)
+            assert "12 sealed reports, 0 of them yours" in page
+            _, views = await visitor.get(Place.HELPERS, "/?report=7")
+            assert "Report 7 of 12" in views and views.count("<code>") == 1 + 3 * 2 * BUCKETS
+            assert "Somebody else&#x27;s" in views and "Show yours" not in views
+            await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+            assert "Show yours" in (await visitor.get(Place.HELPERS, "/?report=7"))[1]
+            _, yours = await visitor.get(Place.HELPERS)
+            assert "Report 13 of 13" in yours and "This one is yours" in yours
+
+    async def test_helpers_that_do_not_answer_are_named_and_can_be_asked_again(
+        self, tmp_path: Path, trio: Trio
+    ) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            assert (await visitor.post(Place.MEASUREMENT, "/ask", {"batch": "1"}))[0] == 409
+            await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+            _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"batch": "1"})
+            page = await self._settled(visitor, page)
+            assert "cannot be reached" in page and "Ask again" in page
+            assert "Batch 2 holds 0 sealed reports" in page
+
+    async def test_one_job_at_a_time(self, tmp_path: Path, trio: Trio) -> None:
+        key = load_identity(trio.site_key_path(SHOP_SITE))
+        measurement = Measurement(tmp_path, trio.helper_set, key, system_clock, 1)
+        assert not measurement.busy
+        async with measurement.running():
+            measurement.add_crowd(5)
+            assert "5 people" in measurement.busy
+            with raises(ErrorKind.BUSY):
+                measurement.add_crowd(5)
+        assert not measurement.busy
+
+    async def test_a_batch_is_what_the_collector_took_since_the_last_one(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            sizes = []
+            for batch in ("1", "2"):
+                for _ in range(int(batch)):
+                    await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+                _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"batch": batch})
+                await self._settled(visitor, page)
+                sizes.append(len(BatchReader(tmp_path / f"batch-{batch}")))
+            assert sizes == [1, 2] and len(collected(tmp_path)) == 3
+
+    @staticmethod
+    async def _settled(visitor: Visitor, page: str) -> str:
+        """The page once it has stopped reloading itself."""
+        for _ in range(600):
+            if 'http-equiv="refresh"' not in page:
+                return page
+            _, page = await visitor.get(Place.MEASUREMENT)
+        raise AssertionError("the page never settles")
+
+
+class TestVerdict:
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            ([120, 30, 5, -8], "“a” sold most: 120 ± 36."),
+            ([120, 60, 5, -8], "“a” (120) and “b” (60) are too close to tell apart at ± 36."),
+            ([36, 30, -90, 0], "Noise: no campaign stands out from ± 36."),
+        ],
+    )
+    def test_an_answer_in_one_sentence(self, answer: list[int], said: str) -> None:
+        assert one_line("abcd", answer, 36).startswith(said)
+
+
+class TestDeviceSays:
+    async def test_what_it_remembered_is_said_in_a_frame_of_its_own(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            _, empty = await visitor.get(Place.AGENT, "/says")
+            assert "I have remembered no ad yet." in empty
+            await visitor.call("saveImpression", {"histogramIndex": 1}, visitor.where[Place.NEWS])
+            async with visitor.session.get(visitor.where[Place.AGENT] + "/says") as response:
+                policy, said = response.headers["Content-Security-Policy"], await response.text()
+            assert f"I have remembered this ad: “{CAMPAIGNS[1]}”" in said
+            framing = policy.split("frame-ancestors ")[1].split(";")[0]
+            assert set(framing.split()) == set(visitor.where.sites())
+            assert (await visitor.get(Place.AGENT, "/says", Origin="http://evil.example"))[0] == 403
+
+
+class TestHome:
+    async def test_hands_out_a_fresh_link_to_the_dashboard_each_time(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            found = []
+            for _ in range(2):
+                url = visitor.where[Place.HOME] + "/dashboard"
+                async with visitor.session.get(url, allow_redirects=False) as response:
+                    assert response.status == 303
+                    found.append(response.headers["Location"])
+            assert found[0] != found[1] and all(link.startswith(visitor.where[Place.DASHBOARD]) for link in found)
+
+    async def test_names_every_address(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            _, page = await visitor.get(Place.HOME)
+            assert all(visitor.where[place] in page for place in Place)
+
+
+class TestPlaces:
+    def test_every_place_has_an_origin_of_its_own_and_three_are_sites(self) -> None:
+        with ports_taken(0) as (where, _):
+            assert len(set(where.origins.values())) == len(Place)
+            assert sorted(where.sites().values()) == ["blog.example", "news.example", "shoes.example"]
+
+    def test_a_taken_port_is_an_error_with_a_hint(self) -> None:
+        with bind_loopback(0) as taken:
+            taken.listen()
+            port = taken.getsockname()[1]
+            command = [sys.executable, "trefoil.py", "live", "--port", str(port)]
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 1 and "hint:  Choose another --port." in ended.stderr
+
+
+def test_each_helper_sees_uniform_numbers_and_never_the_report(trio: Trio) -> None:
+    """All numbers of each helper, those of the proof too, from a crowd's reports: their mean is that of uniform ones.
+
+    By Hoeffding the mean of n numbers in [0, 1) is off its expectation by more than 2.81/√n with a probability of at
+    most 2·e^(−2·2.81²) < 2.8·10⁻⁷; three helpers fail by chance with less than 10⁻⁶.
+    """
+    bought = list(crowd(300, trio.helper_set, now=system_clock(), seed=2))
+    keys = helper_keys(trio)
+    for party in range(3):
+        numbers = [
+            int(value) / P
+            for each in bought
+            for part in views_of(each.report, keys)[party].components.values()
+            for value in part
+        ]
+        assert len(numbers) == 300 * 2 * bought[0].report.terms().shape.expanded
+        assert abs(sum(numbers) / len(numbers) - 0.5) < 2.81 / math.sqrt(len(numbers))

@@ -1,0 +1,643 @@
+"""The schedule of calls: when they are worked on and answered. Latency is a function of the caller's own calls alone.
+
+The order of jobs is tested on the backlog itself; answers on a virtual clock, which moves when a caller sleeps; the
+real worker with events instead of times. No test asserts how long anything takes.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.experiments.small_worlds import NOW, PUBLISHER, QUERIER, PlainDevice
+from device import agent
+from device.attribution import named_function
+from device.budget import FilterKind
+from device.conversion import AttributionRequest, ConversionOptions
+from device.device import Device
+from device.errors import DatabaseUnavailable, RangeError
+from device.events import Impression, ImpressionOptions, Selection
+from device.limits import TREFOIL_SERVICE
+from device.report import PlainSeal
+from device.schedule import MAX_PENDING, SPREAD, AtOnce, Backlog, Caller, Delayed, Job, random_spread
+from device.site import parse_site
+from device.stores.memory_store import MemoryStore
+from device.stores.storage import Store
+from protocol.report import seal_report
+from tests.support import protocol_samples as samples
+from tests.support.both_stores import Kind, fresh_store
+from tests.support.processes import TREFOIL, started
+
+OPTIONS = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.01)
+SHOP = Caller("shop.example", "shop.example")
+NEWS = Caller("news.example", "news.example")
+DELAY = 1.0
+WORK = 0.1
+# Long enough for any machine; nothing waits for it unless a test fails.
+PATIENTLY = 60.0
+
+
+def nothing() -> None:
+    """Stands for work of which only the order matters."""
+
+
+def job(caller: Caller, came: float = 0.0) -> Job:
+    return Job(caller, came, nothing)
+
+
+# The order of jobs
+
+
+@given(st.lists(st.sampled_from([SHOP, NEWS, Caller("shop.example", "ads.example")]), max_size=40))
+def test_jobs_are_taken_in_the_order_of_calls(callers: Sequence[Caller]) -> None:
+    backlog = Backlog(patience=1.0)
+    jobs = [job(caller) for caller in callers]
+    assert all(backlog.put(each) for each in jobs)
+    assert [backlog.take(0.5) for _ in jobs] == jobs
+    assert backlog.take(0.5) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=60), st.lists(st.booleans(), max_size=60))
+def test_the_order_of_one_caller_is_kept_in_a_flood_too(calls: list[tuple[int, int]], flooded: list[bool]) -> None:
+    """Whichever jobs are taken in order and whichever in turn: all of them are taken, and no caller's out of order."""
+    backlog = Backlog(patience=1.0)
+    jobs = [job(Caller(f"site{site}.example", f"caller{caller}.example")) for site, caller in calls]
+    for each in jobs:
+        backlog.put(each)
+    taken: list[Job] = []
+    for is_flooded in [*flooded, *[True] * len(jobs)]:
+        if (each_taken := backlog.take(2.0 if is_flooded else 0.5)) is not None:
+            taken.append(each_taken)
+    assert Counter(map(id, taken)) == Counter(map(id, jobs))
+    for caller in {each.caller for each in jobs}:
+        assert [each for each in taken if each.caller == caller] == [each for each in jobs if each.caller == caller]
+
+
+def test_in_a_flood_sites_take_turns_and_on_a_site_its_callers() -> None:
+    backlog = Backlog(patience=1.0)
+    flood = [Caller(f"bad{number % 50}.example", "ads.example") for number in range(1000)]
+    for each in flood:
+        backlog.put(job(each))
+    shop, own = job(SHOP), job(Caller("bad0.example", "honest.example"))
+    backlog.put(shop)
+    backlog.put(own)
+    taken = [backlog.take(1.0) for _ in range(102)]
+    # One job of each of the fifty before the shop's; and the second caller of the first site in the second round.
+    assert taken.index(shop) <= 50
+    assert taken.index(own) <= 101
+
+
+def test_a_site_that_missed_its_turn_has_the_next() -> None:
+    """Fifty sites and the shop call in every round, the shop last, and there is time for forty jobs in a round."""
+    backlog = Backlog(patience=1.0)
+    served: list[bool] = []
+    for number in range(20):
+        jobs = [job(Caller(f"bad{each}.example", "ads.example"), number) for each in range(50)] + [job(SHOP, number)]
+        for each in jobs:
+            backlog.put(each)
+        taken = [backlog.take(number + 1.0) for _ in range(40)]
+        served.append(jobs[-1] in taken)
+        # The others are too late for this round.
+        while backlog._by_age:
+            dropped = backlog._by_age.popleft()
+            backlog._by_site.pop(dropped.caller.site, None)
+    assert sum(served) >= 0.7 * len(served)
+
+
+def test_a_caller_with_too_many_pending_jobs_loses_its_own_alone() -> None:
+    backlog = Backlog(patience=1.0)
+    assert all(backlog.put(job(NEWS)) for _ in range(MAX_PENDING))
+    assert not backlog.put(job(NEWS))
+    assert backlog.put(job(SHOP))
+    backlog.take(0.0)
+    assert backlog.put(job(NEWS))
+
+
+# Answers
+
+
+class VirtualTime:
+    """A clock that moves when a caller sleeps. What the worker does meanwhile takes no time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept = 0
+        # Run when a caller goes to sleep: the worker's time.
+        self.meanwhile: Callable[[], object] = nothing
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self.meanwhile()
+        self.now += seconds
+
+
+@contextmanager
+def delayed(time: VirtualTime | None = None, spread: float = 0.0) -> Iterator[Delayed]:
+    time = time or VirtualTime()
+    schedule = Delayed(DELAY, WORK, clock=time, sleep=time.sleep, spread=lambda: spread)
+    time.meanwhile = partial(schedule.drain, PATIENTLY)
+    try:
+        yield schedule
+    finally:
+        schedule.close(PATIENTLY)
+
+
+@pytest.mark.parametrize("checked", [0.0, 0.0007, 0.4])
+@pytest.mark.parametrize("spread", [0.0, 0.013])
+def test_an_answer_leaves_a_delay_after_its_call(checked: float, spread: float) -> None:
+    """Whatever validation and the fallback took, and whoever else has called."""
+    for others in (0, 30):
+        time = VirtualTime()
+        with delayed(time, spread) as schedule:
+            came = schedule.now()
+            for number in range(others):
+                schedule.save(Caller(f"site{number}.example", "ads.example"), nothing)
+            time.now += checked
+            assert schedule.measure(SHOP, came, lambda: "report", lambda: "null") == "report"
+            assert time.now == pytest.approx(came + DELAY + spread)
+
+
+def test_what_is_not_ready_leaves_as_the_fallback_at_the_same_time() -> None:
+    """The work has begun, so it is finished: it will be paid for."""
+    time, go, done = VirtualTime(), threading.Event(), threading.Event()
+    begun = threading.Event()
+
+    def work() -> str:
+        begun.set()
+        assert go.wait(PATIENTLY)
+        done.set()
+        return "report"
+
+    with delayed(time) as schedule:
+        time.meanwhile = partial(begun.wait, PATIENTLY)
+        assert schedule.measure(SHOP, schedule.now(), work, lambda: "null") == "null"
+        assert time.now == 100.0 + DELAY and not done.is_set()
+        go.set()
+        assert done.wait(PATIENTLY)
+
+
+def test_work_that_cannot_begin_in_time_is_dropped_and_reads_nothing() -> None:
+    time, ran = VirtualTime(), list[str]()
+    busy = threading.Event()
+    with delayed(time) as schedule:
+        schedule.save(NEWS, partial(busy.wait, PATIENTLY))
+        time.meanwhile = nothing
+        assert schedule.measure(SHOP, schedule.now(), partial(ran.append, "read"), nothing) is None
+        busy.set()
+        assert schedule.drain(PATIENTLY)
+    assert ran == []
+
+
+def test_a_caller_is_not_woken_by_the_worker() -> None:
+    """It sleeps once, for all of the delay, and then takes what is there."""
+    time = VirtualTime()
+    with delayed(time) as schedule:
+        schedule.measure(SHOP, schedule.now(), nothing, nothing)
+    assert time.slept == 1
+
+
+def test_the_spread_is_drawn_for_each_answer() -> None:
+    drawn = [random_spread() for _ in range(1000)]
+    assert len(set(drawn)) > 900
+    assert min(drawn) >= 0 and max(drawn) <= SPREAD
+    # Of two coins: the outer quarters hold an eighth each. 250 of 1,000 expected, ± 7 standard deviations of 13.7.
+    assert 154 <= sum(abs(spread / SPREAD - 0.5) > 0.25 for spread in drawn) <= 346
+
+
+def test_an_error_after_the_charge_is_a_null_report(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> str:
+        raise ValueError("secret")
+
+    with delayed() as schedule, caplog.at_level(logging.ERROR):
+        assert schedule.measure(SHOP, schedule.now(), fails, lambda: "null") == "null"
+        assert schedule.measure(SHOP, schedule.now(), lambda: "next", lambda: "null") == "next"
+    assert "ValueError" in caplog.text and "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_is_raised_in_its_caller_when_the_answer_is_due(fault: type[BaseException]) -> None:
+    """The worker survives it."""
+
+    def ends() -> str:
+        raise fault
+
+    time = VirtualTime()
+    with delayed(time) as schedule:
+        schedule.save(NEWS, ends)
+        with pytest.raises(fault):
+            schedule.measure(SHOP, schedule.now(), ends, lambda: "null")
+        assert time.now == 100.0 + DELAY
+        assert schedule.measure(SHOP, schedule.now(), lambda: "next", lambda: "null") == "next"
+
+
+# Closing
+
+
+def test_closing_applies_every_accepted_save() -> None:
+    applied: list[int] = []
+    with delayed() as schedule:
+        for number in range(100):
+            assert schedule.save(NEWS, partial(applied.append, number))
+    assert applied == list(range(100))
+    assert not schedule.save(NEWS, nothing)
+    assert not schedule._thread.is_alive()
+
+
+def test_closing_has_a_deadline_and_says_what_was_lost(caplog: pytest.LogCaptureFixture) -> None:
+    stuck, applied = threading.Event(), list[int]()
+    with delayed() as schedule:
+        schedule.save(NEWS, partial(stuck.wait, PATIENTLY))
+        schedule.save(NEWS, partial(applied.append, 1))
+        with caplog.at_level(logging.WARNING):
+            schedule.close(0.01)
+        assert "2 pending calls" in caplog.text
+        stuck.set()
+    schedule._thread.join(PATIENTLY)
+    assert applied == []
+
+
+PROGRAM = """
+import sys
+from device.device import Device
+from device.events import ImpressionOptions
+from device.report import PlainSeal
+from device.schedule import Delayed
+from device.stores.sqlite_store import SqliteStore
+from pathlib import Path
+
+SqliteStore.create(Path(sys.argv[1]), epoch_length=7 * 86400, debug=True)
+store = SqliteStore.open(Path(sys.argv[1]), epoch_length=7 * 86400, clock=lambda: 1_800_000_000)
+device = Device(store, PlainSeal(), clock=lambda: 1_800_000_000, schedule=Delayed(1.0, 0.1))
+for number in range(20):
+    device.save_impression("news.example", ImpressionOptions(number))
+"""
+
+
+def test_a_program_that_ends_without_closing_loses_no_save(tmp_path: Path) -> None:
+    path = tmp_path / "ann.db"
+    subprocess.run([sys.executable, "-c", PROGRAM, str(path)], check=True, timeout=PATIENTLY)
+    with agent.opened(path, schedule=AtOnce()) as device:
+        assert [saved.impression.histogram_index for saved in device.overview().impressions] == list(range(20))
+
+
+# On a device
+
+
+@pytest.fixture(params=list(Kind), ids=lambda kind: kind.value)
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    with fresh_store(request.param) as fresh:
+        yield fresh
+
+
+@contextmanager
+def timed(store: Store, time: VirtualTime | None = None) -> Iterator[tuple[PlainDevice, Delayed]]:
+    with delayed(time) as schedule:
+        yield Device(store, PlainSeal(), clock=lambda: NOW, schedule=schedule), schedule
+
+
+def test_twenty_saves_of_a_page_do_not_sleep_and_are_all_kept(store: Store) -> None:
+    """They return while the worker is stuck, so nothing that it does can delay them."""
+    time, stuck = VirtualTime(), threading.Event()
+    with timed(store, time) as (device, schedule):
+        schedule.save(SHOP, partial(stuck.wait, PATIENTLY))
+        for number in range(20):
+            device.save_impression(PUBLISHER, ImpressionOptions(number))
+        assert time.slept == 0
+        stuck.set()
+        assert [saved.impression.histogram_index for saved in device.overview().impressions] == list(range(20))
+
+
+def test_saves_and_conversions_of_one_site_are_applied_in_order(store: Store) -> None:
+    with timed(store) as (device, _), ThreadPoolExecutor(1) as other:
+        for count in range(3):
+            report = other.submit(device.measure_conversion, QUERIER, OPTIONS).result(PATIENTLY)
+            assert report == ((0, 0) if count == 0 else (0, 1))
+            device.save_impression(PUBLISHER, ImpressionOptions(1))
+        assert len(device.reports()) == 3
+
+
+def test_a_report_that_is_late_is_null_and_paid_for(store: Store) -> None:
+    """A report that is late after its charge; the worker sealed it too late."""
+    time, sealed, go = VirtualTime(), threading.Event(), threading.Event()
+
+    class Slow(PlainSeal):
+        __slots__ = ()
+
+        def prepare(self, *args: Any, **others: Any) -> Any:
+            def seal(numbers: Sequence[int]) -> tuple[int, ...]:
+                if any(numbers):
+                    sealed.set()
+                    assert go.wait(PATIENTLY)
+                return tuple(numbers)
+
+            return seal
+
+    with delayed(time) as schedule:
+        device: PlainDevice = Device(store, Slow(), clock=lambda: NOW, schedule=schedule)
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        time.meanwhile = partial(sealed.wait, PATIENTLY)
+        assert device.measure_conversion(QUERIER, OPTIONS) == (0, 0)
+        go.set()
+        paid = {state.kind: state.spent for state in device.budget()}
+        # Advertisers' quotas are for the display side, and no side query was asked for.
+        assert paid == dict.fromkeys(set(FilterKind) - {FilterKind.ADVERTISER, FilterKind.SIDE_QUERY}, 10_000)
+        assert len(device.reports()) == 1
+
+
+def test_a_device_that_is_off_seals_as_much(store: Store) -> None:
+    """In its caller's thread a null report, in the worker the report, whatever is found: on, off, empty or not."""
+    seals: list[str] = []
+
+    class Noting(PlainSeal):
+        __slots__ = ()
+
+        def prepare(self, *args: Any, **others: Any) -> Any:
+            def seal(numbers: Sequence[int]) -> tuple[int, ...]:
+                seals.append("worker" if threading.current_thread().name == "device worker" else "caller")
+                return tuple(numbers)
+
+            return seal
+
+    with delayed() as schedule:
+        device: PlainDevice = Device(store, Noting(), clock=lambda: NOW, schedule=schedule)
+        device.measure_conversion(QUERIER, OPTIONS)
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        assert any(device.measure_conversion(QUERIER, OPTIONS))
+        device.disable()
+        assert not any(device.measure_conversion(QUERIER, OPTIONS))
+    assert seals == ["caller", "worker"] * 3
+
+
+def test_a_flood_by_fifty_callers_leaves_another_sites_report_real(store: Store) -> None:
+    """A thousand old jobs that would take ten delays: the shop's begins after one of each site, and so in time."""
+    time, stuck, sealed = VirtualTime(), threading.Event(), threading.Event()
+    ran, before = list[int](), list[int]()
+
+    class Noting(PlainSeal):
+        __slots__ = ()
+
+        def prepare(self, *args: Any, **others: Any) -> Any:
+            def seal(numbers: Sequence[int]) -> tuple[int, ...]:
+                if threading.current_thread().name == "device worker":
+                    before.append(len(ran))
+                    sealed.set()
+                return tuple(numbers)
+
+            return seal
+
+    def hostile(number: int) -> None:
+        ran.append(number)
+        if not sealed.is_set():
+            time.now += DELAY / 100
+
+    def meanwhile() -> None:
+        stuck.set()
+        assert sealed.wait(PATIENTLY)
+        # The caller sleeps on: its report is put where it looks before the next job begins.
+        schedule.drain(PATIENTLY)
+
+    with delayed(time) as schedule:
+        device: PlainDevice = Device(store, Noting(), clock=lambda: NOW, schedule=schedule)
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        schedule.drain(PATIENTLY)
+        schedule.save(NEWS, partial(stuck.wait, PATIENTLY))
+        for number in range(1000):
+            schedule.save(Caller(f"bad{number % 50}.example", "bad.example"), partial(hostile, number))
+        time.now += DELAY / 2
+        time.meanwhile = meanwhile
+        assert device.measure_conversion(QUERIER, OPTIONS) == (0, 1)
+    assert before == [50] and len(ran) == 1000
+
+
+def test_a_cleared_site_is_not_brought_back_by_a_pending_save(store: Store) -> None:
+    stuck = threading.Event()
+    with timed(store) as (device, schedule), ThreadPoolExecutor(1) as other:
+        schedule.save(SHOP, partial(stuck.wait, PATIENTLY))
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        clearing = other.submit(device.clear_impressions_for_site, PUBLISHER)
+        stuck.set()
+        clearing.result(PATIENTLY)
+        assert not device.overview().impressions
+
+
+def test_clearing_is_refused_while_pending_saves_cannot_be_applied(store: Store) -> None:
+    class Flooded(AtOnce):
+        def drain(self, timeout: float = 0.0) -> bool:
+            return False
+
+    device: PlainDevice = Device(store, PlainSeal(), clock=lambda: NOW, schedule=Flooded())
+    with pytest.raises(DatabaseUnavailable):
+        device.clear_impressions_for_site(PUBLISHER)
+    with pytest.raises(DatabaseUnavailable):
+        device.clear_browsing_history(forget_visits=True)
+    device.disable()
+    assert not device.overview().enabled
+
+
+def test_a_function_that_calls_its_own_device_does_not_block_it(store: Store) -> None:
+    """It runs in the worker, where nothing waits for the worker."""
+    last = named_function("last", (1.0,))
+    with timed(store) as (device, schedule):
+
+        def reentrant(*args: Any) -> Any:
+            device.save_impression(PUBLISHER, ImpressionOptions(0))
+            assert not schedule.drain(PATIENTLY)
+            return last(*args)
+
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        epochs = device.calendar().window(NOW, NOW)
+        request = AttributionRequest(epochs, 0.1, 2, 1, 2, function=reentrant)
+        device.measure(QUERIER, request)
+        assert len(device.overview().impressions) >= 2
+
+
+def test_errors_depend_on_the_options_alone_and_do_not_wait(store: Store) -> None:
+    time = VirtualTime()
+    with timed(store, time) as (device, _):
+        with pytest.raises(RangeError):
+            device.measure_conversion(QUERIER, ConversionOptions(TREFOIL_SERVICE, 0))
+        with pytest.raises(RangeError):
+            device.save_impression(PUBLISHER, ImpressionOptions(-1))
+        assert time.slept == 0
+        assert not device.reports()
+
+
+@pytest.mark.parametrize("state", ["on", "off"])
+def test_the_person_learns_whether_a_save_was_kept(store: Store, state: str) -> None:
+    kept: Future[bool] = Future()
+    with timed(store) as (device, _):
+        if state == "off":
+            device.disable()
+        device.save_impression(PUBLISHER, ImpressionOptions(1), kept=kept)
+        assert kept.result(PATIENTLY) is (state == "on")
+
+
+def test_a_save_on_a_closed_device_is_not_kept(store: Store) -> None:
+    kept: Future[bool] = Future()
+    with timed(store) as (device, _):
+        pass
+    device.save_impression(PUBLISHER, ImpressionOptions(1), kept=kept)
+    assert kept.result(0) is False
+
+
+def test_nothing_of_what_was_found_is_freed_by_the_caller() -> None:
+    """Freeing takes longer the more was found; the worker does it, before its caller wakes up."""
+
+    class Tracked(Impression):
+        freed = 0
+
+        def __del__(self) -> None:
+            Tracked.freed += 1
+
+    class Keeps(MemoryStore):
+        def matching(self, selection: Selection, need: Any = None) -> Any:
+            return [Tracked._make(impression) for impression in super().matching(selection)]
+
+    time, seen = VirtualTime(), list[int]()
+    with timed(Keeps(debug=True), time) as (device, schedule):
+        for _ in range(5):
+            device.save_impression(PUBLISHER, ImpressionOptions(0))
+
+        def meanwhile() -> None:
+            schedule.drain(PATIENTLY)
+            seen.append(Tracked.freed)
+
+        time.meanwhile = meanwhile
+        assert any(device.measure_conversion(QUERIER, OPTIONS))
+    assert seen == [5]
+
+
+# The same work
+
+
+def test_no_host_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site would read from the time of its own call which hosts others have used."""
+    looked_up: list[str] = []
+
+    class Noting:
+        def privatesuffix(self, name: str) -> str:
+            looked_up.append(name)
+            return name
+
+    monkeypatch.setattr("device.site._suffixes", Noting)
+    for _ in range(3):
+        parse_site("shop.example")
+    assert looked_up == ["shop.example"] * 3
+
+
+def test_opening_a_device_reads_the_tables_of_names(tmp_path: Path) -> None:
+    """In a fresh process, where the first call would have to."""
+    program = """
+import sys
+from device import agent, site
+agent.create(sys.argv[1])
+with agent.opened(sys.argv[1]) as device:
+    assert site._suffixes.cache_info().currsize == 1 and "idna" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "ann.db")], check=True, timeout=PATIENTLY)
+
+
+def test_the_first_save_of_a_process_is_kept_beside_two_busy_loops(tmp_path: Path) -> None:
+    """The command that a person types, in fresh processes on a machine that has no time for them."""
+    path, told = tmp_path / "ann.db", tmp_path / "told.json"
+    busy = [sys.executable, "-c", "while True: pass"]
+    with started(busy), started(busy):
+        for number in range(3):
+            command = ["device", "impression", "news.example", "--db", path, "--bucket", number, "--json", told]
+            subprocess.run([*TREFOIL, *map(str, command)], check=True, timeout=PATIENTLY, capture_output=True)
+            assert json.loads(told.read_text())["kept"] is True
+    with agent.opened(path, schedule=AtOnce()) as device:
+        assert [saved.impression.histogram_index for saved in device.overview().impressions] == [0, 1, 2]
+
+
+def test_the_persons_terminal_says_what_was_not_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page is told nothing: its call returns as it does when the event is stored."""
+
+    def full(*_: object) -> None:
+        raise OSError("no space left, and a name that must not be shown")
+
+    monkeypatch.setattr(type(store), "save", full)
+    with timed(store) as (device, schedule):
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        assert schedule.drain()
+    assert [record.getMessage() for record in caplog.records] == ["an event was not kept: OSError"]
+
+
+def operations(call: Callable[[], object]) -> Counter[str]:
+    """Return how many instructions of the interpreter `call` executes, by function."""
+    counted: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            counted[frame.f_code.co_qualname] += 1
+        return trace
+
+    previous = sys.gettrace()
+    # The collector runs callbacks of others whenever its own count says so.
+    gc.disable()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(previous)
+        gc.enable()
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("buckets", "cap", "spread", "kappa"),
+    [
+        *((buckets, 1, 1, 0) for buckets in (1, 4, 128, 1024)),
+        *((4, 100, spread, 0) for spread in (1, 2, 4)),
+        (128, 100, 10, 0),
+        (1024, 100, 10, 0),
+        (8, 5, 1, 3),
+        # Labels: every feature may be in the report, or none.
+        *((features, features, features, 0) for features in (8, 128, 256)),
+        # Not checked.
+        (128, 0, 0, 0),
+    ],
+)
+def test_sealing_takes_the_same_operations_for_every_content(buckets: int, cap: int, spread: int, kappa: int) -> None:
+    terms = replace(samples.TERMS, buckets=buckets, cap=cap, spread=spread, kappa=kappa, sensitivity=1000)
+    filled = spread or buckets
+    contents = [
+        {},
+        {0: 1},
+        {buckets - 1: 1},
+        {0: cap or 100},
+        dict.fromkeys(range(filled), max(1, cap // filled)),
+        dict.fromkeys(range(buckets - filled, buckets), max(1, cap // filled)),
+    ]
+    histograms = [[content.get(place, 0) for place in range(terms.length)] for content in contents]
+    if kappa:
+        histograms.append([*[0] * buckets, kappa])
+    # Tables of a shape are made once.
+    seal_report(histograms[0], terms, samples.HELPER_SET)
+    first, *others = (operations(partial(seal_report, each, terms, samples.HELPER_SET)) for each in histograms)
+    assert sum(first.values()) > 1000
+    for other in others:
+        assert other == first

@@ -1,0 +1,720 @@
+"""The report ledger: legal moves only, every report spent once, and no file opened that should not be."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpc_helpers.identity.config import HelperConfig, load_config
+from mpc_helpers.identity.membership import Membership, load_membership
+from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
+from mpc_helpers.ledger.database import Database
+from mpc_helpers.ledger.file import LOG_BYTES, LedgerError, LedgerHead, LedgerOwner
+from mpc_helpers.ledger.ledger import QueryChanged, QueryRecord, ReportLedger
+from mpc_helpers.ledger.moves import Fenced
+from mpc_helpers.ledger.rebuild import Export, accept_peer, create, export, rebuild, rebuild_ledger
+from mpc_helpers.ledger.reports import Conflict, Entries, Standing
+from mpc_helpers.ledger.schema import SCHEMA_VERSION
+from protocol.batch import Digests, sorted_order
+from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.querier.failure import QueryFailed
+from protocol.querier.saved_query import QueryOptions
+from protocol.status import Failure, QueryState
+from protocol.vote import Vote
+from tests.support.raising import raises
+from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
+
+OWNER = LedgerOwner(0, b"k" * 32)
+YES = [ReceivedVote(1, Vote.YES, b"yes of 2"), ReceivedVote(2, Vote.YES, b"yes of 3")]
+NO = [ReceivedVote(1, Vote.ABORTED, b"no of 2"), ReceivedVote(2, Vote.RENOUNCED, b"no of 3")]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ReportLedger.create(tmp_path / "ledger.db", OWNER)
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[ReportLedger]:
+    ledger = ReportLedger(path, OWNER)
+    yield ledger
+    ledger.close()
+
+
+def digests(*reports: int) -> Digests:
+    rows = np.array([list(report.to_bytes(32, "little")) for report in reports], dtype=np.uint8).reshape(-1, 32)
+    return rows[sorted_order(rows)]
+
+
+def name(rank: int) -> QueryName:
+    return QueryName(bytes([rank]) * 32, b"d" * 32)
+
+
+def reservation(
+    rank: int, number: int, *reports: int, time: int = 1000, debug: bool = False, made: Sequence[bool] | None = None
+) -> Reservation:
+    """An attempt of a query; `made` says which of its reports debug devices made, by default those it counts."""
+    flags = np.array([debug] * len(reports) if made is None else made, dtype=np.bool_)
+    return Reservation(bytes([rank, number]) * 16, name(rank), number, debug, digests(*reports), flags, time, time)
+
+
+def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: int = 1000) -> bytes:
+    wanted = reservation(rank, number, *reports, time=time)
+    ledger.moves.reserve(wanted)
+    return wanted.attempt_id
+
+
+def standing(ledger: ReportLedger, report: int, rank: int = 9) -> Standing:
+    return Standing(int(ledger.reports.lookup(digests(report), name(rank).key)[0]))
+
+
+def state(ledger: ReportLedger, attempt_id: bytes) -> AttemptState | None:
+    record = ledger.attempts.find(attempt_id)
+    return record.state if record else None
+
+
+def release(ledger: ReportLedger, attempt_id: bytes) -> None:
+    ledger.moves.vote(attempt_id, b"sealed")
+    ledger.moves.release(attempt_id, YES)
+
+
+def test_a_report_is_locked_exactly_while_its_attempt_is_not_aborted(ledger: ReportLedger) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    assert standing(ledger, 5) is Standing.BUSY
+    ledger.moves.abort(attempt, "deadline")
+    assert standing(ledger, 5) is Standing.FREE
+    attempt = reserve(ledger, 1, 2, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    assert standing(ledger, 5) is Standing.BUSY
+    ledger.moves.renounce(attempt, NO[:1], "a NO")
+    assert standing(ledger, 5) is Standing.BUSY
+    ledger.moves.free(attempt, NO, "both said NO")
+    assert standing(ledger, 5) is Standing.FREE
+    release(ledger, reserve(ledger, 2, 1, 5))
+    assert standing(ledger, 5) is Standing.SEEN
+
+
+def test_a_large_batch_leaves_no_large_log(path: Path, ledger: ReportLedger) -> None:
+    """By itself SQLite keeps a log as long as it ever was: as long as the reports of the largest batch."""
+    rows = np.random.default_rng(1).integers(0, 256, (120_000, 32), dtype=np.uint8)
+    flags = np.zeros(len(rows), dtype=np.bool_)
+    batch = replace(reservation(1, 1), digests=rows[sorted_order(rows)], debug_reports=flags)
+    ledger.moves.reserve(batch)
+    log = path.with_name(f"{path.name}-wal")
+    assert log.stat().st_size > LOG_BYTES
+    release(ledger, batch.attempt_id)
+    assert log.stat().st_size <= LOG_BYTES
+
+
+def test_every_other_move_changes_no_row(ledger: ReportLedger) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    moves = {
+        "vote": lambda: ledger.moves.vote(attempt, b"another share"),
+        "release": lambda: ledger.moves.release(attempt, YES),
+        "renounce": lambda: ledger.moves.renounce(attempt, NO, ""),
+        "free": lambda: ledger.moves.free(attempt, NO, ""),
+        "abort": lambda: ledger.moves.abort(attempt, ""),
+    }
+    legal = {
+        AttemptState.RESERVED: {"vote", "abort"},
+        AttemptState.VOTED: {"release", "renounce"},
+        AttemptState.RELEASED: set[str](),
+    }
+    for now, allowed in legal.items():
+        assert state(ledger, attempt) is now
+        for move in moves.keys() - allowed:
+            head = ledger.chain.head
+            with pytest.raises(Fenced):
+                moves[move]()
+            assert (state(ledger, attempt), ledger.chain.head) == (now, head)
+        if now is AttemptState.RESERVED:
+            ledger.moves.vote(attempt, b"sealed")
+        elif now is AttemptState.VOTED:
+            ledger.moves.release(attempt, YES)
+
+
+@pytest.mark.parametrize("votes", [[], YES[:1], [YES[0], NO[1]], [YES[0], ReceivedVote(0, Vote.YES, b"my own")]])
+def test_releasing_needs_yes_from_both_peers(ledger: ReportLedger, votes: list[ReceivedVote]) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    with pytest.raises(LedgerError, match="YES from both"):
+        ledger.moves.release(attempt, votes)
+    assert state(ledger, attempt) is AttemptState.VOTED
+
+
+def test_freeing_needs_no_from_both_peers(ledger: ReportLedger) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    with pytest.raises(LedgerError, match="needs a NO"):
+        ledger.moves.renounce(attempt, YES, "")
+    ledger.moves.renounce(attempt, NO[:1], "")
+    with pytest.raises(LedgerError, match="NO from both"):
+        ledger.moves.free(attempt, NO[:1], "")
+    assert state(ledger, attempt) is AttemptState.RENOUNCED
+
+
+ILLEGAL = {
+    "UPDATE attempts SET state = 'reserved' WHERE number = 1": "no such move",
+    "UPDATE attempts SET state = 'aborted', sealed_share = NULL WHERE number = 1": "no such move",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, number = 7 WHERE number = 1": "only the state",
+    "UPDATE attempts SET state = 'renounced' WHERE number = 1": "is erased",
+    "UPDATE attempts SET state = 'renounced', sealed_share = x'00' WHERE number = 1": "is erased",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, voted = 0 WHERE number = 1": "once",
+    "DELETE FROM attempts": "never deleted",
+    "DELETE FROM reports": "above the watermark",
+    "UPDATE reports SET attempt = 1, draws = draws + 1": "held by a live attempt",
+    "UPDATE reports SET attempt = 1": "draws that a report was in",
+    "DELETE FROM votes": "never deleted",
+    "UPDATE votes SET vote = 'yes'": "never changed",
+    "DELETE FROM moves": "never deleted",
+    "UPDATE moves SET state = 'aborted'": "never changed",
+    "INSERT INTO moves VALUES (99, 1, 'voted', zeroblob(32))": "without gaps",
+    "UPDATE ledger SET watermark = -1": "never goes back",
+    "UPDATE ledger SET party = 2": "owner never changes",
+    "DELETE FROM ledger": "for ever",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
+    " FROM attempts WHERE number = 1": "above the last",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
+    " FROM attempts WHERE number = 1": "UNIQUE",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', 1, x'00', '', 1, NULL"
+    " FROM attempts WHERE number = 1": "begins as reserved",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', 0, NULL, '', 1,"
+    " NULL FROM attempts WHERE number = 1": "a debug query or a real one",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, debug = 1 WHERE number = 1": "only the state",
+    "UPDATE reports SET debug = 1": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, 1, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 0, 0, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports VALUES (zeroblob(32), 1, 0, 1)": "new here was in no draw",
+    "INSERT INTO attempts SELECT 50, randomblob(32), zeroblob(32), query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 0,"
+    " NULL FROM attempts WHERE number = 1": "begins as reserved",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, drawn = 0 WHERE number = 1": "made counts",
+    "UPDATE attempts SET state = 'renounced', sealed_share = NULL, most_draws = 9 WHERE number = 1": "only the state",
+}
+
+
+@pytest.mark.parametrize("statement", ILLEGAL)
+def test_sqlite_itself_refuses(path: Path, ledger: ReportLedger, statement: str) -> None:
+    """Whatever a bug or a hand writes, the file's own triggers stop it."""
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.keep_votes(attempt, NO[:1])
+    ledger.close()
+    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match=ILLEGAL[statement]):
+        db.execute(statement)
+
+
+def test_a_query_has_one_live_attempt_and_rising_numbers(ledger: ReportLedger) -> None:
+    first = reserve(ledger, 1, 3, 5)
+    with pytest.raises(LedgerError, match="UNIQUE"):
+        reserve(ledger, 1, 4, 6)
+    ledger.moves.abort(first, "")
+    with pytest.raises(LedgerError, match="above the last"):
+        ledger.moves.reserve(replace(reservation(1, 3, 5), attempt_id=b"new" + bytes(29)))
+    assert ledger.attempts.last_number(name(1).key) == 3
+    assert standing(ledger, 6) is Standing.FREE
+
+
+def test_a_smaller_query_takes_from_a_larger_reserved_one(ledger: ReportLedger) -> None:
+    larger = reserve(ledger, 2, 1, 5, 6, 7)
+    assert standing(ledger, 6, rank=1) is Standing.FREE
+    assert standing(ledger, 6, rank=3) is Standing.BUSY
+    assert ledger.moves.reserve(reservation(1, 1, 4, 5, 6)) == [larger]
+    assert state(ledger, larger) is AttemptState.ABORTED
+    assert standing(ledger, 7) is Standing.FREE
+    assert [standing(ledger, report) for report in (4, 5, 6)] == [Standing.BUSY] * 3
+
+
+def test_nobody_takes_from_voted_on_or_from_a_smaller_query(ledger: ReportLedger) -> None:
+    smaller = reserve(ledger, 1, 1, 5)
+    with pytest.raises(Conflict):
+        reserve(ledger, 2, 1, 4, 5)
+    # The conflict left the attempt aborted, so NO is not from ignorance, and it holds nothing.
+    assert state(ledger, bytes([2, 1]) * 16) is AttemptState.ABORTED
+    assert standing(ledger, 4) is Standing.FREE
+    ledger.moves.abort(smaller, "")
+    larger = reserve(ledger, 3, 1, 5)
+    ledger.moves.vote(larger, b"sealed")
+    with pytest.raises(Conflict):
+        reserve(ledger, 1, 2, 5)
+    assert state(ledger, larger) is AttemptState.VOTED
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(path: Path, ledger: ReportLedger, debug: bool) -> None:
+    """The last guard before a sum: a real report in a debug query would be answered without noise."""
+    good = [debug] * 700
+    for mixed in (*([*good[:at], not debug, *good[at:]] for at in (0, 600, 700)), [not debug] * 701):
+        with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
+            ledger.moves.reserve(reservation(1, 1, *range(701), debug=debug, made=mixed))
+    assert not ledger.reports.lookup(digests(*range(701)), name(9).key).any()
+    assert ledger.chain.head.sequence == 0
+    ledger.moves.abort(reserve(ledger, 1, 1, 5), "")
+    # A report that was reserved once keeps its kind: under the same digest it has the same header.
+    with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
+        ledger.moves.reserve(reservation(2, 1, 5, debug=True))
+    assert standing(ledger, 5) is Standing.FREE
+
+
+def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(path: Path, ledger: ReportLedger) -> None:
+    reserved, voted = reserve(ledger, 1, 1, 1), reserve(ledger, 2, 1, 2)
+    ledger.moves.vote(voted, b"sealed")
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    assert again.moves.sweep() == [reserved]
+    record = again.attempts.find(voted)
+    assert record is not None
+    assert (record.state, record.sealed_share) == (AttemptState.VOTED, b"sealed")
+    assert "sealed" not in repr(record)
+    again.close()
+
+
+@pytest.mark.parametrize("share", ["x'00'", "NULL"])
+def test_what_is_released_is_the_share_that_was_voted_for(path: Path, ledger: ReportLedger, share: str) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.keep_votes(attempt, YES)
+    ledger.close()
+    statement = f"UPDATE attempts SET state = 'released', sealed_share = {share} WHERE number = 1"  # noqa: S608
+    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="once"):
+        db.execute(statement)
+
+
+SECRET = b"a sealed share that was never released" * 400
+
+
+def on_disk(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted(path.parent.glob(path.name + "*")))
+
+
+def test_a_share_that_will_not_be_released_is_erased_with_the_move(path: Path, ledger: ReportLedger) -> None:
+    """A bad helper that says NO after every vote must not fill the others' disks with answers under fresh noise."""
+    attempt, kept = reserve(ledger, 1, 1, 5), reserve(ledger, 2, 1, 6)
+    ledger.moves.vote(attempt, SECRET)
+    ledger.moves.vote(kept, b"kept" * 300)
+    assert SECRET[:60] in on_disk(path)
+    ledger.moves.renounce(attempt, NO[:1], "")
+    record = ledger.attempts.find(attempt)
+    assert record is not None and (record.voted_once, record.sealed_share) == (True, None)
+    assert SECRET[:60] not in on_disk(path)
+    ledger.moves.free(attempt, NO[1:], "")
+    record = ledger.attempts.find(attempt)
+    assert record is not None and (record.state, record.voted_once) == (AttemptState.ABORTED, True)
+    # The other attempt's is untouched, and still there after a restart.
+    ledger.close()
+    assert SECRET[:60] not in on_disk(path)
+    again = ReportLedger(path, OWNER)
+    found = again.attempts.find(kept)
+    assert found is not None and found.sealed_share == b"kept" * 300
+    again.close()
+
+
+@pytest.mark.parametrize("step", [Failpoint.RENOUNCE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT])
+def test_erasing_is_part_of_the_transaction(path: Path, ledger: ReportLedger, step: Failpoint) -> None:
+    """Killed before the commit the share is still there, for the attempt is still voted; after it, neither is."""
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, SECRET)
+
+    def crash(at: Failpoint) -> None:
+        if at is step:
+            raise KeyboardInterrupt
+
+    ledger._database.failpoint = crash
+    with pytest.raises(KeyboardInterrupt):
+        ledger.moves.renounce(attempt, NO[:1], "")
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    record = again.attempts.find(attempt)
+    assert record is not None
+    before = step is Failpoint.RENOUNCE_BEFORE_COMMIT
+    assert record.state is (AttemptState.VOTED if before else AttemptState.RENOUNCED)
+    assert record.sealed_share == (SECRET if before else None)
+    again.close()
+
+
+def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
+    """Compared with a dictionary, over more than one statement's worth of reports."""
+    rng = np.random.default_rng(7)
+    rows = rng.integers(0, 256, (5000, 32), dtype=np.uint8)
+    rows = rows[sorted_order(rows)]
+    kinds = rng.integers(0, 3, 5000)
+    for rank, kind in ((1, Standing.BUSY), (2, Standing.SEEN)):
+        attempt = bytes([rank]) * 32
+        chosen = rows[kinds == kind]
+        ledger.moves.reserve(
+            Reservation(attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), 1, 1)
+        )
+        ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.release(b"\2" * 32, YES)
+    assert np.array_equal(ledger.reports.lookup(rows, name(9).key), kinds)
+    assert ledger.reports.lookup(rows[:0], name(9).key).size == 0
+    twice = np.repeat(rows, 2, axis=0)
+    assert np.array_equal(ledger.reports.lookup(twice, name(9).key), np.repeat(kinds, 2))
+
+
+def test_the_watermark_rises_forgets_and_refuses(path: Path, ledger: ReportLedger) -> None:
+    release(ledger, reserve(ledger, 1, 1, 5, time=1000))
+    release(ledger, reserve(ledger, 2, 1, 6, time=2000))
+    assert ledger.reports.advance_watermark(1500) == 1
+    assert ledger.reports.advance_watermark(1200) == 0
+    assert ledger.reports.watermark == 1500
+    assert (standing(ledger, 5), standing(ledger, 6)) == (Standing.FREE, Standing.SEEN)
+    with raises(ErrorKind.EXPIRED, Conflict):
+        reserve(ledger, 3, 1, 5, time=1000)
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    assert again.reports.watermark == 1500
+    again.close()
+
+
+def test_a_lost_ledger_is_rebuilt_with_everything_of_both_peers_spent(tmp_path: Path) -> None:
+    entries = []
+    for helper, reports in ((1, (5, 6)), (2, (6, 7))):
+        owner = LedgerOwner(helper, b"k" * 32)
+        ReportLedger.create(tmp_path / f"{helper}.db", owner)
+        peer = ReportLedger(tmp_path / f"{helper}.db", owner)
+        reserve(peer, 1, 1, *reports)
+        peer.moves.abort(reserve(peer, 2, 1, 8), "")
+        peer.reports.advance_watermark(10 * helper)
+        entries.append(peer.reports.export())
+        peer.close()
+    with raises(ErrorKind.TOO_FEW, LedgerError):
+        rebuild_ledger(tmp_path / "new.db", OWNER, entries[:1])
+    rebuild_ledger(tmp_path / "new.db", OWNER, entries)
+    rebuilt = ReportLedger(tmp_path / "new.db", OWNER)
+    assert [standing(rebuilt, report) for report in (5, 6, 7)] == [Standing.SEEN] * 3
+    assert standing(rebuilt, 8) is Standing.FREE
+    assert rebuilt.reports.watermark == 20
+    with pytest.raises(Conflict):
+        reserve(rebuilt, 1, 1, 5)
+    rebuilt.close()
+
+
+def test_an_existing_ledger_is_never_replaced(path: Path) -> None:
+    before = path.read_bytes()
+    with raises(ErrorKind.FILE_EXISTS, LedgerError):
+        ReportLedger.create(path, OWNER)
+    with raises(ErrorKind.FILE_EXISTS, LedgerError):
+        rebuild_ledger(path, OWNER, [Entries(0, digests()), Entries(0, digests())])
+    assert path.read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def _flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF
+    path.write_bytes(data)
+
+
+def _newer(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[60:64] = (SCHEMA_VERSION + 1).to_bytes(4, "big")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "owner", "message"),
+    [
+        (lambda path: _flip(path, 3), OWNER, "not a report ledger"),
+        (lambda path: path.write_bytes(b""), OWNER, "not a report ledger"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), OWNER, "damaged|cannot use"),
+        (_newer, OWNER, f"version {SCHEMA_VERSION + 1}"),
+        (lambda path: path.unlink(), OWNER, "no ledger at"),
+        (lambda path: None, LedgerOwner(1, b"k" * 32), "ledger of helper 1"),
+        (lambda path: None, LedgerOwner(0, b"x" * 32), "another identity key"),
+    ],
+)
+def test_a_doubtful_ledger_is_refused_untouched(path: Path, damage: object, owner: LedgerOwner, message: str) -> None:
+    assert callable(damage)
+    damage(path)
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(LedgerError, match=message) as refused:
+        ReportLedger(path, owner)
+    assert refused.value.hint
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE attempts SET state = 'aborted', sealed_share = NULL WHERE number = 1",
+        "UPDATE moves SET state = 'aborted' WHERE sequence = 2",
+        "DELETE FROM moves WHERE sequence = 2",
+    ],
+)
+def test_an_edited_ledger_breaks_its_chain(path: Path, ledger: ReportLedger, edit: str) -> None:
+    ledger.moves.vote(reserve(ledger, 1, 1, 5), b"sealed")
+    ledger.close()
+    with closing(sqlite3.connect(path)) as db:
+        for (trigger,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {trigger}")
+        db.execute(edit)
+        db.commit()
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        ReportLedger(path, OWNER)
+
+
+def test_a_second_process_is_kept_out(path: Path, ledger: ReportLedger) -> None:
+    reserve(ledger, 1, 1, 5)
+    with raises(ErrorKind.BUSY, LedgerError) as refused:
+        ReportLedger(path, OWNER)
+    assert "Another process" in refused.value.hint
+
+
+def test_a_full_disk_leaves_nothing_half_written(ledger: ReportLedger) -> None:
+    pages = ledger._database.connection.execute("PRAGMA page_count").fetchone()[0]
+    ledger._database.connection.execute(f"PRAGMA max_page_count = {pages}")
+    with raises(ErrorKind.NO_SPACE, LedgerError):
+        reserve(ledger, 1, 1, *range(2000))
+    assert ledger.attempts.live(name(1).key) is None
+    assert standing(ledger, 5) is Standing.FREE
+    ledger._database.connection.execute("PRAGMA max_page_count = 1000000")
+    reserve(ledger, 1, 1, *range(2000))
+
+
+def test_the_chain_counts_every_move_and_knows_its_past(path: Path, ledger: ReportLedger) -> None:
+    start = ledger.chain.head
+    attempt = reserve(ledger, 1, 1, 5)
+    reserved = ledger.chain.head
+    ledger.moves.vote(attempt, b"sealed")
+    assert [start.sequence, reserved.sequence, ledger.chain.head.sequence] == [0, 1, 2]
+    assert len({start.digest, reserved.digest, ledger.chain.head.digest}) == 3
+    assert (ledger.chain.head_at(0), ledger.chain.head_at(1), ledger.chain.head_at(3)) == (
+        start.digest,
+        reserved.digest,
+        None,
+    )
+    head = ledger.chain.head
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    assert again.chain.head == head
+    again.close()
+
+
+def test_what_a_move_rested_on_is_remembered_with_it(path: Path, ledger: ReportLedger) -> None:
+    head = LedgerHead(b"p" * 16, 7, b"h" * 32)
+    ledger.peer_heads.remember(1, head)
+    reserve(ledger, 1, 1, 5)
+    ledger.peer_heads.remember(2, head)
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    assert (again.peer_heads.of(1), again.peer_heads.of(2)) == (head, None)
+    again.peer_heads.forget(1)
+    assert again.peer_heads.of(1) is None
+    again.close()
+
+
+def test_always_synchronous_full(ledger: ReportLedger) -> None:
+    assert ledger._database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_a_copied_ledger_is_the_same_ledger(path: Path, ledger: ReportLedger) -> None:
+    """Which is why peers compare heads: the file alone cannot tell a copy from the original."""
+    ledger.close()
+    shutil.copy(path, path.with_name("copy.db"))
+    copy = ReportLedger(path.with_name("copy.db"), OWNER)
+    assert copy.chain.ledger_id == ledger.chain.ledger_id
+    copy.close()
+
+
+def test_query_states_survive_and_a_changed_query_is_refused(path: Path, ledger: ReportLedger) -> None:
+    ledger.queries.record(QueryRecord(name(1), QueryState.QUEUED, 10))
+    failed = QueryRecord(
+        name(1), QueryState.FAILED, 11, Failure(QueryState.AGREEING, 2, "helper 3 does not answer", "Wait.")
+    )
+    ledger.queries.record(failed)
+    with pytest.raises(QueryChanged):
+        ledger.queries.record(QueryRecord(QueryName(name(1).key, b"e" * 32), QueryState.QUEUED, 12))
+    ledger.queries.record(QueryRecord(name(2), QueryState.RELEASED, 5))
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    assert again.queries.find(name(1).key) == failed
+    assert again.queries.find(name(3).key) is None
+    assert [entry.state for entry in again.queries.all()] == [QueryState.RELEASED, QueryState.FAILED]
+    again.close()
+
+
+def withdrawn(rank: int) -> QueryRecord:
+    return QueryRecord(name(rank), QueryState.WITHDRAWN, 20, Failure(QueryState.QUEUED, None, "withdrawn"))
+
+
+def test_a_withdrawn_query_stays_withdrawn_and_gets_no_attempt(path: Path, ledger: ReportLedger) -> None:
+    """Enforced by the file itself, so that no bug above it can revive the query."""
+    ledger.queries.record(QueryRecord(name(1), QueryState.FAILED, 10, Failure(QueryState.AGREEING, None, "x")))
+    ledger.queries.record(withdrawn(1))
+    ledger.queries.record(withdrawn(2))
+    ledger.close()
+    again = ReportLedger(path, OWNER)
+    for rank in (1, 2):
+        with pytest.raises(LedgerError, match="stays so"):
+            again.queries.record(QueryRecord(name(rank), QueryState.QUEUED, 30))
+        with pytest.raises(LedgerError, match="the query was withdrawn"):
+            reserve(again, rank, 1, 5)
+        found = again.queries.find(name(rank).key)
+        assert found is not None
+        assert found.state is QueryState.WITHDRAWN
+    assert standing(again, 5) is Standing.FREE
+    again.close()
+
+
+def test_a_query_with_a_live_attempt_is_not_withdrawn(ledger: ReportLedger) -> None:
+    def refused() -> None:
+        with pytest.raises(LedgerError, match="cannot be withdrawn"):
+            ledger.queries.record(withdrawn(1))
+
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.queries.record(QueryRecord(name(1), QueryState.VOTING, 10))
+    refused()
+    ledger.moves.vote(attempt, b"sealed")
+    refused()
+    ledger.moves.release(attempt, YES)
+    refused()
+    freed = reserve(ledger, 2, 1, 6)
+    ledger.moves.abort(freed, "deadline")
+    ledger.queries.record(withdrawn(2))
+
+
+def test_a_released_share_can_be_erased_and_nothing_else_of_it_changes(ledger: ReportLedger) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    release(ledger, attempt)
+    voted = reserve(ledger, 2, 1, 6)
+    ledger.moves.vote(voted, b"sealed")
+    for rank in (1, 2):
+        ledger.moves.forget_answer(name(rank).key)
+    erased, kept = ledger.attempts.find(attempt), ledger.attempts.find(voted)
+    assert erased is not None and kept is not None
+    assert (erased.state, erased.sealed_share, len(erased.votes)) == (AttemptState.RELEASED, None, 2)
+    assert kept.sealed_share == b"sealed"
+    assert standing(ledger, 5) is Standing.SEEN
+
+
+def test_reports_are_counted_in_slices(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever needs the ledger waits for one slice, not for the table. No digest falls between two of them."""
+    reserve(ledger, 1, 1, *range(1, 600), 2**256 - 1)
+    counted = []
+    ask = Database.value
+
+    def value(self: Database, query: str, *values: bytes | int) -> Any:
+        counted.append(found := ask(self, query, *values))
+        return found
+
+    monkeypatch.setattr(Database, "value", value)
+    assert ledger.reports.count() == 600
+    assert max(counted) <= 4
+
+
+# A lost ledger, rebuilt from both peers: nothing that was counted is counted again.
+
+
+def opened(three: ThreeHelpers, party: int) -> tuple[HelperConfig, Membership]:
+    config = load_config(three.trio.config_path(party))
+    return config, load_membership(config, real_now())
+
+
+def lose(three: ThreeHelpers, party: int) -> None:
+    path = opened(three, party)[0].ledger
+    for file in path.parent.glob(path.name + "*"):
+        file.unlink()
+
+
+async def test_after_a_loss_the_union_of_both_peers_counts_as_spent(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = three.batch(three.seal([[1, 0]] * 4, terms(2)))
+        await three.ask(three.query(batch), batch)
+        for party in range(3):
+            await three.stop(party)
+        lose(three, 1)
+        files = [tmp_path / "from-1", tmp_path / "from-3"]
+        for party, file in zip((0, 2), files, strict=True):
+            export(*opened(three, party), 1, file)
+        with raises(ErrorKind.TOO_FEW):
+            rebuild(*opened(three, 1), [files[0], files[0]], real_now())
+        rebuild(*opened(three, 1), files, real_now())
+        with raises(ErrorKind.FILE_EXISTS):
+            rebuild(*opened(three, 1), files, real_now())
+        for party in (0, 2):
+            accept_peer(*opened(three, party), 1)
+        for party in range(3):
+            await three.start(party)
+        fresh = three.seal([[0, 1]] * 36, terms(2))
+        mixed = three.batch([*fresh, *batch])
+        result = await three.ask(three.query(mixed), mixed)
+        assert result.answer.counted == 36
+        assert [sum(counts.values()) for counts in result.answer.rejections] == [4, 4, 4]
+        with pytest.raises(QueryFailed, match="all 4 reports were counted before"):
+            await three.ask(three.query(batch), batch)
+
+
+async def test_a_rebuilt_ledger_that_nobody_accepted_is_refused_by_its_peers(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = three.batch(three.seal([[1, 0]] * 4, terms(2)))
+        await three.ask(three.query(batch), batch)
+        for party in range(3):
+            await three.stop(party)
+        lose(three, 1)
+        for party in (0, 2):
+            export(*opened(three, party), 1, tmp_path / f"from-{party}")
+        rebuild(*opened(three, 1), [tmp_path / "from-0", tmp_path / "from-2"], real_now())
+        for party in range(3):
+            await three.start(party)
+        fresh = three.batch(three.seal([[1, 0]] * 4, terms(2)))
+        with pytest.raises(QueryFailed, match="helper 2 has another ledger") as refused:
+            await three.ask(three.query(fresh, QueryOptions(seconds=2)), fresh)
+        assert refused.value.helpers == (1,)
+
+
+async def test_entries_are_believed_only_with_the_right_signature_for_the_right_helper(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path, start=False) as three:
+        path = tmp_path / "entries"
+        export(*opened(three, 0), 1, path)
+        _, second = opened(three, 1)
+        _, third = opened(three, 2)
+        assert Export.open(path.read_bytes(), second).party == 0
+        with raises(ErrorKind.WRONG_FILE, ProtocolError):
+            Export.open(path.read_bytes(), third)
+        changed = bytearray(path.read_bytes())
+        changed[-1] ^= 1
+        with raises(ErrorKind.BAD_SIGNATURE, ProtocolError) as unsigned:
+            Export.open(bytes(changed), second)
+        assert "helper-1" in str(unsigned.value)
+        with raises(ErrorKind.UNKNOWN_NAME):
+            export(*opened(three, 0), 0, path)
+
+
+async def test_a_peer_cannot_have_all_reports_refused_by_a_large_watermark(tmp_path: Path) -> None:
+    """Signed and in order, but for a watermark that no honest helper has: refused by name, and no ledger is made."""
+    async with three_helpers(tmp_path, start=False) as three:
+        lose(three, 1)
+        config, membership = opened(three, 1)
+        files = [tmp_path / "from-1", tmp_path / "from-3"]
+        for party, file in zip((0, 2), files, strict=True):
+            export(*opened(three, party), 1, file)
+        _, bad = opened(three, 2)
+        for claimed in (real_now(), 2**62):
+            nothing = Entries(claimed, np.empty((0, 32), dtype=np.uint8))
+            files[1].write_bytes(Export(2, 1, nothing).seal(bad))
+            with raises(ErrorKind.OUT_OF_RANGE, TrefoilError) as refused:
+                rebuild(config, membership, files, real_now())
+            assert "helper-3" in str(refused.value)
+            assert not config.ledger.exists()
+
+
+async def test_a_ledger_is_not_created_where_one_has_been(tmp_path: Path) -> None:
+    """An empty ledger in place of the lost one would count reports again."""
+    async with three_helpers(tmp_path, start=False) as three:
+        lose(three, 1)
+        config, membership = opened(three, 1)
+        with raises(ErrorKind.ROLLED_BACK, TrefoilError) as refused:
+            create(config, membership)
+        assert "trefoil ledger rebuild" in refused.value.hint
+        assert not config.ledger.exists()
