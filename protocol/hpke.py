@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.hpke import Suite as HpkeSuite
 
 from protocol import hpke_batch
 from protocol.errors import ErrorKind, ProtocolError
+from protocol.lanes import distrust_lanes
 from protocol.wire import Writer, tagged_hash
 
 KEY_ID_SIZE = 8
@@ -190,13 +191,15 @@ class PrivateKey:
 
         The batch never rejects a message: the library decides every one that does not open in it.
         """
-        opened: list[bytes | None] = [None] * len(sealed)
-        if len(sealed) >= _SMALLEST_BATCH:
-            opened = self._open_batch(sealed, infos)
-        return [
-            self._open_or_none(message, info) if plaintext is None else plaintext
-            for plaintext, message, info in zip(opened, sealed, infos, strict=True)
-        ]
+        if len(sealed) < _SMALLEST_BATCH or not hpke_batch.is_batch(sealed, infos):
+            return [self._open_or_none(message, info) for message, info in zip(sealed, infos, strict=True)]
+        opened = self._open_batch(sealed, infos)
+        undecided = [at for at, plaintext in enumerate(opened) if plaintext is None]
+        for at in undecided:
+            opened[at] = self._open_or_none(sealed[at], infos[at])
+        if any(opened[at] is not None for at in undecided):
+            distrust_lanes()
+        return opened
 
     def _open_batch(self, sealed: Sequence[bytes], infos: Sequence[bytes]) -> list[bytes | None]:
         x25519, public = self.raw[-_X25519_SIZE:], self.public.raw[-_X25519_SIZE:]

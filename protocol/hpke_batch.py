@@ -7,7 +7,7 @@ eight lanes, and HMAC without Python's objects, where `lanes` has them; elsewher
 Authenticated decryption comes last. A message that does not open here is undecided, not refused: `hpke` passes it to
 the library, which alone refuses messages. A wrong secret, from whatever defect, therefore costs time and changes no
 verdict, unless a sender can predict it and seal under it. The lanes are wrong for p − 1 and a few other points, and
-what they return there depends on all of the private key.
+what they return there depends on all of the private key. Time tells too, so a first disagreement ends their use.
 """
 
 from __future__ import annotations
@@ -56,13 +56,18 @@ class _Schedule(NamedTuple):
     context: bytes
 
 
+def is_batch(sealed: Sequence[bytes], infos: Sequence[bytes]) -> bool:
+    """Return whether messages have one size, and infos too, as in a helper's column: others cannot be laid out."""
+    return _are_rows(sealed) and _are_rows(infos)
+
+
 def open_many(private: bytes, public: bytes, sealed: Sequence[bytes], infos: Sequence[bytes]) -> list[bytes | None]:
     """Return each plaintext of suite 1, or None where the message is undecided and the library must be asked.
 
-    Decap of RFC 9180 §4.1, KeySchedule of §5.1 in base mode, and Open of §5.2 with the first nonce. Messages must
-    have one size, and so must infos, as in a helper's column; otherwise all of them are undecided.
+    Decap of RFC 9180 §4.1, KeySchedule of §5.1 in base mode, and Open of §5.2 with the first nonce. It
+    requires `is_batch`.
     """
-    if not _are_rows(sealed) or not _are_rows(infos) or len(sealed[0]) < POINT_SIZE + _TAG_SIZE:
+    if len(sealed[0]) < POINT_SIZE + _TAG_SIZE:
         return [None] * len(sealed)
     messages = _matrix(sealed)
     points, ciphertexts = messages[:, :POINT_SIZE], messages[:, POINT_SIZE:]
@@ -81,7 +86,7 @@ def open_many_hybrid(
     The combiner is that of X-Wing: SHA3-256 over both secrets, the X25519 point, the recipient's, and a label.
     """
     head = _MLKEM_SIZE + POINT_SIZE
-    if not _are_rows(sealed) or not _are_rows(infos) or len(sealed[0]) < head + _TAG_SIZE:
+    if len(sealed[0]) < head + _TAG_SIZE:
         return [None] * len(sealed)
     messages = _matrix(sealed)
     points, ciphertexts = messages[:, _MLKEM_SIZE:head], messages[:, head:]

@@ -10,12 +10,14 @@ test for the instructions that it needs, so the kernel is asked for them first.
 2026.2, five of them with p − 1, which has small order and yields no zeros. Products are left below 2^255 + 2^214, and a
 difference a − b adds p once: with a < b − p it is negative, and the next product truncates it. A random point has a
 probability below 2^-70 of that. So use this module only before authenticated decryption, and let `cryptography` decide
-every message that does not open, as `hpke` does. Used for a bare Diffie–Hellman, it would leak bits of the key.
+every message that does not open, as `hpke` does. Used for a bare Diffie–Hellman, it would leak bits of the key. Where
+the two disagree, the time that the second try takes tells as much: see `distrust_lanes`.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -43,6 +45,8 @@ _COUNTER_BITS = 32
 # GCM encrypts its first block under counter 2; 1 is the tag's.
 _FIRST_COUNTER = b"\x00\x00\x00\x02"
 _BLOCK_SIZE = 16
+
+_LOG = logging.getLogger(__name__)
 
 # One row of bytes for each key, point or secret.
 Rows = npt.NDArray[np.uint8]
@@ -116,6 +120,19 @@ def find_lanes() -> Lanes | None:
         return None
     lanes = Lanes(trefoil_lanes)
     return lanes if _agrees(lanes) else None
+
+
+def distrust_lanes() -> None:
+    """Use `cryptography` alone in this process from now on: a message opened with it that had not opened in lanes.
+
+    No honest message does that. Whether a chosen point is one of those for which the lanes are wrong depends on bits
+    of the private key, and the second try takes time that a querier can measure over many reports. A bug attack (Biham,
+    Carmeli and Shamir, CRYPTO 2008) reads the key bit by bit so. It ends here with its first success.
+    """
+    global trefoil_lanes
+    trefoil_lanes = None
+    find_lanes.cache_clear()
+    _LOG.error("ALARM: trefoil_lanes was wrong about a message, and is not used any more until the next start")
 
 
 def describe_opens() -> str:

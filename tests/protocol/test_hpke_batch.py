@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protocol import hpke_batch
+from protocol import hpke_batch, lanes
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey, PublicKey, Suite
 from protocol.lanes import find_lanes
@@ -37,15 +37,19 @@ WYCHEPROOF = Path(__file__).parents[3] / "shared" / "batch-open" / "bench" / "x2
 
 
 @pytest.fixture(params=["lanes", "no lanes", *LIES], autouse=True)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run every test with the native module where it is built, without it, and with modules that lie."""
+    # Given back after the test, if it was distrusted in it.
+    monkeypatch.setattr(lanes, "trefoil_lanes", vars(lanes)["trefoil_lanes"])
+    find_lanes.cache_clear()
     if request.param in LIES:
         monkeypatch.setattr(hpke_batch, "find_lanes", lambda: lie(request.param))
     elif request.param == "no lanes":
         monkeypatch.setattr(hpke_batch, "find_lanes", lambda: None)
     elif find_lanes() is None:
         pytest.skip("trefoil_lanes is not built, or this processor lacks AVX-512 IFMA")
-    return str(request.param)
+    yield str(request.param)
+    find_lanes.cache_clear()
 
 
 def encoded(point: int) -> bytes:
@@ -184,6 +188,25 @@ def test_messages_under_edge_points_get_the_librarys_verdict(number: int) -> Non
     ]
     infos = [b"info"] * len(sealed)
     assert key.open_many(sealed, infos) == one_by_one(key, sealed, infos) == [bytes(64)] * len(sealed)
+
+
+def test_lanes_are_not_used_after_their_first_wrong_secret(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Else the time of each further message would tell bits of the key. A message that nobody can open is no reason."""
+    if way != "lanes":
+        pytest.skip("something else stands in for the lanes")
+    key = PrivateKey.generate(CLASSICAL)
+    plain, infos, sealed = honest(key)
+    bad = [encoded(P - 1) + sealed[0][32:], flipped(sealed[1], 400), os.urandom(len(sealed[2]))]
+    assert key.open_many(bad + sealed[3:], infos) == [None] * 3 + plain[3:]
+    assert key.open_many([*sealed[1:], sealed[0] + b"x"], infos) == [None] * COUNT
+    assert find_lanes() is not None and caplog.messages == []
+    point = encoded(P - 6)  # the lanes are wrong for it under every key
+    exchange = X25519PrivateKey.from_private_bytes(key.raw).exchange
+    secret = exchange(X25519PublicKey.from_public_bytes(point))
+    crafted = seal_under(secret, point, key.public.raw, bytes(64), infos[3])
+    for _ in range(2):
+        assert key.open_many([*sealed[:3], crafted, *sealed[4:]], infos) == [*plain[:3], bytes(64), *plain[4:]]
+    assert (find_lanes(), len(caplog.messages)) == (None, 1)
 
 
 def test_wycheproof_vectors_get_the_librarys_verdict() -> None:
