@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,23 +26,21 @@ from mpc_helpers.mpc import noise
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from tests.support.raising import raises
 
-# P(|Z| > 5.5) is below 4·10^−8 for a normal Z.
-DEVIATIONS = 5.5
 
-
-def correlated(figures: Sequence[float], noise: Sequence[float]) -> bool:
+def correlated(figures: Sequence[float], noise: Sequence[float], risk: float = 1e-7) -> bool:
     """Whether the ranks of the two are correlated beyond chance, over 200 or more draws.
 
     If the figure does not depend on the noise, every order of the noise is equally likely, whatever the figures are:
     their drift, their outliers, their ties. Then r·√(n − 1) has variance 1 and is close to normal, so that one call is
-    true by chance with probability below 10^−7. A figure that never moves is not correlated.
+    true by chance with probability `risk`. A figure that never moves is not correlated.
     """
     if len(figures) != len(noise) or len(noise) < 200:
         raise ValueError("correlations are of 200 or more pairs")
     one, other = ranks(figures), ranks(noise)
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return False
-    return abs(float(np.corrcoef(one, other)[0, 1])) * math.sqrt(len(noise) - 1) > DEVIATIONS
+    deviations = abs(float(np.corrcoef(one, other)[0, 1])) * math.sqrt(len(noise) - 1)
+    return deviations > NormalDist().inv_cdf(1 - risk / 2)
 
 
 def ranks(values: Sequence[float]) -> npt.NDArray[np.float64]:

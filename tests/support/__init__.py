@@ -19,6 +19,7 @@
 - `raising`: which kind of error a call raises
 - `renewal`: a renewed helper set, signed by all three
 - `bad_helper`: one bad helper among three
+- `watched_helper`: a helper process whose workers record the noise that they draw, with a leak to plant
 - `chaos_helper`: a helper process with failpoints
 - `chaos_trio`: three of them, and an audit of all that left
 - `hunt_schedule`: what goes wrong together, drawn from a seed
