@@ -248,7 +248,7 @@ def _queries(base: _Base, helper: Helper) -> Queries:
 def _housekeeping(base: _Base, peers: _Peers, queries: Queries) -> Housekeeping:
     config, membership, ledger, clock = base.config, base.membership, base.ledger, base.parts.clock
     keeper = Housekeeping(config, membership, ledger, queries.storage, peers.clocks, peers.transport.ask_health, clock)
-    expiry = Expiry(membership, lambda: base.certificates.by_party, clock)
+    expiry = Expiry(membership.helper_set, lambda: base.certificates.by_party, clock)
     metrics = base.metrics
     metrics.gauge("trefoil_key_expiry_seconds", "Expiry of each HPKE key of the set, in Unix time.", expiry.keys)
     ends = "Expiry of each certificate of the set, in Unix time."

@@ -16,6 +16,7 @@ from enum import Enum
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.membership import Membership
 from protocol.errors import TrefoilError
+from protocol.helper_set import HelperSet
 from protocol.units import DAY
 
 _LOG = logging.getLogger(__name__)
@@ -84,6 +85,9 @@ class Health:
 LOOK_SECONDS = 10.0
 # Polling interval while a peer is missing: helpers that start together need some seconds to fetch certificates.
 MISSING_SECONDS = 1.0
+# A peer that has not been met since the start is no warning before so many polls: the three start one after another,
+# and one that does not have our certificate yet ends the handshake.
+STARTING_POLLS = 30
 
 
 @dataclass(slots=True)
@@ -94,6 +98,9 @@ class PeerWatch:
     ask: Callable[[int], Awaitable[object]]
     # By party: the error of the last poll, empty if the peer responded, absent before the first poll.
     silent: dict[int, str] = field(default_factory=dict, init=False)
+    # By party: polls without a response since the last one with; and the peers that have responded since the start.
+    _missed: dict[int, int] = field(default_factory=dict, init=False)
+    _met: set[int] = field(default_factory=set, init=False)
 
     async def run(self) -> None:
         while True:
@@ -111,12 +118,17 @@ class PeerWatch:
             why = ""
         except TrefoilError as error:
             why = str(error)
-        before, name = self.silent.get(party), self.membership.name(party)
+        missed, name = self._missed.get(party, 0), self.membership.name(party)
         self.silent[party] = why
-        if why and not before:
+        self._missed[party] = missed + 1 if why else 0
+        if not why:
+            self._met.add(party)
+            if missed:
+                _LOG.info("%s responds", name)
+        elif missed == (0 if party in self._met else STARTING_POLLS):
             _LOG.warning("%s does not respond: %s", name, why)
-        elif before and not why:
-            _LOG.info("%s responds again", name)
+        elif missed == 0:
+            _LOG.info("waiting for %s: %s", name, why)
 
     def reasons(self) -> list[Reason]:
         """Return a reason for each peer that does not respond."""
@@ -141,7 +153,7 @@ CERTIFICATE_NOTICE = 30 * DAY
 class Expiry:
     """Expiry of the keys and certificates of all three helpers: a set that lacks one helper's key is useless."""
 
-    membership: Membership
+    helper_set: HelperSet
     # Returns the certificates (DER) that are known, by party.
     certificates: Callable[[], Mapping[int, bytes]]
     clock: Callable[[], int]
@@ -150,24 +162,22 @@ class Expiry:
         """Return when each HPKE key of the current set expires."""
         return {
             (("helper", helper.name), ("key", entry.key.key_id.hex())): float(entry.not_after)
-            for helper in self.membership.helper_set.helpers
+            for helper in self.helper_set.helpers
             for entry in helper.hpke_keys
         }
 
     def certificate_ends(self) -> Mapping[Labels, float]:
         """Return when each certificate that is known expires."""
         return {
-            (("helper", self.membership.name(party)),): float(tls.ends(der))
+            (("helper", self.helper_set.helpers[party].name),): float(tls.ends(der))
             for party, der in self.certificates().items()
         }
 
     def reasons(self) -> list[Reason]:
         """Return a reason for everything that expires soon or has expired."""
-        last_keys = {
-            helper.name: max(entry.not_after for entry in helper.hpke_keys)
-            for helper in self.membership.helper_set.helpers
-        }
-        ends = {self.membership.name(party): tls.ends(der) for party, der in self.certificates().items()}
+        helpers = self.helper_set.helpers
+        last_keys = {helper.name: max(entry.not_after for entry in helper.hpke_keys) for helper in helpers}
+        ends = {helpers[party].name: tls.ends(der) for party, der in self.certificates().items()}
         return [
             # Reports sealed in time are still answered; helpers without a valid certificate cannot connect.
             *self._soon(Concern.KEY, "the last HPKE key", last_keys, KEY_NOTICE, stops=False),

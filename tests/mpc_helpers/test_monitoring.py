@@ -374,6 +374,7 @@ def test_a_reason_that_stops_queries_comes_first_and_is_not_ready() -> None:
 
 
 async def test_a_peer_is_down_until_it_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, peer_watch.__name__)
     membership = load_membership(load_config(prepare(tmp_path / "trio", now=NOW).config_path(0)), NOW)
     down_text = "helper-2 cannot be reached"
     down = {1: down_text}
@@ -398,6 +399,19 @@ async def test_a_peer_is_down_until_it_answers(tmp_path: Path, caplog: pytest.Lo
     said = [record.getMessage() for record in caplog.records if record.name.endswith("service.health")]
     assert down_text in said[0]
     assert len(said) <= 2
+    # No warning at a healthy start, where one helper is up before the next; one if it was met before, or waits long.
+
+    def warnings() -> int:
+        return sum(record.levelno >= logging.WARNING for record in caplog.records)
+
+    assert warnings() == 0
+    down[1] = down_text
+    await watch.look()
+    assert warnings() == 1
+    late = PeerWatch(membership, ask)
+    for _ in range(peer_watch.STARTING_POLLS + 2):
+        await late.look()
+    assert warnings() == 2
 
 
 def test_keys_and_certificates_are_announced_before_they_end(tmp_path: Path) -> None:
@@ -405,7 +419,7 @@ def test_keys_and_certificates_are_announced_before_they_end(tmp_path: Path) -> 
     membership = load_membership(load_config(trio.config_path(0)), NOW)
     own = tls.load_certificate(trio.helper_folder(0) / "tls.crt")
     now = NOW
-    expiry = Expiry(membership, lambda: {0: own}, lambda: now)
+    expiry = Expiry(membership.helper_set, lambda: {0: own}, lambda: now)
     assert expiry.reasons() == []
     keys_end, certificate_ends = NOW + 90 * DAY, tls.ends(own)
     assert set(expiry.keys().values()) == {float(keys_end)}
