@@ -111,6 +111,49 @@ def helper_status(
 
 
 @app.command()
+def doctor(
+    helpers: Annotated[
+        Path | None, typer.Option(help="As a querier: the helper set to check.", show_default=False)
+    ] = None,
+    site: Annotated[str, typer.Option(help="As a querier: also check that this site is registered.")] = "",
+    site_key: Annotated[
+        Path | None, typer.Option(help="The private key that signs the site's queries.", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="As an operator: the helper's configuration.", show_default=False)
+    ] = None,
+    json: JsonFile = None,
+) -> None:
+    """Check the ports, clocks, keys, helper set, ledgers and disks of three helpers, and say what to do.
+
+    Changes nothing. Exit code 1 if something is to be mended here, 75 if at another helper, 0 if nothing stops a query.
+
+    Example: trefoil doctor --config /etc/trefoil/config.json
+    """
+    import asyncio
+
+    from mpc_helpers.local.doctor import SiteKey, examine_as_operator, examine_as_querier
+    from mpc_helpers.local.view import show_examination
+    from protocol.cli.app import Exit
+    from protocol.cli.console import write_json
+    from protocol.keys import load_identity
+
+    if (helpers is None) == (config is None):
+        raise typer.BadParameter("a querier gives --helpers, an operator --config.")
+    if bool(site) != (site_key is not None) or (site and helpers is None):
+        raise typer.BadParameter("--site and --site-key go together, with --helpers.")
+    if config is not None:
+        examination = asyncio.run(examine_as_operator(config, _now))
+    else:
+        registered = SiteKey(site, load_identity(site_key)) if site_key else None
+        examination = asyncio.run(examine_as_querier(helpers or Path(), registered, _now))
+    show_examination(examination)
+    write_json(json, examination.to_json())
+    if examination.faults:
+        raise typer.Exit(Exit.MISTAKE if examination.own_faults else Exit.TRY_AGAIN)
+
+
+@app.command()
 def launch(
     folder: Annotated[Path, typer.Option("--dir", help="The directory for keys, ledgers and logs.")],
     site: Annotated[list[str] | None, typer.Option(help="A site whose queries are answered; may be repeated.")] = None,

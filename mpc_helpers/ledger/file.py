@@ -128,12 +128,9 @@ def new_file(path: Path) -> Iterator[Path]:
 
 def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
     """Open the ledger of `owner`, locked by this process. A damaged, newer or foreign file is refused, untouched."""
-    _check_header(path)
+    # Read-only first: closing a writable connection would checkpoint the log into a file we then refuse.
+    check_readable(path, owner)
     with translate_errors(path):
-        # Read-only first: closing a writable connection would checkpoint the log into a file we then refuse.
-        with closing(_connect(path, "ro")) as db:
-            _check_owner(db, path, owner)
-            _check_contents(db, path)
         db = _connect(path, "rw")
         try:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -151,6 +148,14 @@ def open_connection(path: Path, owner: LedgerOwner) -> sqlite3.Connection:
             db.close()
             raise
     return db
+
+
+def check_readable(path: Path, owner: LedgerOwner) -> None:
+    """Raise a `LedgerError` unless this is the whole ledger of `owner`, and no process has it open. Writes nothing."""
+    _check_header(path)
+    with translate_errors(path), closing(_connect(path, "ro")) as db:
+        _check_owner(db, path, owner)
+        _check_contents(db, path)
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""Views of helpers for the command line: the health of helpers anywhere, and `trefoil launch` with its live table."""
+"""Views of helpers for the command line: health and `trefoil doctor`, and `trefoil launch` with its live table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rich.live import Live
 from rich.table import Table
 
 from mpc_helpers.identity.config import HelperConfig
+from mpc_helpers.local.doctor import Examination
 from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, Trio, health, launched_helpers
+from mpc_helpers.local.visits import HERE, Severity, Subject
 from mpc_helpers.service.health import Concern
 from mpc_helpers.service.reloading import request_reload
 from protocol.cli.console import fold, out, say, write_json
@@ -80,6 +82,28 @@ def table_of(helpers: Sequence[HelperHealth]) -> Table:
         cells = (each.helper.name, each.helper.address, each.status, each.queries(), each.opens())
         table.add_row(*cells, "\n".join(each.reasons()))
     return table
+
+
+def show_examination(examination: Examination) -> None:
+    """Print what was checked where, and below it each problem with what to do."""
+    places = dict.fromkeys([HERE, *(each.place for each in examination.findings)])
+    severities: dict[Subject, dict[str, Severity]] = {subject: {} for subject in Subject}
+    for each in examination.findings:
+        row, ranks = severities[each.subject], list(Severity)
+        row[each.place] = max(row.get(each.place, Severity.OK), each.severity, key=ranks.index)
+    table = Table()
+    for heading in ("checked", *places):
+        table.add_column(heading)
+    for subject, row in severities.items():
+        if row:
+            table.add_row(subject.value, *(row[place].value if place in row else "" for place in places))
+    out.print(table)
+    problems = [each for each in examination.findings if each.severity is not Severity.OK]
+    for each in sorted(problems, key=lambda each: each.severity is not Severity.FAULT):
+        say(f"{each.severity.value}, {each.place}, {each.subject.value}: {each.text}")
+        say(f"    {each.remedy}")
+    if not examination.faults:
+        say("nothing stops a query" if problems else "nothing is wrong")
 
 
 def reload_and_report(config: HelperConfig, helper: HelperEntry) -> str:

@@ -67,6 +67,14 @@ class LastRound:
         write_atomically(self._path, f"{now}\n".encode(), 0o600)
 
 
+def seconds_ahead(date: str, now: int) -> int | None:
+    """Return how far the clock behind a Date header is ahead of ours; None if the header cannot be read."""
+    try:
+        return int(email.utils.parsedate_to_datetime(date).timestamp()) - now
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
 class PeerClocks:
     """The clocks of the two peers at their last reply, as seconds ahead of ours."""
 
@@ -77,9 +85,8 @@ class PeerClocks:
 
     def heard(self, party: int, date: str) -> None:
         """Record the Date header of a peer's reply. The connection is pinned, so only the peer can have written it."""
-        try:
-            ahead = int(email.utils.parsedate_to_datetime(date).timestamp()) - self._clock()
-        except (ValueError, TypeError, OverflowError):
+        ahead = seconds_ahead(date, self._clock())
+        if ahead is None:
             return  # a peer without a usable clock can still be talked to
         if abs(ahead) > SHOWN_DIFFERENCE >= abs(self._ahead.get(party, 0)):
             _LOG.warning("%s", self._describe(party, ahead))

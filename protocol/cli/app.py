@@ -127,6 +127,10 @@ COMMANDS = {
             "mpc_helpers.commands:app",
             "Run one helper until it is stopped. SIGHUP makes it reload its sites.",
         ),
+        "doctor": Entry(
+            "mpc_helpers.commands:app",
+            "Check the ports, clocks, keys, helper set, ledgers and disks of three helpers, and say what to do.",
+        ),
         "site": Entry("mpc_helpers.commands:app", "Manage the sites that a helper answers."),
         "ledger": Entry("mpc_helpers.commands:app", "Manage a helper's report ledger."),
         "alarm": Entry("mpc_helpers.commands:app", "Manage a helper's alarm: failed proofs of joint noise."),

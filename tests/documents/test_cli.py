@@ -187,6 +187,7 @@ RUN_ELSEWHERE = {
     "launch": "stopping",
     "helper reload": "config",
     "helper status": "monitoring",
+    "doctor": "doctor",
     "bench results": "results",
     "ledger create": "helper_commands",
     "ledger rebuild": "helper_commands",
