@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from benchmarks.experiments.own_workload import SimulationResult, example_tables, simulate
     from device.agent import create as create_device
     from device.agent import opened as opened_device
     from device.agent import system_clock
@@ -57,14 +58,17 @@ __all__ = [
     "PlainSeal",
     "QueryResult",
     "SealedReport",
+    "SimulationResult",
     "TrefoilError",
     "__version__",
     "ask",
     "create_device",
+    "example_tables",
     "launched_helpers",
     "load_site_key",
     "opened_device",
     "plot_result",
+    "simulate",
     "system_clock",
 ]
 
@@ -84,14 +88,17 @@ _DEFINED_IN = {
     "PlainSeal": "device.report:PlainSeal",
     "QueryResult": "protocol.querier.result:QueryResult",
     "SealedReport": "protocol.report:SealedReport",
+    "SimulationResult": "benchmarks.experiments.own_workload:SimulationResult",
     "TREFOIL_SERVICE": "device.limits:TREFOIL_SERVICE",
     "TrefoilError": "protocol.errors:TrefoilError",
     "ask": "protocol.querier.query_folder:ask",
     "create_device": "device.agent:create",
+    "example_tables": "benchmarks.experiments.own_workload:example_tables",
     "launched_helpers": "mpc_helpers.local.launcher:launched_helpers",
     "load_site_key": "protocol.keys:load_identity",
     "opened_device": "device.agent:opened",
     "plot_result": "protocol.querier.result:plot_result",
+    "simulate": "benchmarks.experiments.own_workload:simulate",
     "system_clock": "device.agent:system_clock",
 }
 

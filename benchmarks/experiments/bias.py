@@ -6,7 +6,8 @@ Conclusions depend on the noise drawn, so everything here is computed over many 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
@@ -113,6 +114,22 @@ class Study:
             "draws_with_worst_within_cutoff": float((worst <= cutoff).mean()),
             "worst_quartiles": [float(x) for x in np.quantile(worst, [0, 0.25, 0.5, 0.75, 1])],
         }
+
+
+def pooled(studies: Sequence[Study]) -> Study:
+    """Return one bound's studies of several seeds as one: every draw of every seed, with the true errors of its own.
+
+    Seeds may fill different numbers of batches; the queries that all of them have are taken.
+    """
+    queries = min(len(study.errors) for study in studies)
+    errors = [np.broadcast_to(study.errors[:queries], (len(study.estimates), queries)) for study in studies]
+    return replace(
+        studies[0],
+        covers_flags=float(np.mean([study.covers_flags for study in studies])),
+        covers_bias=float(np.mean([study.covers_bias for study in studies])),
+        estimates=np.concatenate([study.estimates[:, :queries] for study in studies]),
+        errors=np.concatenate(errors),
+    )
 
 
 def studies_of(world: World, run: Run, draws: Draws) -> list[Study]:

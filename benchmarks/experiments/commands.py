@@ -12,7 +12,16 @@ import typer
 
 from benchmarks.experiments import experiments, figures
 from benchmarks.experiments.attack import attack_table, guarantee_table, measure, measure_guarantees
-from benchmarks.experiments.experiments import BIAS_CONVERSIONS, DEFAULT_KNOB, EXTRA_IMPRESSIONS, BiasWorkload
+from benchmarks.experiments.bias import Study
+from benchmarks.experiments.experiments import (
+    BIAS_CONVERSIONS,
+    DEFAULT_KNOB,
+    EXTRA_IMPRESSIONS,
+    MICROBENCHMARK_CONVERSIONS,
+    Advance,
+    BiasWorkload,
+    over_seeds,
+)
 from benchmarks.experiments.files import read_criteo, read_patcg
 from benchmarks.experiments.malicious_helper import malicious_helper_table, measure_malicious_helper
 from benchmarks.experiments.microbenchmark import Microbenchmark, generate
@@ -21,6 +30,7 @@ from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, war
 from benchmarks.experiments.policies import Accounting
 from benchmarks.experiments.regression import regression_settings, run_study, study_through_helpers
 from benchmarks.experiments.results import Options, Result, study_table
+from benchmarks.experiments.seeds import MOST_SEEDS
 from benchmarks.experiments.through_mpc import mpc_table, run_through_mpc
 from benchmarks.results.origin import write_results
 from protocol.cli.console import out, picture_file, progress, save_figure, write_json
@@ -32,6 +42,9 @@ AccountingOption = Annotated[Accounting, typer.Option(help="The paper's accounti
 Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
 EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, max=MOST_SEEDS, help="How many seeds, from --seed on; figures then show their band.")
+]
 Scale = Annotated[float, typer.Option(help="Size of the workload, above 0 and at most 1.")]
 Policy = Annotated[
     list[str] | None, typer.Option("--policy", metavar="MODULE:CLASS", help="A policy of your own beside the three.")
@@ -73,6 +86,19 @@ class Common:
         """Return the epoch lengths that a figure compares: all of them, or the one of --epoch-days."""
         return experiments.EPOCH_LENGTHS if self.epoch_days is None else (self.epoch_days,)
 
+    def run(
+        self,
+        name: str,
+        experiment: Callable[[Options, Advance], tuple[Result, list[Study]]],
+        options: Options,
+        published: int,
+        seeds: int,
+    ) -> tuple[Result, list[Study]]:
+        """Run an experiment of `published` conversions at full size for every seed, beside a progress bar."""
+        size = round(published * self.scale)
+        with progress(name, seeds * size) as advance:
+            return over_seeds(experiment, options, seeds, size, advance)
+
     def draw(self, figure: Callable[..., Any], *results: object) -> dict[str, Any]:
         """Draw the figure's plots in memory, by name; none without --plot. Any: matplotlib has no types."""
         drawn: dict[str, Any] = {} if self.plot is None else figure(*results)
@@ -107,6 +133,7 @@ def microbenchmark(
     function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     scale: Scale = 1.0,
     json: JsonFile = None,
     plot: PlotPlace = None,
@@ -120,8 +147,13 @@ def microbenchmark(
     settings = [knobs] if one else experiments.figure_4_settings()
     if mpc:
         _check_mpc(options, settings)
-    with progress("microbenchmark", len(settings) * round(40_000 * common.scale)) as advance:
-        result = experiments.microbenchmark(options, settings, advance)
+    result, _ = common.run(
+        "microbenchmark",
+        lambda options, advance: (experiments.microbenchmark(options, settings, advance), []),
+        options,
+        len(settings) * MICROBENCHMARK_CONVERSIONS,
+        seeds,
+    )
     if mpc:
         result.findings["mpc"] = _through_mpc(options, *knobs)
     common.finish([result], common.draw(figures.draw_figure_4, result))
@@ -142,6 +174,7 @@ def bias(
     function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     scale: Scale = 1.0,
     json: JsonFile = None,
     plot: PlotPlace = None,
@@ -153,8 +186,13 @@ def bias(
         )
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, kappa, policy, function)
-    with progress("bias", round(BIAS_CONVERSIONS[workload] * common.scale)) as advance:
-        result, studies = experiments.bias(options, draws, advance, workload)
+    result, studies = common.run(
+        "bias",
+        lambda options, advance: experiments.bias(options, draws, advance, workload),
+        options,
+        BIAS_CONVERSIONS[workload],
+        seeds,
+    )
     drawings = common.draw(figures.draw_figure_7, result, studies)
     out.print(study_table(studies), highlight=False)
     common.finish([result], drawings)
@@ -171,6 +209,7 @@ def patcg(
     function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     scale: Scale = 1.0,
     json: JsonFile = None,
     plot: PlotPlace = None,
@@ -186,8 +225,14 @@ def patcg(
     options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     events = read_patcg(impressions, conversions) if impressions and conversions else None
-    with progress("patcg", len(lengths) * round(24_113_018 * common.scale)) as advance:
-        result = experiments.patcg(options, lengths, events, advance)
+    _check_drawn(seeds, events)
+    result, _ = common.run(
+        "patcg",
+        lambda options, advance: (experiments.patcg(options, lengths, events, advance), []),
+        options,
+        len(lengths) * BIAS_CONVERSIONS[BiasWorkload.PATCG],
+        seeds,
+    )
     common.finish([result], common.draw(figures.draw_figure_5, result))
 
 
@@ -201,6 +246,7 @@ def criteo(
     function: Function = None,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     scale: Scale = 1.0,
     json: JsonFile = None,
     plot: PlotPlace = None,
@@ -210,8 +256,14 @@ def criteo(
     options = common.options(accounting, kappa, policy, function)
     lengths = common.lengths()
     log = read_criteo(data) if data else None
-    with progress("criteo", (len(lengths) + len(EXTRA_IMPRESSIONS)) * round(400_000 * common.scale)) as advance:
-        result = experiments.criteo(options, lengths, EXTRA_IMPRESSIONS, log, advance)
+    _check_drawn(seeds, log)
+    result, _ = common.run(
+        "criteo",
+        lambda options, advance: (experiments.criteo(options, lengths, EXTRA_IMPRESSIONS, log, advance), []),
+        options,
+        (len(lengths) + len(EXTRA_IMPRESSIONS)) * BIAS_CONVERSIONS[BiasWorkload.CRITEO],
+        seeds,
+    )
     common.finish([result], common.draw(figures.draw_figure_6, result))
 
 
@@ -221,6 +273,7 @@ def everything(
     accounting: AccountingOption = Accounting.PAPER,
     epoch_days: EpochDays = None,
     seed: Seed = 0,
+    seeds: Seeds = 1,
     scale: Scale = 1.0,
     json: JsonFile = None,
     plot: PlotPlace = None,
@@ -229,14 +282,19 @@ def everything(
     common = Common(epoch_days, seed, scale, json, plot)
     options = common.options(accounting, 0.0)
     lengths = common.lengths()
+    settings = experiments.figure_4_settings()
+    # Memory is that of the largest.
+    size = round(BIAS_CONVERSIONS[BiasWorkload.PATCG] * scale)
     with progress("experiments", 4) as advance:
-        figure_4 = experiments.microbenchmark(options, experiments.figure_4_settings())
+        figure_4, _ = over_seeds(lambda o, _: (experiments.microbenchmark(o, settings), []), options, seeds, size)
         advance(note="microbenchmark done")
-        figure_7, studies = experiments.bias(options)
+        figure_7, studies = over_seeds(lambda o, _: experiments.bias(o), options, seeds, size)
         advance(note="bias done")
-        figure_6 = experiments.criteo(options, lengths, experiments.EXTRA_IMPRESSIONS)
+        figure_6, _ = over_seeds(
+            lambda o, _: (experiments.criteo(o, lengths, EXTRA_IMPRESSIONS), []), options, seeds, size
+        )
         advance(note="criteo done")
-        figure_5 = experiments.patcg(options, lengths)
+        figure_5, _ = over_seeds(lambda o, _: (experiments.patcg(o, lengths), []), options, seeds, size)
         advance(note="patcg done")
     drawings = common.draw(figures.draw_figure_4, figure_4) | common.draw(figures.draw_figure_5, figure_5)
     drawings |= common.draw(figures.draw_figure_6, figure_6) | common.draw(figures.draw_figure_7, figure_7, studies)
@@ -276,6 +334,16 @@ def regression(
     study = study_through_helpers(cells) if mpc else run_study(cells, seeds)
     out.print(study.table(), highlight=False)
     write_results(json, study.to_json(), seed=0)
+
+
+def _check_drawn(seeds: int, data: object) -> None:
+    """Reject several seeds for real data, which no seed changes."""
+    if seeds > 1 and data is not None:
+        raise TrefoilError(
+            "real data have no seed",
+            "Omit --seeds; trefoil.simulate in Python draws people from a table again.",
+            kind=ErrorKind.CONFLICTING_OPTIONS,
+        )
 
 
 def _check_mpc(options: Options, settings: list[tuple[float, float]]) -> None:

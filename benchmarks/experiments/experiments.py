@@ -12,10 +12,11 @@ import numpy as np
 
 from benchmarks.experiments import criteo as criteo_log
 from benchmarks.experiments import patcg as patcg_set
-from benchmarks.experiments.bias import Draws, Study, studies_of
+from benchmarks.experiments.bias import Draws, Study, pooled, studies_of
 from benchmarks.experiments.microbenchmark import Microbenchmark, generate
 from benchmarks.experiments.policies import AraLike, CookieMonster, DevicePolicy, IpaLike, System
 from benchmarks.experiments.results import Options, Point, Result
+from benchmarks.experiments.seeds import check_seeds, run_seeds, workers_for
 from benchmarks.experiments.simulation import Simulation, simulate
 from benchmarks.experiments.world import Epochs, World
 from protocol.errors import ErrorKind, TrefoilError
@@ -42,7 +43,8 @@ class BiasWorkload(StrEnum):
     CRITEO = "criteo"
 
 
-# As published; for progress bars.
+# As published, of one setting; for progress bars, and for how many seeds run at once.
+MICROBENCHMARK_CONVERSIONS = 40_000
 BIAS_CONVERSIONS = {
     BiasWorkload.MICROBENCHMARK: 800_000,
     BiasWorkload.PATCG: 24_113_018,
@@ -80,7 +82,7 @@ class Recorder:
         options, world = setting.options, setting.world
         started = time.perf_counter()
         epochs = Epochs(options.epoch_days * DAY)
-        simulation = simulate(world, epochs, *_policies(setting), advance=self.advance)
+        simulation = simulate(world, epochs, _policies(setting), advance=self.advance)
         seconds = time.perf_counter() - started
         self._profile(simulation, setting.workload_seconds, seconds)
         self.result.points += [
@@ -93,6 +95,7 @@ class Recorder:
                 participation=setting.participation,
                 rate=setting.rate,
                 extra_impressions=setting.extra_impressions,
+                seed=options.seed,
             )
             for run in simulation.runs
         ]
@@ -105,6 +108,38 @@ class Recorder:
         for run in simulation.runs:
             spent(run.label, run.seconds)
         spent("measuring", seconds - simulation.matching_seconds - sum(run.seconds for run in simulation.runs))
+
+
+def over_seeds(
+    experiment: Callable[[Options, Advance], tuple[Result, list[Study]]],
+    options: Options,
+    seeds: int,
+    conversions: int,
+    advance: Advance = no_progress,
+) -> tuple[Result, list[Study]]:
+    """Run an experiment of so many conversions for seeds from that of the options on, as one result.
+
+    Times add up over the seeds, which run at the same time where there are cores and memory for them.
+    """
+    check_seeds(seeds)
+    if seeds == 1:
+        return experiment(options, advance)
+
+    def one(seed: int) -> tuple[Result, list[Study]]:
+        result, studies = experiment(replace(options, seed=seed), no_progress)
+        # Policies of one's own need not be able to travel between processes.
+        bare = replace(result, options=replace(options, own=()))
+        bare.points = [replace(point, run=point.run.thinned()) for point in result.points]
+        return bare, studies
+
+    numbers = range(options.seed, options.seed + seeds)
+    runs = run_seeds(one, numbers, workers_for(seeds, conversions), lambda done: advance(done * conversions))
+    merged = Result(runs[0][0].experiment, options, seeds, [point for result, _ in runs for point in result.points])
+    for result, _ in runs:
+        for what, seconds in result.profile.items():
+            merged.spent(what, seconds)
+    merged.findings = {"findings_by_seed": [result.findings for result, _ in runs]}
+    return merged, [pooled(same) for same in zip(*(studies for _, studies in runs), strict=True)]
 
 
 def figure_4_settings() -> list[tuple[float, float]]:
@@ -231,8 +266,8 @@ def criteo(
     return recorder.result
 
 
-def _policies(setting: Setting) -> tuple[list[DevicePolicy], IpaLike | None]:
-    """Return a setting's policies on devices, once for each κ where they have a side query, and its central one."""
+def _policies(setting: Setting) -> list[DevicePolicy | IpaLike]:
+    """Return a setting's policies: each system once for each κ if it has a side query, and then one's own."""
     accounting, unit = setting.options.accounting, setting.world.unit
     kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
     made = [
@@ -240,8 +275,7 @@ def _policies(setting: Setting) -> tuple[list[DevicePolicy], IpaLike | None]:
         for system in setting.systems
         for kappa in (kappas if system.facts.has_side_query else [0])
     ]
-    central = next((policy for policy in made if isinstance(policy, IpaLike)), None)
-    return [*(policy for policy in made if not isinstance(policy, IpaLike)), *setting.options.own], central
+    return [*made, *setting.options.own]
 
 
 def _within_ipa_maximum(simulation: Simulation) -> int:
@@ -269,4 +303,4 @@ def _check_epoch(epoch_days: int, data_days: int) -> None:
 def _warm_up(options: Options) -> None:
     """Run once very small, so that the first point's time is not that of loading code."""
     world = generate(Microbenchmark(scale=0.005))
-    simulate(world, Epochs(), [AraLike(options.accounting), CookieMonster(options.accounting)], IpaLike())
+    simulate(world, Epochs(), [IpaLike(), AraLike(options.accounting), CookieMonster(options.accounting)])

@@ -5,15 +5,18 @@ Recorded numbers are only drawn beside ours; nothing is computed from them.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.experiments.bias import CUTOFFS, Bound, Margin, Study
 from benchmarks.experiments.policies import System
 from benchmarks.experiments.results import Point, Result
+from benchmarks.experiments.seeds import BAND, band_of
+from benchmarks.experiments.simulation import MOST_QUANTILES, Run
 from benchmarks.experiments.world import Floats
 from protocol.cli.console import legend_above as _legend
 from protocol.cli.console import new_plot as _plot
@@ -86,9 +89,12 @@ CRITEO = (
 # By name, without an ending. Any: matplotlib has no types.
 Figures = dict[str, Any]
 
-# Policies of one's own, in the order in which they were named.
-OWN_STYLES = (("#2a9d8f", "D"), ("#b5651d", "v"), ("#555555", "P"))
+# Policies of one's own, in the order in which they were named. Their lines have gaps and their markers are hollow, so
+# that a line which they lie on is still seen.
+OWN_STYLES = (("#2a9d8f", "D", (0, (4, 3))), ("#b5651d", "v", (0, (1, 2))), ("#555555", "P", (0, (6, 2, 1, 2))))
 MAIN_EPOCH = 7
+SHADE = 0.25
+WIDTHS = (5.0, 3.2, 1.5)
 KAPPA_COLOUR = "#c77dd6"
 RECORDED = "recorded (artifact)"
 
@@ -110,8 +116,8 @@ def draw_figure_5(result: Result) -> Figures:
     """Draw 5a: budget as queries come in; 5b: CDF of the error; 5c: error by length of the epoch."""
     main = _at_epoch(result.points)
     return {
-        "figure-5a": _plot(lambda axes: _budget_by_query(axes, main)),
-        "figure-5b": _plot(lambda axes: _error_cdf(axes, main)),
+        "figure-5a": _plot(lambda axes: draw_budget_by_query(axes, main, PATCG)),
+        "figure-5b": _plot(lambda axes: draw_error_cdf(axes, main)),
         "figure-5c": _plot(lambda axes: _error_by_epoch(axes, result.points)),
     }
 
@@ -123,7 +129,7 @@ def draw_figure_6(result: Result) -> Figures:
     main = _at_epoch(plain)
     return {
         "figure-6a": _plot(lambda axes: _budget_cdf(axes, main)),
-        "figure-6b": _plot(lambda axes: _error_cdf(axes, main, CRITEO)),
+        "figure-6b": _plot(lambda axes: draw_error_cdf(axes, main, CRITEO)),
         "figure-6c": _plot(lambda axes: _error_by_epoch(axes, plain)),
         "figure-6d": _plot(lambda axes: _budget_cdf(axes, [*main, *augmented])),
     }
@@ -140,24 +146,57 @@ def draw_figure_7(result: Result, studies: Sequence[Study]) -> Figures:
     }
 
 
-def _styles(points: Sequence[Point]) -> dict[str, tuple[str, str, str]]:
-    """Return colour, marker and name of every system that has a point; the paper's always look the same."""
-    by_label: dict[str, tuple[str, str, str]] = {}
+class Style(NamedTuple):
+    """How a series looks in every figure."""
+
+    colour: str
+    marker: str
+    label: str
+    dashes: Any = "-"
+    # Of a line without markers: earlier ones are wider, so that an equal one on top does not hide them.
+    width: float = 2.5
+
+    def line(self, **more: object) -> dict[str, Any]:
+        """Return matplotlib's keywords for the series' line."""
+        hollow = {} if self.dashes == "-" else {"markerfacecolor": "none", "markersize": 8, "zorder": 3}
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **hollow, **more}
+
+
+def _styles(points: Sequence[Point]) -> dict[str, Style]:
+    """Return the style of every system that has a point; the paper's always look the same."""
+    by_label: dict[str, Style] = {}
     for run in (point.run for point in points):
         if run.label not in by_label:
             own = sum(label not in {system.value for system in System} for label in by_label)
-            by_label[run.label] = (*OWN_STYLES[own % len(OWN_STYLES)], run.label)
+            colour, marker, dashes = OWN_STYLES[own % len(OWN_STYLES)]
+            by_label[run.label] = Style(colour, marker, run.label, dashes)
             if run.system is not None:
-                facts = run.system.facts
-                by_label[run.label] = facts.colour, facts.marker, facts.title
+                facts, width = run.system.facts, WIDTHS[min(len(by_label) - 1, len(WIDTHS) - 1)]
+                by_label[run.label] = Style(facts.colour, facts.marker, facts.title, width=width)
     return by_label
 
 
+def _by_seed(points: Sequence[Point]) -> list[list[Point]]:
+    """Return the points by setting, each with those of all seeds."""
+    settings: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        settings.setdefault(point.setting, []).append(point)
+    return list(settings.values())
+
+
+def _seeds_label(axes: Any, points: Sequence[Point]) -> None:
+    """Say in the legend what a band is, where there is one."""
+    seeds = len({point.seed for point in points})
+    if seeds > 1:
+        axes.fill_between([], [], [], color="#777777", alpha=SHADE, label=f"{BAND} of {seeds} seeds, line: median")
+
+
 def _plain_ticks(axis: Any) -> None:
-    """Write 0.02 and 0.05 instead of powers of ten, for ranges of about one decade."""
+    """Write 0.1 instead of a power of ten, and for ranges of up to two decades 0.02 and 0.05 too."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_data_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high <= 100 * low else (1.0,)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
@@ -171,13 +210,19 @@ def _common(points: Sequence[Point]) -> tuple[float | None, float | None]:
 
 def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, largest: bool) -> None:
     """Plot the budget of each system along one knob."""
-    for name, (colour, marker, label) in _styles(points).items():
-        along = [p for p in points if p.run.label == name and (p.rate if knob == 1 else p.participation) == fixed]
-        along.sort(key=lambda p: (p.participation or 0) if knob == 1 else (p.rate or 0))
-        x = [p.participation if knob == 1 else p.rate for p in along]
-        y = [p.run.maximum if largest else p.run.average for p in along]
-        axes.plot(x, y, color=colour, marker=marker, label=label)
+    for name, style in _styles(points).items():
+        along: dict[float, list[float]] = {}
+        for point in points:
+            x, other = (point.participation, point.rate)[:: 1 if knob == 1 else -1]
+            if point.run.label == name and other == fixed and x is not None:
+                along.setdefault(x, []).append(point.run.maximum if largest else point.run.average)
+        places = sorted(along)
+        band = band_of([np.asarray(values) for values in zip(*(along[x] for x in places), strict=True)])
+        axes.plot(places, band.middle, label=style.label, **style.line())
+        if len(along[places[0]]) > 1:
+            axes.fill_between(places, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
     _recorded_knob(axes, knob, largest)
+    _seeds_label(axes, points)
     axes.set_xscale("log")
     if largest:
         axes.set_ylim(0, 1)
@@ -207,28 +252,34 @@ def _at_epoch(points: Sequence[Point]) -> list[Point]:
     return main or [point for point in points if point.epoch_days == points[0].epoch_days]
 
 
-def _budget_by_query(axes: Any, points: Sequence[Point]) -> None:
+def draw_budget_by_query(axes: Any, points: Sequence[Point], recorded: Sequence[RunReference] = ()) -> None:
     """Plot the average budget after each query, in the order in which batches fill up, over all final filters."""
     styles = _styles(points)
-    for point in points:
-        colour, marker, label = styles[point.run.label]
-        spent = np.cumsum(point.run.paid[point.run.order]) / MICROS / max(1, point.run.filters)
-        axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, label=label, marker=marker, markersize=3)
+    for same in _by_seed(points):
+        style = styles[same[0].run.label]
+        runs = [point.run for point in same]
+        band = band_of([np.cumsum(run.paid[run.order]) / MICROS / max(1, run.filters) for run in runs])
+        queries = np.arange(1, len(band.middle) + 1)
+        every = max(1, len(queries) // 20)
+        axes.plot(queries, band.middle, label=_named(style.label, same[0]), **style.line(markersize=4, markevery=every))
+        if len(runs) > 1:
+            axes.fill_between(queries, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
     submitted = len(points[0].run.paid)
-    for number, row in enumerate(PATCG):
+    for number, row in enumerate(recorded):
         axes.plot([submitted], [row.average], "x", color="black", markersize=9, label=None if number else RECORDED)
+    _seeds_label(axes, points)
     axes.set_yscale("log")
     axes.set_xlabel("queries submitted")
     axes.set_ylabel("avg. budget across device-epochs (ε)")
     _legend(axes)
 
 
-def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[CriteoReference] = ()) -> None:
+def draw_error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[CriteoReference] = ()) -> None:
     """Plot the share of submitted queries with an error up to x; a line that stops early ran fewer."""
     styles = _styles(points)
-    for point in points:
-        colour, _, label = styles[point.run.label]
-        _step(axes, point.run.errors, len(point.run.executed), colour, label)
+    for same in _by_seed(points):
+        style = styles[same[0].run.label]
+        _step(axes, [point.run for point in same], style, _named(style.label, same[0]))
     for number, row in enumerate(recorded):
         colour = row.system.facts.colour
         recorded_label = None if number else f"{RECORDED}: median, max"
@@ -236,6 +287,7 @@ def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[CriteoRefe
         executed = 146 / 898 if row.system is System.IPA_LIKE else 1.0
         x, y = zip(*marks, (row.maximum, executed), strict=True)
         axes.plot(x, y, "x", color=colour, markeredgecolor="black", markersize=8, label=recorded_label)
+    _seeds_label(axes, points)
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)
     axes.set_ylim(0, 1.03)
@@ -244,21 +296,34 @@ def _error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[CriteoRefe
     _legend(axes, 2 if recorded else 3)
 
 
-def _step(axes: Any, values: Floats, total: int, colour: str, label: str) -> None:
-    ordered = np.sort(values)
-    axes.step(ordered, np.arange(1, len(ordered) + 1) / total, where="post", color=colour, label=label)
+def _step(axes: Any, runs: Sequence[Run], style: Style, label: str) -> None:
+    """Plot the runs' distribution of errors: the median over the seeds at each error, and their band."""
+    everywhere = np.unique(np.concatenate([run.errors for run in runs]))
+    grid = everywhere[np.linspace(0, len(everywhere) - 1, min(len(everywhere), MOST_QUANTILES)).astype(np.int64)]
+    shares = [np.searchsorted(np.sort(run.errors), grid, side="right") / len(run.executed) for run in runs]
+    band = band_of([share.astype(np.float64) for share in shares])
+    look = {"color": style.colour, "linestyle": style.dashes, "linewidth": style.width}
+    axes.step(grid, band.middle, where="post", label=label, **look)
+    if len(runs) > 1:
+        axes.fill_between(grid, band.low, band.high, step="post", color=style.colour, alpha=SHADE, linewidth=0)
 
 
 def _error_by_epoch(axes: Any, points: Sequence[Point]) -> None:
-    """Plot median, quartiles, minimum and maximum of the error at each length of an epoch."""
+    """Plot median, quartiles, minimum and maximum of the error at each length of an epoch, over all seeds."""
     lengths = sorted({point.epoch_days for point in points})
-    for offset, (name, (colour, _, label)) in enumerate(_styles(points).items()):
-        here = {point.epoch_days: point.run.errors for point in points if point.run.label == name}
-        places = [index + (offset - 1) * 0.25 for index, days in enumerate(lengths) if days in here and len(here[days])]
-        boxes = [here[days] for days in lengths if days in here and len(here[days])]
+    styles = _styles(points)
+    step = 0.8 / max(3, len(styles))
+    for offset, (name, style) in enumerate(styles.items()):
+        here: dict[int, list[Floats]] = {}
+        for point in points:
+            if point.run.label == name and len(point.run.errors):
+                here.setdefault(point.epoch_days, []).append(point.run.errors)
+        middle = (len(styles) - 1) / 2
+        places = [index + (offset - middle) * step for index, days in enumerate(lengths) if days in here]
+        boxes = [np.concatenate(here[days]) for days in lengths if days in here]
         if boxes:
-            _boxes(axes, boxes, places, colour)
-        axes.plot([], [], color=colour, label=label)
+            _boxes(axes, boxes, places, style.colour, width=0.8 * step)
+        axes.plot([], [], color=style.colour, label=style.label)
     axes.set_xticks(range(len(lengths)), [str(days) for days in lengths])
     axes.set_yscale("log")
     _plain_ticks(axes.yaxis)
@@ -267,12 +332,12 @@ def _error_by_epoch(axes: Any, points: Sequence[Point]) -> None:
     _legend(axes)
 
 
-def _boxes(axes: Any, boxes: Sequence[Floats], places: Sequence[float], colour: str) -> None:
+def _boxes(axes: Any, boxes: Sequence[Floats], places: Sequence[float], colour: str, width: float = 0.2) -> None:
     line = {"color": colour}
     axes.boxplot(
         boxes,
         positions=places,
-        widths=0.2,
+        widths=width,
         whis=(0, 100),
         boxprops=line,
         whiskerprops=line,
@@ -286,39 +351,50 @@ def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
     """Plot the CDF over device and advertiser of the average that its filters spent per epoch."""
     shades = {3: "-.", 6: "--", 9: ":"}
     styles = _styles(points)
-    for point in points:
-        colour, _, label = styles[point.run.label]
-        extra = point.extra_impressions
-        ordered = np.sort(point.run.owner_average) / MICROS
-        # Thousands of points are enough for the eye.
-        picked = np.linspace(0, len(ordered) - 1, min(len(ordered), 4000)).astype(np.int64)
-        axes.plot(
-            ordered[picked],
-            (picked + 1) / len(ordered),
-            color=colour,
-            linestyle=shades.get(extra or 0, "-"),
-            label=label if extra is None else f"{label}, +{extra} impressions",
-        )
+    for same in _by_seed(points):
+        style, extra = styles[same[0].run.label], same[0].extra_impressions
+        pairs = min(MOST_QUANTILES, *(len(point.run.owner_average) for point in same))
+        share = np.arange(1, pairs + 1) / pairs
+        spent = [np.quantile(point.run.owner_average, share, method="inverted_cdf") / MICROS for point in same]
+        band = band_of(spent)
+        label = style.label if extra is None else f"{style.label}, +{extra} impressions"
+        axes.plot(band.middle, share, color=style.colour, linestyle=shades.get(extra or 0, style.dashes), label=label)
+        if len(same) > 1:
+            axes.fill_betweenx(share, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
+    _seeds_label(axes, points)
     axes.set_xlabel("avg. budget across epochs, per device and advertiser (ε)")
     axes.set_ylabel("share of (device, advertiser) pairs")
     axes.set_ylim(0, 1.03)
     _legend(axes, 3)
 
 
-def _label(point: Point) -> tuple[str, str]:
-    colour, _, label = _styles([point])[point.run.label]
-    return (KAPPA_COLOUR, f"{label}, κ = {point.kappa:g}") if point.kappa else (colour, label)
+def _named(label: str, point: Point) -> str:
+    return f"{label}, κ = {point.kappa:g}" if point.kappa else label
+
+
+def _style_of(points: Sequence[Point], point: Point) -> Style:
+    """Return a series' style in Figure 7, where the side query has a colour of its own."""
+    style = _styles(points)[point.run.label]
+    return style._replace(
+        colour=KAPPA_COLOUR if point.kappa and point.run.system else style.colour, label=_named(style.label, point)
+    )
 
 
 def _average_bars(axes: Any, points: Sequence[Point]) -> None:
-    """Plot the average budget of each system, with and without the side query."""
-    for place, point in enumerate(points):
-        colour, _ = _label(point)
-        axes.bar([place], [point.run.average], color=colour, width=0.6)
-        axes.annotate(f"{point.run.average:.3f}", (place, point.run.average + 0.04), ha="center", fontsize=8)
+    """Plot the average budget of each system, with and without the side query, and the range over the seeds."""
+    settings = _by_seed(points)
+    for place, same in enumerate(settings):
+        band = band_of([np.asarray([point.run.average]) for point in same])
+        height, reach = float(band.middle[0]), band.high - band.low
+        axes.bar([place], [height], color=_style_of(points, same[0]).colour, width=0.6)
+        if len(same) > 1:
+            axes.errorbar([place], [height], yerr=[height - band.low, band.high - height], fmt="none", ecolor="black")
+        axes.annotate(f"{height:.3f}", (place, height + float(reach[0]) / 2 + 0.04), ha="center", fontsize=8)
     for place, row in enumerate(BIAS):
         axes.plot([place], [row.average], "x", color="black", markersize=9, label=None if place else RECORDED)
-    axes.set_xticks(range(len(points)), [_label(point)[1].replace(", ", "\n") for point in points], fontsize=8)
+    labels = [_style_of(points, same[0]).label for same in settings]
+    names = ["\n".join(textwrap.fill(part, 14) for part in label.split(", ")) for label in labels]
+    axes.set_xticks(range(len(settings)), names, fontsize=8 if len(settings) < 6 else 6)
     axes.set_ylabel("avg. budget across device-epochs (ε)")
     axes.set_ylim(0, 1.1)
     _legend(axes)
@@ -326,13 +402,15 @@ def _average_bars(axes: Any, points: Sequence[Point]) -> None:
 
 def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
     """Plot the share of queries up to an error, true and as estimated from the side query in the first draw."""
-    for point in points:
-        colour, label = _label(point)
-        ordered = np.sort(point.run.errors)
-        share = np.arange(1, len(ordered) + 1) / len(point.run.executed)
-        # IPA's short line lies on the others': drawn wide, and on top.
-        wide = 5 if point.run.system is System.IPA_LIKE else 1.5
-        axes.plot(share, ordered, color=colour, label=label, linewidth=wide, zorder=1 + wide)
+    for same in _by_seed(points):
+        style = _style_of(points, same[0])
+        band = band_of([np.sort(point.run.errors) for point in same])
+        share = np.arange(1, len(band.middle) + 1) / len(same[0].run.executed)
+        keywords = {"color": style.colour, "linestyle": style.dashes, "linewidth": style.width}
+        axes.plot(share, band.middle, label=style.label, **keywords)
+        if len(same) > 1:
+            axes.fill_between(share, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
+    _seeds_label(axes, points)
     estimates = np.sort(study.estimates[0])
     axes.plot(
         np.arange(1, len(estimates) + 1) / len(estimates),

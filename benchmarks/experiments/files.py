@@ -1,8 +1,8 @@
-"""Reading the real data sets, for those who have them: PATCG's parquet files and Criteo's tab-separated log."""
+"""Reading tables: the real data sets, for those who have them (PATCG's Parquet files, Criteo's log), and one's own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,8 @@ def pieces(amount: Floats, price: Floats) -> Ints:
     return counted
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Any:
-    """Read the named columns of a parquet file, or of all parquet files in a folder."""
+def _parquet(path: Path, columns: Sequence[str] | None) -> Any:
+    """Read the named columns of a parquet file, or of all parquet files in a folder; all columns without names."""
     import pyarrow as arrow
     import pyarrow.dataset
 
@@ -96,11 +96,14 @@ def _parquet(path: Path, columns: Sequence[str]) -> Any:
             "Give a .parquet or .pqt file, or the folder that holds them.",
             kind=ErrorKind.FILE_MISSING,
         )
+    named = f" with columns {', '.join(columns)}" if columns else ""
     try:
-        return arrow.dataset.dataset([str(file) for file in files], format="parquet").to_table(columns=list(columns))
+        chosen = None if columns is None else list(columns)
+        return arrow.dataset.dataset([str(file) for file in files], format="parquet").to_table(columns=chosen)
     except (arrow.ArrowException, OSError, ValueError, KeyError) as error:
         raise TrefoilError(
-            f"{path} could not be read as parquet with columns {', '.join(columns)}: {_first_line(error)}",
+            f"{path} could not be read as parquet{named}: {_first_line(error)}",
+            "Give a .parquet or .pqt file with these columns.",
             kind=ErrorKind.FILE_UNREADABLE,
         ) from error
 
@@ -141,14 +144,20 @@ def _first_line(error: Exception) -> str:
 def _floats(column: Any, path: Path, missing: float | None = None) -> Floats:
     """Return a column of numbers. Missing ones are NaN, or an error if `missing` is None."""
     if missing is None and column.null_count:
-        raise TrefoilError(f"{path} has {column.null_count} rows with a missing value", kind=ErrorKind.MISSING_FIELD)
+        raise TrefoilError(
+            f"{path} has {column.null_count} rows with a missing value",
+            "Fill them in, or drop these rows.",
+            kind=ErrorKind.MISSING_FIELD,
+        )
     import pyarrow as arrow
 
     try:
         numbers = column.cast(arrow.float64())
     except arrow.ArrowException as error:
         raise TrefoilError(
-            f"{path} has text where numbers belong: {_first_line(error)}", kind=ErrorKind.WRONG_TYPE
+            f"{path} has text where numbers belong: {_first_line(error)}",
+            "Write plain numbers, such as 12.5.",
+            kind=ErrorKind.WRONG_TYPE,
         ) from error
     result: Floats = (
         numbers.to_numpy(zero_copy_only=False) if hasattr(numbers, "chunks") is False else numbers.to_numpy()
@@ -191,3 +200,126 @@ def _order(owner: Ints, time: Ints) -> Ints:
     """Return a stable order by owner, then time."""
     by_time = stable_order(time)
     return by_time[stable_order(owner[by_time])]
+
+
+def read_columns(
+    table: object, what: str, required: Sequence[str], optional: Sequence[str], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return columns of a person's own table by our names; `names` has those that the table calls otherwise.
+
+    A table is the path of a CSV or Parquet file (or a folder of these), a DataFrame, or a mapping to columns.
+    """
+    unknown = set(names) - {"person", "time", "advertiser", "product", "value"}
+    if unknown:
+        raise TrefoilError(
+            f"there is no column {sorted(unknown)[0]!r} to give another name",
+            "Columns are person, time, advertiser, product and value.",
+            kind=ErrorKind.UNKNOWN_NAME,
+        )
+    whole = _own_table(table, what)
+    chosen: dict[str, Any] = {}
+    for name in (*required, *optional):
+        theirs = names.get(name, name)
+        if theirs in whole.column_names:
+            chosen[name] = whole[theirs]
+        elif name in required or name in names:
+            raise TrefoilError(
+                f"the {what} have no column {theirs!r}; they have {', '.join(map(str, whole.column_names)) or 'none'}",
+                f'Name it: columns={{"{name}": "your column"}}',
+                kind=ErrorKind.MISSING_FIELD,
+            )
+    return chosen
+
+
+def _own_table(table: object, what: str) -> Any:
+    import pyarrow as arrow
+
+    if isinstance(table, str | Path):
+        path = Path(table)
+        return _csv(path) if path.suffix.lower() in (".csv", ".tsv") else _parquet(path, None)
+    try:
+        if hasattr(table, "column_names"):
+            return table
+        if isinstance(table, Mapping):
+            return arrow.table({str(name): column for name, column in table.items()})
+        if hasattr(table, "columns") and hasattr(table, "dtypes"):
+            return arrow.Table.from_pandas(table, preserve_index=False)
+    except (arrow.ArrowException, TypeError, ValueError) as error:
+        raise TrefoilError(
+            f"the {what} are no table: {_first_line(error)}",
+            "Columns have equal lengths and one type each.",
+            kind=ErrorKind.MALFORMED,
+        ) from None
+    raise TrefoilError(
+        f"the {what} are a {type(table).__name__}",
+        "Give the path of a CSV or Parquet file, a DataFrame, or a mapping from names to columns.",
+        kind=ErrorKind.WRONG_TYPE,
+    )
+
+
+def _csv(path: Path) -> Any:
+    import pyarrow as arrow
+    import pyarrow.csv as csv
+
+    if not path.is_file():
+        raise TrefoilError(f"no file at {path}", "Give a CSV file with a header.", kind=ErrorKind.FILE_MISSING)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter))
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise TrefoilError(
+            f"{path} could not be read as CSV: {_first_line(error)}",
+            "It needs a header and the same number of columns in every row.",
+            kind=ErrorKind.FILE_UNREADABLE,
+        ) from error
+
+
+def codes_of(name: str, first: Any, second: Any | None) -> tuple[Ints, Ints]:
+    """Return numbers for the names in one or two columns, equal for equal names; none may be missing."""
+    import pyarrow as arrow
+
+    columns = [column for column in (first, second) if column is not None]
+    if any(column.null_count for column in columns):
+        raise TrefoilError(f"a row has no {name}", "Fill it in, or drop the row.", kind=ErrorKind.MISSING_FIELD)
+    if len({column.type for column in columns}) > 1:
+        # As text, 7 in one table and "7" in the other are the same person.
+        columns = [column.cast(arrow.string()) for column in columns]
+    chunks = [chunk for column in columns for chunk in arrow.chunked_array(column).chunks]
+    codes = _encode(arrow.chunked_array(chunks, type=columns[0].type))
+    return codes[: len(first)], codes[len(first) :]
+
+
+def numbers_of(name: str, column: Any) -> Floats:
+    """Return a column of numbers, none missing."""
+    return _floats(column, Path(name))
+
+
+def times_of(column: Any) -> Ints:
+    """Return a column of timestamps, dates or seconds as whole seconds since 1970."""
+    import pyarrow as arrow
+
+    if arrow.types.is_date(column.type):
+        column = column.cast(arrow.timestamp("s"))
+    elif arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+        try:
+            column = column.cast(arrow.timestamp("s"))
+        except arrow.ArrowException:
+            raise TrefoilError(
+                "the column time has text that is no timestamp",
+                "Write 2026-05-27T10:00:00, or seconds since 1970.",
+                kind=ErrorKind.WRONG_TYPE,
+            ) from None
+    return _seconds(column, Path("time"))
+
+
+def data_frame(rows: Sequence[Mapping[str, object]]) -> Any:  # Any: pandas has no types here
+    """Return rows as a DataFrame."""
+    try:
+        import pandas
+    except ImportError:
+        raise TrefoilError(
+            "a table needs pandas",
+            "Install it with: pip install 'trefoil[experiments]'",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        ) from None
+    return pandas.DataFrame(list(rows))

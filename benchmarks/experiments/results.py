@@ -33,12 +33,16 @@ class Options:
     def __post_init__(self) -> None:
         if self.epoch_days < 1:
             raise TrefoilError(
-                f"an epoch must last at least one day, not {self.epoch_days}", kind=ErrorKind.OUT_OF_RANGE
+                f"an epoch must last at least one day, not {self.epoch_days}",
+                "The paper's lasts 7 days.",
+                kind=ErrorKind.OUT_OF_RANGE,
             )
         check_scale(self.scale)
         if not (0 <= self.kappa <= 1000):
             raise TrefoilError(
-                f"κ must be 0 or more, in the value's own unit, not {self.kappa}", kind=ErrorKind.OUT_OF_RANGE
+                f"κ must be 0 to 1000, in the value's own unit, not {self.kappa}",
+                "The paper's is a tenth of the value's cap; 0 is off.",
+                kind=ErrorKind.OUT_OF_RANGE,
             )
         if not (0 <= self.seed < 2**32):
             raise TrefoilError(f"the seed must be between 0 and 2^32 - 1, not {self.seed}", kind=ErrorKind.OUT_OF_RANGE)
@@ -65,6 +69,12 @@ class Point:
     participation: float | None = None
     rate: float | None = None
     extra_impressions: int | None = None
+    seed: int = 0
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """Return what it has in common with the points of other seeds."""
+        return self.run.label, self.kappa, self.epoch_days, self.participation, self.rate, self.extra_impressions
 
     def as_json(self) -> dict[str, object]:
         """Return the point as it is written to JSON."""
@@ -73,6 +83,7 @@ class Point:
             "participation": self.participation,
             "rate": self.rate,
             "system": run.label,
+            "seed": self.seed,
             "kappa": self.kappa,
             "epoch_days": self.epoch_days,
             **({} if self.extra_impressions is None else {"extra_impressions": self.extra_impressions}),
@@ -96,6 +107,7 @@ class Result:
 
     experiment: str
     options: Options
+    seeds: int = 1
     points: list[Point] = field(default_factory=list)
     profile: dict[str, float] = field(default_factory=dict)
     findings: dict[str, object] = field(default_factory=dict)
@@ -106,8 +118,8 @@ class Result:
 
     @property
     def conversions(self) -> int:
-        """Return the conversions simulated, counting each setting once, not once per system."""
-        settings = {(p.participation, p.rate, p.epoch_days, p.extra_impressions): p.conversions for p in self.points}
+        """Return the conversions simulated, counting each setting and seed once, not once per system."""
+        settings = {(p.seed, *p.setting[2:]): p.conversions for p in self.points}
         return sum(settings.values())
 
     def as_json(self) -> dict[str, object]:
@@ -117,6 +129,7 @@ class Result:
             "experiment": self.experiment,
             "accounting": self.options.accounting.value,
             "seed": self.options.seed,
+            "seeds": self.seeds,
             "scale": self.options.scale,
             "conversions": self.conversions,
             "seconds": total,
@@ -133,8 +146,13 @@ class Result:
 
     def table(self) -> Table:
         """Return the points as a table, without columns that would be empty."""
-        title = f"{self.experiment} ({self.options.accounting.value} accounting, seed {self.options.seed})"
-        rows = [_row(point) for point in self.points]
+        first, last = self.options.seed, self.options.seed + self.seeds - 1
+        which = f"seed {first}" if first == last else f"medians of seeds {first} to {last}"
+        title = f"{self.experiment} ({self.options.accounting.value} accounting, {which})"
+        settings: dict[tuple[object, ...], list[Point]] = {}
+        for point in self.points:
+            settings.setdefault(point.setting, []).append(point)
+        rows = [_row(points) for points in settings.values()]
         headings = [name for name in rows[0] if any(row[name] for row in rows)]
         table = plain_table(title, headings, words={"system"}, no_wrap=True)
         for row in rows:
@@ -142,22 +160,36 @@ class Result:
         return table
 
 
-def _row(point: Point) -> dict[str, str]:
-    run, spread = point.run, quartiles(point.run.errors)
+def _row(points: Sequence[Point]) -> dict[str, str]:
+    """Return one setting's cells: numbers are medians over the seeds."""
+    point, runs = points[0], [point.run for point in points]
+    spreads = [spread for run in runs if (spread := quartiles(run.errors)) is not None]
+    averages = [run.average for run in runs]
+
+    def middle(values: Sequence[float], digits: int) -> str:
+        return f"{float(np.median(values)):.{digits}f}" if values else ""
+
     return {
         "knob 1": "" if point.participation is None else f"{point.participation:g}",
         "knob 2": "" if point.rate is None else f"{point.rate:g}",
         "days": "" if point.participation else f"{point.epoch_days}",
-        "system": run.label,
+        "system": point.run.label,
         "extra": "" if point.extra_impressions is None else f"+{point.extra_impressions}",
         "κ": f"{point.kappa:g}" if point.kappa else "",
-        "avg ε": f"{run.average:.6f}",
-        "max ε": f"{run.maximum:.4f}",
-        "run": f"{int(run.executed.sum())}/{len(run.executed)}",
-        "RMSRE": "" if spread is None else f"{float(run.errors.mean()):.5f}",
-        "median": "" if spread is None else f"{spread[2]:.4f}",
-        "max": "" if spread is None else f"{spread[4]:.4f}",
+        "avg ε": middle(averages, 6),
+        "from": f"{min(averages):.6f}" if len(points) > 1 else "",
+        "to": f"{max(averages):.6f}" if len(points) > 1 else "",
+        "max ε": middle([run.maximum for run in runs], 4),
+        "run": "/".join(middle(counts, 0) for counts in zip(*map(_counts, runs), strict=True)),
+        "RMSRE": middle([float(run.errors.mean()) for run in runs if len(run.errors)], 5),
+        "median": middle([spread[2] for spread in spreads], 4),
+        "max": middle([spread[4] for spread in spreads], 4),
     }
+
+
+def _counts(run: Run) -> tuple[int, int]:
+    """Return how many queries ran, and how many there were."""
+    return int(run.executed.sum()), len(run.executed)
 
 
 def study_table(studies: Sequence[Study], cutoff: float = 0.05) -> Table:

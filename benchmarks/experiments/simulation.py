@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from protocol.units import MICROS
 BLOCK = 1_000_000
 # Times are compared only with each other; far below and above any.
 NEVER = np.iinfo(np.int64).max
+# Enough for the eye.
+MOST_QUANTILES = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,12 @@ class Run:
     def errors(self) -> Floats:
         """Return the RMSRE of the queries that ran and whose true answer is not zero."""
         return self.rmsre[self.executed & (self.truth > 0)]
+
+    def thinned(self) -> Run:
+        """Return the run without what no figure needs: of each owner's average only a few thousand quantiles."""
+        ordered = np.sort(self.owner_average)
+        picked = np.linspace(0, len(ordered) - 1, min(len(ordered), MOST_QUANTILES)).astype(np.int64)
+        return replace(self, owner_average=ordered[picked])
 
 
 @dataclass(slots=True)
@@ -133,16 +141,16 @@ class Simulation:
 def simulate(
     world: World,
     epochs: Epochs,
-    policies: Sequence[DevicePolicy],
-    central: IpaLike | None = None,
+    policies: Sequence[DevicePolicy | IpaLike],
     *,
     block: int = BLOCK,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Simulation:
-    """Run every policy over the same world. `advance` is told how many conversions are behind us."""
+    """Run every policy over the same world, in this order. `advance` gets the conversions of each part that is done."""
     count = world.submitted
     batches = _Batches.empty(count)
-    tallies = [_Tally.empty(policy, count) for policy in policies]
+    rows = [policy if isinstance(policy, IpaLike) else _Tally.empty(policy, count) for policy in policies]
+    tallies = [row for row in rows if isinstance(row, _Tally)]
     matching = 0.0
     for first, last in world.blocks(block):
         started = time.perf_counter()
@@ -155,8 +163,12 @@ def simulate(
             tally.add(part, tally.policy.run(part, matches))
             tally.seconds += time.perf_counter() - started
         advance(len(part.conversions.owner))
-    runs = [_device_run(world, batches, tally) for tally in tallies]
-    return Simulation([_central_run(world, batches, central), *runs] if central else runs, matching)
+    # The central budget is asked once every batch is known.
+    runs = [
+        _device_run(world, batches, row) if isinstance(row, _Tally) else _central_run(world, batches, row)
+        for row in rows
+    ]
+    return Simulation(runs, matching)
 
 
 def _device_run(world: World, batches: _Batches, tally: _Tally) -> Run:

@@ -34,7 +34,13 @@ PLAIN_WORDS = {
     "Input should be less than or equal to": "it must be at most",
 }
 # Packages that a plain installation lacks, and the extra that brings each.
-EXTRAS = {"matplotlib": "experiments", "pyarrow": "experiments", "dask": "cluster", "distributed": "cluster"}
+EXTRAS = {
+    "matplotlib": "experiments",
+    "pandas": "experiments",
+    "pyarrow": "experiments",
+    "dask": "cluster",
+    "distributed": "cluster",
+}
 GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
 
 WELCOME = """\

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +139,9 @@ DOTS_PER_INCH = 130
 _UNDATED = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 COLOURS = ("#4c72b0", "#dd8452", "#8b1a8b", "#2a9d8f", "#b5651d", "#555555")
 MARKERS = ("s", "^", "o", "D", "v", "P")
+# The longest line of a legend, in characters: half a plot. And the inches that a figure has for its height.
+LEGEND_WIDTH = 30
+LEGEND_HEIGHT = 0.5
 
 
 def is_picture(path: Path) -> bool:
@@ -175,8 +179,22 @@ def new_plot(body: Callable[[Any], None]) -> Any:  # Any: matplotlib has no type
 
 
 def legend_above(axes: Any, columns: int = 4) -> None:
-    """Put the legend above the plot, where it hides no data."""
-    axes.legend(fontsize=7, ncols=columns, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    """Put the legend above the plot, where it hides no data, with as many columns as the plot is wide."""
+    handles, labels = axes.get_legend_handles_labels()
+    wrapped = ["\n".join(textwrap.wrap(label, LEGEND_WIDTH)) for label in labels]
+    for count in range(min(columns, max(1, len(labels))), 0, -1):
+        legend = axes.legend(
+            handles, wrapped, fontsize=7, ncols=count, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
+        )
+        # Measured apart: until the figure has grown, a long legend could leave no plot at all.
+        legend.set_in_layout(False)
+        axes.figure.draw_without_rendering()
+        if legend.get_window_extent().width <= axes.get_window_extent().width:
+            break
+    # A long legend takes paper, not the plot.
+    excess = legend.get_window_extent().height / axes.figure.dpi - LEGEND_HEIGHT
+    axes.figure.set_figheight(axes.figure.get_figheight() + max(0.0, excess))
+    legend.set_in_layout(True)
 
 
 def save_figure(path: Path, figure: Any) -> None:  # Any: matplotlib has no types

@@ -93,7 +93,9 @@ class QueryResult:
             import pandas
         except ImportError:
             raise TrefoilError(
-                "a table needs pandas", "Install it with: pip install pandas", kind=ErrorKind.MISSING_DEPENDENCY
+                "a table needs pandas",
+                "Install it with: pip install 'trefoil[experiments]'",
+                kind=ErrorKind.MISSING_DEPENDENCY,
             ) from None
         answer, half = self.answer.histogram, self.half_width
         columns = {"answer": answer, "low": [x - half for x in answer], "high": [x + half for x in answer]}

@@ -41,7 +41,7 @@ def ints(*values: int) -> Ints:
 
 def run(world: World, accounting: Accounting = Accounting.ARTIFACT, kappa: int = 0, block: int = 10**6) -> Simulation:
     policies: list[DevicePolicy] = [AraLike(accounting), CookieMonster(accounting, kappa)]
-    return simulate(world, Epochs(), policies, IpaLike(accounting), block=block)
+    return simulate(world, Epochs(), [IpaLike(accounting), *policies], block=block)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=60), st.integers(0, 100))
@@ -184,7 +184,7 @@ def test_bias_rows_are_met_at_a_tenth_of_the_size() -> None:
     world = generate(Microbenchmark(seed=0, scale=0.1, days=60, repeats=40))
     policies: list[DevicePolicy] = [AraLike(Accounting.ARTIFACT)]
     policies += [CookieMonster(Accounting.ARTIFACT, kappa) for kappa in (0, UNIT // 2)]
-    runs = simulate(world, Epochs(), policies, IpaLike(Accounting.ARTIFACT)).runs
+    runs = simulate(world, Epochs(), [IpaLike(Accounting.ARTIFACT), *policies]).runs
     for recorded, one in zip(BIAS, runs, strict=True):
         assert one.system is recorded.system
         assert one.average == pytest.approx(recorded.average, rel=0.02)
