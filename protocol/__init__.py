@@ -15,6 +15,7 @@
 - `numerators`: the form in which a checked histogram is shared
 - `validity`: the proof inside a checked report
 - `batch`: many reports as a file, and the three columns cut from it (§4)
+- `amounts`: what the reports of a batch paid, and what a query takes of each
 - `query`: a signed query, its permits and its withdrawal (§5)
 - `left_out`: which reports a helper did not count, and why
 - `answer`: three sealed shares that must be consistent

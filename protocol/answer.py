@@ -23,7 +23,7 @@ from protocol.left_out import (
     digest_of,
 )
 from protocol.noise import NoiseMode
-from protocol.query import Query, decode_noise_mode, encode_noise_mode
+from protocol.query import VERSION, VERSION_WITHOUT_REST, Query, decode_noise_mode, encode_noise_mode
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, open_shamir
 from protocol.units import validate_terms
@@ -31,6 +31,8 @@ from protocol.wire import HASH_SIZE, Reader, Writer
 
 _SIGNATURE_LABEL = "answer share"
 _REASONS = Rejection.by_number()
+# The shares of a query of version 2 have the counts of its time.
+_REASONS_OF = {VERSION: _REASONS, VERSION_WITHOUT_REST: _REASONS[: Rejection.TOO_LITTLE_LEFT.number]}
 
 RejectionCounts = Mapping[Rejection, int]
 
@@ -62,12 +64,12 @@ class AnswerShare:
             raise ProtocolError(f"{self.counted} reports counted of {self.submitted}", kind=ErrorKind.INCONSISTENT)
         validate_terms(self.epsilon_micros, self.sensitivity)
 
-    def encode(self) -> bytes:
-        """Return the plaintext of a sealed answer share."""
+    def encode(self, version: int = VERSION) -> bytes:
+        """Return the plaintext of a sealed answer share to a query of this version."""
         writer = Writer().fixed(self.query_digest, HASH_SIZE).uint(self.attempt_number, 8)
         writer.fixed(self.attempt_id, HASH_SIZE).uint(self.submitted, 4).uint(self.counted, 4)
         for counts in self.rejections:
-            for reason in _REASONS:
+            for reason in _REASONS_OF[version]:
                 writer.uint(counts.get(reason, 0), 4)
         writer.uint(encode_noise_mode(self.noise), 1).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
         for digest in self.proposed:
@@ -75,12 +77,12 @@ class AnswerShare:
         return writer.blob(self.left_out).blob(prime_field.encode(self.vector)).done()
 
     @classmethod
-    def decode(cls, data: bytes) -> AnswerShare:
-        """Parse a share."""
+    def decode(cls, data: bytes, version: int = VERSION) -> AnswerShare:
+        """Parse a share of the answer to a query of this version."""
         reader = Reader(data)
         digest, attempt = reader.fixed(HASH_SIZE), reader.uint(8)
         attempt_id, submitted, counted = reader.fixed(HASH_SIZE), reader.uint(4), reader.uint(4)
-        first, second, third = (_read_counts(reader) for _ in range(PARTIES))
+        first, second, third = (_read_counts(reader, version) for _ in range(PARTIES))
         noise, epsilon, sensitivity = decode_noise_mode(reader.uint(1)), reader.uint(4), reader.uint(8)
         proposed = (reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE))
         left_out = reader.blob(limit=MAX_LIST)
@@ -93,7 +95,7 @@ class AnswerShare:
 
     def seal(self, party: int, query: Query, identity: IdentityKey) -> bytes:
         """Run by helper `party`: seal to the querier, bound to the query, and sign as this helper."""
-        sealed = query.answer_public_key.seal(self.encode(), _info(party, query))
+        sealed = query.answer_public_key.seal(self.encode(query.version), _info(party, query))
         signature = identity.sign(_SIGNATURE_LABEL, _info(party, query) + sealed)
         return Writer().uint(party, 1).fixed(signature, SIGNATURE_SIZE).blob(sealed).done()
 
@@ -110,7 +112,7 @@ class AnswerShare:
                 f"the answer share of helper {helper.name} is not signed by it for this query",
                 kind=ErrorKind.BAD_SIGNATURE,
             )
-        share = cls.decode(key.open(sealed, _info(party, query)))
+        share = cls.decode(key.open(sealed, _info(party, query)), query.version)
         if share.query_digest != query.digest or share.vector.size != query.length:
             raise ProtocolError(
                 f"the answer share of helper {helper.name} is for another query", kind=ErrorKind.INCONSISTENT
@@ -201,6 +203,6 @@ def _info(party: int, query: Query) -> bytes:
     return Writer().text("trefoil/1 answer share").uint(party, 1).fixed(query.digest, HASH_SIZE).done()
 
 
-def _read_counts(reader: Reader) -> RejectionCounts:
-    counts = {reason: reader.uint(4) for reason in _REASONS}
+def _read_counts(reader: Reader, version: int) -> RejectionCounts:
+    counts = {reason: reader.uint(4) for reason in _REASONS_OF[version]}
     return {reason: count for reason, count in counts.items() if count}

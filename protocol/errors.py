@@ -154,6 +154,7 @@ class Rejection(WireEnum):
     DUPLICATE = 17, "twice in the batch"
     SEEN = 18, "already spent"
     INVALID = 19, "numbers outside the cap"
+    TOO_LITTLE_LEFT = 20, "too little left"
 
 
 class Rejected(ProtocolError):

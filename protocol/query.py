@@ -24,7 +24,10 @@ from protocol.shares import PARTIES
 from protocol.units import MICROS, validate_terms
 from protocol.wire import HASH_SIZE, Reader, Writer, tagged_hash
 
-VERSION = 2
+VERSION = 3
+# Still accepted, as a query that uses reports up: what was voted for before an upgrade is released after it, and must
+# be found and fetched under the digest that it was signed with.
+VERSION_WITHOUT_REST = 2
 QUERY_ID_SIZE = 16
 MAX_BATCH = 2**32 - 1
 # Half of p/2: a bucket's sum stays below it, and the other half is headroom for the noise.
@@ -40,6 +43,7 @@ class Query:
     `suite` is the one that all reports are sealed in, and the answer too. `columns` are the hashes of what each helper
     is given.
     `debug` asks for an answer without noise, over reports that devices marked as debug and no others.
+    `keeps_rest` takes from each report what this answer costs (`units.need`); otherwise the report is used up.
     """
 
     query_id: bytes
@@ -63,8 +67,14 @@ class Query:
     cap: int = 0
     spread: int = 0
     suite: Suite = CLASSICAL
+    keeps_rest: bool = False
+    version: int = VERSION
 
     def __post_init__(self) -> None:
+        _check_version(self.version)
+        if self.keeps_rest and self.version == VERSION_WITHOUT_REST:
+            message = f"a query of version {self.version} uses its reports up"
+            raise ProtocolError(message, kind=ErrorKind.INCONSISTENT)
         check_site(self.site)
         check_site(self.caller)
         check_unit(self.unit)
@@ -143,9 +153,9 @@ class Query:
 
     def encode(self) -> bytes:
         """Return the canonical bytes."""
-        return (
+        writer = (
             Writer()
-            .uint(VERSION, 2)
+            .uint(self.version, 2)
             .fixed(self.query_id, QUERY_ID_SIZE)
             .text(self.site)
             .text(self.caller)
@@ -168,19 +178,20 @@ class Query:
             .uint(self.tolerated_bad_permille, 2)
             .uint(self.deadline, 8)
             .uint(int(self.debug), 1)
-            .done()
         )
+        if self.version >= VERSION:
+            writer.uint(int(self.keeps_rest), 1)
+        return writer.done()
 
     @classmethod
     def decode(cls, data: bytes) -> Query:
         """Parse a query."""
         reader = Reader(data)
         version = reader.uint(2)
-        if version != VERSION:
-            raise ProtocolError(
-                f"unknown query version {version}; this is version {VERSION}", kind=ErrorKind.UNKNOWN_VERSION
-            )
+        # Now, not with the other fields: another version has other fields.
+        _check_version(version)
         query = cls(
+            version=version,
             query_id=reader.fixed(QUERY_ID_SIZE),
             site=reader.text(limit=MAX_SITE_LENGTH),
             caller=reader.text(limit=MAX_SITE_LENGTH),
@@ -202,6 +213,7 @@ class Query:
             tolerated_bad_permille=reader.uint(2),
             deadline=reader.uint(8),
             debug=_boolean(reader.uint(1)),
+            keeps_rest=version >= VERSION and _boolean(reader.uint(1)),
         )
         reader.finish()
         return query
@@ -240,6 +252,13 @@ class SignedQuery:
         signature = reader.fixed(SIGNATURE_SIZE)
         reader.finish()
         return cls(query, signature)
+
+
+def _check_version(version: int) -> None:
+    if version not in (VERSION_WITHOUT_REST, VERSION):
+        raise ProtocolError(
+            f"unknown query version {version}; this is version {VERSION}", kind=ErrorKind.UNKNOWN_VERSION
+        )
 
 
 def encode_noise_mode(mode: NoiseMode) -> int:

@@ -14,6 +14,7 @@ from typing import assert_never
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.net.json_message import JsonObject
 from protocol.shares import PARTIES
+from protocol.units import MAX_MICROS
 
 MAX_TEXT = 2000
 MAX_COUNT = 2**32 - 1
@@ -103,15 +104,22 @@ def _counts(stored: object) -> dict[Rejection, int]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a query has no answer: in which state, and which helper (0, 1, 2) it is attributed to, if any."""
+    """Why a query has no answer: in which state, and which helper (0, 1, 2) it is attributed to, if any.
+
+    `affordable` is the largest ε, in micros, at which this helper would propose as many reports as were needed. It is
+    the helper's own: ledgers may leave different amounts of a report.
+    """
 
     stage: QueryState
     party: int | None
     reason: str
     hint: str = ""
     shortfall: Shortfall | None = None
+    affordable: int | None = None
 
     def __post_init__(self) -> None:
+        if self.affordable is not None and not (0 < self.affordable <= MAX_MICROS):
+            raise ProtocolError(f"epsilon is 1 to {MAX_MICROS} micros", kind=ErrorKind.OUT_OF_RANGE)
         if self.party is not None and self.party not in range(PARTIES):
             raise ProtocolError(f"a failure names helper 0, 1 or 2, not {self.party}", kind=ErrorKind.OUT_OF_RANGE)
 
@@ -123,13 +131,16 @@ class Failure:
             "reason": self.reason[:MAX_TEXT],
             "hint": self.hint[:MAX_TEXT],
             "shortfall": None if self.shortfall is None else self.shortfall.to_json(),
+            "affordable": self.affordable,
         }
 
     @classmethod
     def from_json(cls, stored: object) -> Failure:
-        """Parse what `to_json` returned."""
+        """Parse what `to_json` returned. Failures of earlier releases, stored in ledgers too, lack `affordable`."""
         fields = JsonObject(stored, "failure")
-        fields.expect({"stage", "party", "reason", "hint", "shortfall"})
+        recent = {"affordable"} & set(fields.fields())
+        fields.expect({"stage", "party", "reason", "hint", "shortfall"} | recent)
+        affords = fields.value("affordable") if recent else None
         shortfall = fields.value("shortfall")
         return cls(
             _state(fields.value("stage"), "stage"),
@@ -137,6 +148,7 @@ class Failure:
             fields.text("reason", MAX_TEXT),
             fields.text("hint", MAX_TEXT),
             None if shortfall is None else Shortfall.from_json(shortfall),
+            None if affords is None else fields.whole("affordable", MAX_MICROS),
         )
 
 

@@ -20,6 +20,9 @@ MAX_EPSILON = 4294
 MAX_MICROS = MAX_EPSILON * MICROS
 # Of sensitivities, values and κ, in units the querier names. `query.MAX_SUM` bounds their sum over a batch below p/2.
 MAX_SENSITIVITY = 2**40
+# A query takes at least this fraction of a report. It bounds how many answers, and so how much work, one report can
+# cause. Privacy does not need it. All three helpers must agree on it, so it is a constant of the wire version.
+MOST_PARTS = 64
 
 
 def entitlement(epsilon: float | Fraction) -> int:
@@ -72,6 +75,32 @@ def noise_covers(report_epsilon: int, report_sensitivity: int, query_epsilon: in
     validate_terms(report_epsilon, report_sensitivity)
     validate_terms(query_epsilon, query_sensitivity)
     return query_epsilon * report_sensitivity <= report_epsilon * query_sensitivity
+
+
+def need(report_epsilon: int, report_sensitivity: int, query_epsilon: int, query_sensitivity: int) -> int:
+    """Return max(⌈ε_q·Δ_r/Δ_q⌉, ⌈ε_r/64⌉): the cost of one answer to a report, in micros of its own ε (SPEC.md §3).
+
+    The released answers that a report is in may cost it at most ε_r together. Then Σ ε_q/Δ_q ≤ ε_r/Δ_r, which is all
+    that the proofs of SPEC.md §10 use. Each term is rounded up, so rounding never favours the spender; for one answer
+    ⌈ε_q·Δ_r/Δ_q⌉ ≤ ε_r is exactly `noise_covers`, because ε_r is an integer.
+    """
+    validate_terms(report_epsilon, report_sensitivity)
+    validate_terms(query_epsilon, query_sensitivity)
+    return max(-(-query_epsilon * report_sensitivity // query_sensitivity), least_need(report_epsilon))
+
+
+def least_need(report_epsilon: int) -> int:
+    """Return ⌈ε_r/64⌉, the least that any answer costs a report: a report with less left is used up."""
+    return -(-report_epsilon // MOST_PARTS)
+
+
+def affordable(report_epsilon: int, report_sensitivity: int, left: int, query_sensitivity: int) -> int:
+    """Return the largest ε_q, in micros, of a query at Δ_q that costs the report at most `left`; 0 if there is none."""
+    validate_terms(report_epsilon, report_sensitivity)
+    validate_terms(MAX_MICROS, query_sensitivity)
+    if left < least_need(report_epsilon):
+        return 0
+    return min(left * query_sensitivity // report_sensitivity, MAX_MICROS)
 
 
 def validate_terms(epsilon_micros: int, sensitivity: int) -> None:

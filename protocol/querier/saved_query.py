@@ -213,7 +213,8 @@ class QueryOptions:
     """What a querier chooses; the rest of a query follows from the batch.
 
     `epsilon_micros` defaults to that of the reports. `debug` must be set for debug reports, and for no others, so that
-    no answer is without noise by accident. `kind` names the reports to count in a batch of several kinds.
+    no answer is without noise by accident. `kind` names the reports to count in a batch of several kinds. `keeps_rest`
+    takes of each report what the answer costs; None, which nobody has chosen, uses reports up.
     """
 
     epsilon_micros: int | None = None
@@ -223,6 +224,7 @@ class QueryOptions:
     seconds: int = 600
     debug: bool = False
     kind: str = ""
+    keeps_rest: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,4 +348,5 @@ def _fill(
         cap=kind.cap,
         spread=kind.spread,
         suite=kind.suite,
+        keeps_rest=bool(options.keeps_rest),
     )

@@ -78,12 +78,12 @@ def vote(helper: int, code: int) -> bytes:
 def proposal(bits: list[int], salt: bytes, rejections: list[int]) -> bytes:
     packed = np.packbits(bits).tobytes()
     fixed = NAME.key + NAME.digest + b"p" * 32 + b"r" * 32 + struct.pack(">Q", 3) + salt + struct.pack(">I", len(bits))
-    return fixed + blob32(packed) + bytes(32) + bytes([20]) + struct.pack(">20I", *rejections)
+    return fixed + blob32(packed) + bytes(32) + bytes([21]) + struct.pack(">21I", *rejections)
 
 
 BITS = [[1, 1, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 10, [1, 0, 1, 1, 1, 1, 1, 1, 1, 1]]
 SALTS = [bytes([helper]) * 32 for helper in range(3)]
-REJECTIONS = [[0] * 18 + [bits.count(0), 0] for bits in BITS]
+REJECTIONS = [[0] * 18 + [bits.count(0), 0, 0] for bits in BITS]
 PROPOSALS = [proposal(*parts) for parts in zip(BITS, SALTS, REJECTIONS, strict=True)]
 
 
@@ -156,9 +156,9 @@ def test_the_parameters_of_an_attempt_and_the_order_of_rejections() -> None:
     coins = bytes.fromhex("001e0001 79  00330001 1d  00600001 0d  001e0001 79")
     scale = text("16/1") + struct.pack(">QB", 4, 3) + coins
     assert computed == h("attempt parameters", text("joint") + blob32(scale))
-    assert len(Rejection) == 20
+    assert len(Rejection) == 21
     first, *_, last = Rejection
-    assert (first, last) == (Rejection.MALFORMED, Rejection.INVALID)
+    assert (first, last) == (Rejection.MALFORMED, Rejection.TOO_LITTLE_LEFT)
 
 
 def test_the_key_of_a_query() -> None:

@@ -23,7 +23,7 @@ from protocol.left_out import code_of, counts_of, decode_left_out, digest_of, en
 from protocol.noise import NoiseMode
 from protocol.querier.result import assess
 from protocol.querier.view import missing_from_lists, write_left_out
-from protocol.query import Query
+from protocol.query import VERSION_WITHOUT_REST, Query
 from protocol.shares import PARTIES, share, to_shamir
 from protocol.status import MAX_TEXT, Failure, QueryState, QueryStatus, Shortfall
 from protocol.vote import SignedVote, Vote
@@ -221,9 +221,20 @@ def test_a_share_from_before_the_lists_is_refused(
     lists = b"".join(one.proposed) + Writer().blob(one.left_out).done()
     assert one.encode().endswith(lists + elements)
     old = one.encode().removesuffix(lists + elements) + elements
-    monkeypatch.setattr(AnswerShare, "encode", lambda _: old)
+    monkeypatch.setattr(AnswerShare, "encode", lambda *_: old)
     with raises(kind, ProtocolError):
         opened(0, one.seal(0, query, samples.IDENTITIES[0]), query)
+
+
+def test_a_share_of_a_version_2_query_has_the_counts_of_its_time() -> None:
+    """It was sealed before an upgrade, under a digest of version 2, and is fetched after it: 3 × 20 counts, not 21."""
+    query = replace(QUERY, version=VERSION_WITHOUT_REST)
+    assert query.digest != QUERY.digest
+    old = shares_for(query, NUMBERS)
+    for party, one in enumerate(old):
+        assert len(SHARES[party].encode()) - len(one.encode(query.version)) == PARTIES * 4
+        assert opened(party, one.seal(party, query, samples.IDENTITIES[party]), query) == one
+    assert combine(query, old).histogram == NUMBERS
 
 
 def test_only_the_queriers_key_opens_a_share() -> None:

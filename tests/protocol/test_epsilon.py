@@ -10,8 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ProtocolError
-from protocol.units import MAX_EPSILON, MAX_MICROS, MAX_SENSITIVITY, charge, entitlement, noise_covers, show
+from protocol.errors import ErrorKind, ProtocolError
+from protocol.units import (
+    MAX_EPSILON,
+    MAX_MICROS,
+    MAX_SENSITIVITY,
+    MOST_PARTS,
+    affordable,
+    charge,
+    entitlement,
+    need,
+    noise_covers,
+    show,
+)
+from tests.support.raising import raises
 
 EPSILONS = st.integers(1, MAX_MICROS)
 SENSITIVITIES = st.integers(1, MAX_SENSITIVITY)
@@ -115,6 +127,53 @@ def test_noise_covers_refuses_terms_out_of_range(place: int, wrong: int) -> None
     terms[place] = wrong
     with pytest.raises(ProtocolError):
         noise_covers(*terms)
+
+
+@given(EPSILONS, SENSITIVITIES, EPSILONS, SENSITIVITIES)
+def test_need_rounds_up_and_has_a_least_part(e_r: int, d_r: int, e_q: int, d_q: int) -> None:
+    cost = need(e_r, d_r, e_q, d_q)
+    share, least = Fraction(e_q * d_r, d_q), Fraction(e_r, 64)
+    assert cost >= share and cost >= least
+    assert cost - 1 < max(share, least)
+    # One answer: exactly those that `noise_covers` admits can be paid for.
+    assert (cost <= e_r) == noise_covers(e_r, d_r, e_q, d_q)
+
+
+@given(EPSILONS, SENSITIVITIES, st.lists(st.tuples(EPSILONS, SENSITIVITIES), max_size=80))
+def test_answers_within_what_was_paid_add_up_to_at_most_its_rate(
+    e_r: int, d_r: int, asked: list[tuple[int, int]]
+) -> None:
+    """What the Lemma of DESIGN.md needs: Σ ε_q/Δ_q ≤ ε_r/Δ_r over any answers that Σ need ≤ ε_r lets through."""
+    left, rate, answers = e_r, Fraction(0), 0
+    for e_q, d_q in asked:
+        if (cost := need(e_r, d_r, e_q, d_q)) <= left:
+            left, rate, answers = left - cost, rate + Fraction(e_q, d_q), answers + 1
+    assert rate <= Fraction(e_r, d_r)
+    assert answers <= MOST_PARTS
+
+
+@given(EPSILONS, SENSITIVITIES, SENSITIVITIES, st.integers(0, MAX_MICROS))
+def test_affordable_is_the_largest_that_is_left(e_r: int, d_r: int, d_q: int, left: int) -> None:
+    most = affordable(e_r, d_r, left, d_q)
+    if most:
+        assert need(e_r, d_r, most, d_q) <= left
+    if most < MAX_MICROS:
+        assert need(e_r, d_r, most + 1, d_q) > left
+
+
+def test_what_is_below_the_least_part_affords_nothing() -> None:
+    """A hint that named it would be refused again."""
+    assert affordable(1_000_000, 10, 15_624, 10) == 0
+    assert affordable(1_000_000, 10, 15_625, 10) == 15_625
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("wrong", [0, -1, 2**63])
+def test_need_refuses_terms_out_of_range(place: int, wrong: int) -> None:
+    terms = [1, 1, 1, 1]
+    terms[place] = wrong
+    with raises(ErrorKind.OUT_OF_RANGE, ProtocolError):
+        need(*terms)
 
 
 @given(st.integers(-(10**12), 10**12))

@@ -30,7 +30,7 @@ from protocol.querier.query_folder import QueryFolder, ask_batch
 from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.view import list_and_show
-from protocol.query import MAX_BATCH, Query, SignedQuery
+from protocol.query import MAX_BATCH, VERSION, VERSION_WITHOUT_REST, Query, SignedQuery
 from protocol.shares import PARTIES
 from protocol.status import QueryState
 from protocol.units import MAX_MICROS, MAX_SENSITIVITY
@@ -95,6 +95,8 @@ OTHER: dict[str, Any] = {
     "cap": 99,
     "spread": 2,
     "suite": POST_QUANTUM,
+    "keeps_rest": True,
+    "version": VERSION_WITHOUT_REST,
 }
 # A field that only makes sense with another.
 WITH: dict[str, dict[str, Any]] = {
@@ -204,9 +206,9 @@ def test_fields_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
         samples.query(**wrong)
 
 
-@pytest.mark.parametrize(("from_end", "value"), [(1, 2), (1, 255), (16, 0), (16, 4)])
+@pytest.mark.parametrize(("from_end", "value"), [(1, 2), (1, 255), (2, 2), (2, 255), (17, 0), (17, 4)])
 def test_codes_outside_their_vocabulary_are_refused(from_end: int, value: int) -> None:
-    """The last byte is debug; the noise mode stands before minimum, tolerance, deadline and debug."""
+    """The last bytes are debug and keeps rest; the noise mode stands before minimum, tolerance, deadline and these."""
     encoded = bytearray(QUERY.encode())
     encoded[-from_end] = value
     with pytest.raises(ProtocolError):
@@ -216,6 +218,19 @@ def test_codes_outside_their_vocabulary_are_refused(from_end: int, value: int) -
 def test_another_version_is_refused_by_name() -> None:
     with raises(ErrorKind.UNKNOWN_VERSION, ProtocolError):
         Query.decode(b"\x00\x01" + QUERY.encode()[2:])
+
+
+def test_a_query_of_version_2_uses_reports_up() -> None:
+    """One byte less, another digest, and no way to keep the rest."""
+    old = replace(QUERY, version=VERSION_WITHOUT_REST)
+    assert old.encode() == b"\x00\x02" + QUERY.encode()[2:-1]
+    assert Query.decode(old.encode()) == old != QUERY
+    assert not old.keeps_rest
+    with raises(ErrorKind.INCONSISTENT, ProtocolError):
+        replace(old, keeps_rest=True)
+    for version in (1, VERSION + 1):
+        with raises(ErrorKind.UNKNOWN_VERSION, ProtocolError):
+            replace(QUERY, version=version)
 
 
 def test_a_sum_that_could_wrap_is_never_asked_for() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from protocol.hpke import PrivateKey, Suite
 from protocol.query import SignedQuery
 from protocol.report import SealedReport, open_report, seal_report
 from protocol.shares import PARTIES, open_shamir, reconstruct, to_shamir
+from protocol.units import MAX_MICROS
 from protocol.validity import histogram_in, points_of
 from tests.support import make_vectors
 from tests.support import protocol_samples as samples
@@ -99,6 +102,7 @@ def test_vectors_are_those_the_generator_makes() -> None:
     assert [(one.header, one.body) for one in fresh] == [(one.header, one.body) for one in kept]
     assert make_vectors.field_file() == stored("field")
     assert make_vectors.queries_file() == stored("queries")
+    assert make_vectors.need_file() == stored("need")
     assert [negative.name for negative in make_vectors.negatives()] == [vector["name"] for vector in NEGATIVE]
 
 
@@ -127,9 +131,9 @@ def test_negative_vector_costs_only_itself_in_a_query(vector: Vector, tmp_path: 
 
 
 def test_every_rejection_of_a_report_by_itself_has_a_vector() -> None:
-    """SEEN needs a ledger and INVALID two other helpers; MALFORMED has its own tests of every length below."""
+    """SEEN and TOO_LITTLE_LEFT need a ledger, INVALID two other helpers; MALFORMED has tests of every length below."""
     covered = {Rejection[name] for vector in NEGATIVE for name in vector["counted_under"] if name}
-    assert covered == set(Rejection) - {Rejection.SEEN, Rejection.INVALID}
+    assert covered == set(Rejection) - {Rejection.SEEN, Rejection.TOO_LITTLE_LEFT, Rejection.INVALID}
 
 
 def test_truncated_at_every_byte() -> None:
@@ -188,6 +192,28 @@ def test_query_vector_decodes_and_verifies(vector: Vector) -> None:
     assert signed.query.digest.hex() == vector["digest"]
     assert (signed.query.site, signed.query.noise.value) == (vector["site"], vector["noise"])
     assert (signed.query.epsilon_micros, signed.query.sensitivity) == (vector["epsilon_micros"], vector["sensitivity"])
+    assert (signed.query.version, signed.query.keeps_rest) == (vector["version"], vector["keeps_rest"])
+
+
+def test_a_query_of_version_2_keeps_the_digest_it_was_signed_with() -> None:
+    """As the release before version 3 computed it: under it such a query is in ledgers, folders and answers."""
+    old = "94cb6a0ff5de1a83b06a75fb324a4e4f565aa8cef19d5a0785ab1bedda7ad32c"
+    assert [v["version"] for v in stored("queries")["queries"] if v["digest"] == old] == [2]
+
+
+@pytest.mark.parametrize("vector", stored("need")["need"])
+def test_need_vector(vector: Vector) -> None:
+    """By the rule as it is written, in fractions: `make_vectors` wrote what the code computes."""
+    paid, reach = vector["report_epsilon"], vector["report_sensitivity"]
+    share = Fraction(vector["query_epsilon"] * reach, vector["query_sensitivity"])
+    cost = max(math.ceil(share), math.ceil(Fraction(paid, 64)))
+    assert (vector["need"], vector["covered"]) == (cost, cost <= paid)
+    left, most = max(0, paid - cost), vector["affordable_after"]
+    if left < Fraction(paid, 64):
+        assert most == 0
+    else:
+        costs = [math.ceil(Fraction(epsilon * reach, vector["query_sensitivity"])) for epsilon in (most, most + 1)]
+        assert costs[0] <= left and (costs[1] > left or most == MAX_MICROS)
 
 
 @pytest.mark.parametrize("vector", named(stored("validity")["positive"]))

@@ -30,9 +30,10 @@ from protocol.header import EPSILON_SPAN, FIXED, NONCE_SPAN, SENSITIVITY_SPAN, T
 from protocol.joint_scale import JointScale
 from protocol.left_out import code_of, digest_of, encode_left_out
 from protocol.noise import NoiseMode
-from protocol.query import SignedQuery
+from protocol.query import VERSION_WITHOUT_REST, SignedQuery
 from protocol.report import SealedReport, open_payload, open_report, seal_deal
 from protocol.shares import PARTIES, to_shamir
+from protocol.units import affordable, need
 from protocol.validity import Seeds, deal_numbers, points_of
 from tests.support import protocol_samples as samples
 from tests.support.checked_reports import numbers_of, planes_of
@@ -448,7 +449,12 @@ def field_file() -> dict[str, object]:
 
 
 def queries_file() -> dict[str, object]:
-    queries = [samples.query(), samples.query(kappa=3, noise=NoiseMode.PAIRWISE, debug=True, unit="x")]
+    queries = [
+        samples.query(),
+        samples.query(kappa=3, noise=NoiseMode.PAIRWISE, debug=True, unit="x"),
+        samples.query(epsilon_micros=200_000, keeps_rest=True),
+        samples.query(version=VERSION_WITHOUT_REST),
+    ]
     return {
         "about": "Queries in their canonical bytes, with digest and the signature of the querier's key.",
         "signer": samples.QUERIER.public.hex(),
@@ -461,10 +467,51 @@ def queries_file() -> dict[str, object]:
                 "sensitivity": query.sensitivity,
                 "site": query.site,
                 "noise": query.noise.value,
+                "version": query.version,
+                "keeps_rest": query.keeps_rest,
             }
             for query in queries
         ],
     }
+
+
+# ε_r, Δ_r, ε_q, Δ_q: what a report paid, and a query. Equal Δ, a quarter at half the Δ, micros that are not whole, half
+# a micro (which rounding to nearest would drop), the least part just below, at and above, the largest of everything.
+TERMS_OF_NEED = [
+    (1_000_000, 10, 1_000_000, 10),
+    (1_000_000, 10, 200_000, 10),
+    (1_000_000, 10, 125_000, 5),
+    (500_000, 4, 124_999, 3),
+    (1_000_000, 1, 999_999, 2),
+    (1_000_000, 10, 15_624, 10),
+    (1_000_000, 10, 15_625, 10),
+    (1_000_000, 10, 15_626, 10),
+    (1_000_001, 10, 1, 10),
+    (1, 1, 1, 1),
+    (63, 1, 1, 2**40),
+    (65, 1, 1, 1),
+    (4_294_000_000, 2**40, 4_294_000_000, 2**40),
+    (4_294_000_000, 2**40, 1, 1),
+    (4_294_000_000, 2**40 - 1, 4_293_999_999, 2**40),
+    (4_294_000_000, 1, 4_294_000_000, 2**40),
+]
+
+
+def need_file() -> dict[str, object]:
+    vectors = [
+        {
+            "report_epsilon": paid,
+            "report_sensitivity": reach,
+            "query_epsilon": epsilon,
+            "query_sensitivity": sensitivity,
+            "need": (cost := need(paid, reach, epsilon, sensitivity)),
+            "covered": cost <= paid,
+            # Of what is left after this answer, at the query's Δ.
+            "affordable_after": affordable(paid, reach, max(0, paid - cost), sensitivity),
+        }
+        for paid, reach, epsilon, sensitivity in TERMS_OF_NEED
+    ]
+    return {"about": "What one answer costs a report (SPEC 3), in micros of the report's own epsilon.", "need": vectors}
 
 
 def left_out_file() -> dict[str, object]:
@@ -474,6 +521,7 @@ def left_out_file() -> dict[str, object]:
         ("neighbours with two reasons", 9, [(0, 2, R.MALFORMED), (2, 3, R.INVALID), (8, 1, R.INVALID)]),
         ("numbers of two bytes", 1000, [(130, 300, R.EXPIRED)]),
         ("all", 70_000, [(0, 70_000, R.DUPLICATE)]),
+        ("too little left", 6, [(1, 2, R.SEEN), (3, 2, R.TOO_LITTLE_LEFT)]),
     ]
     positive = []
     for name, count, runs in lists:
@@ -485,7 +533,7 @@ def left_out_file() -> dict[str, object]:
         positive.append({"name": name, "count": count, "runs": shown, "bytes": encoded, "digest": digest})
     wrong = {
         "an empty run": "000012",
-        "a reason without a name": "000114",
+        "a reason without a name": "000115",
         "one run cut in two": "000112000112",
         "more than there are": "020412",
         "ends inside a run": "0001",
@@ -504,6 +552,7 @@ def main() -> None:
         ("queries", queries_file()),
         ("validity", validity_file()),
         ("left_out", left_out_file()),
+        ("need", need_file()),
     ):
         (FOLDER / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
     (FOLDER / "joint.json").write_text(json.dumps(joint_file(), indent=None, separators=(",", ":")) + "\n")
