@@ -162,7 +162,7 @@ class Helper:
         tolerated = query.batch_size * query.tolerated_bad_permille // 1000
         minimum = max(self._limits.minimum_reports, query.minimum_reports, query.batch_size - tolerated)
         noise = SumTerms.of(query)
-        terms = AttemptTerms(QueryName.of(query), query.debug, noise.digest, minimum, noise.most_draws)
+        terms = AttemptTerms.of(query, noise.digest, minimum, noise.most_draws)
         deadline = min(latest, self._monotonic() + query.deadline - self._clock())
         return await self._agreement.agree(terms, _batch(query, admitted), deadline)
 
@@ -280,4 +280,5 @@ def _batch(query: Query, admitted: AdmittedColumn) -> AdmittedBatch:
         admitted.rejections(),
         admitted if query.shape.checked else None,
         admitted.reasons,
+        admitted.amounts,
     )

@@ -25,11 +25,13 @@ from mpc_helpers.admission.headers import (
     Hours,
     Reasons,
     examine_headers,
+    header_amounts,
     header_debug,
     header_hours,
     openings_of,
 )
 from mpc_helpers.admission.residues import ResidueCheck, check_words
+from protocol.amounts import Amount, Places
 from protocol.batch import ColumnChunk, ColumnLayout, read_chunk
 from protocol.errors import Rejection
 from protocol.field import SEED_SIZE, P, RowSum, Vector, expansions, subtract, sum_rows
@@ -169,6 +171,8 @@ class ChunkResult:
     hours: Hours
     debug: Mask
     reasons: Reasons
+    # What the admitted reports paid and what the query needs of them, in groups, with their rows in the chunk.
+    amounts: list[tuple[Amount, Places]] = field(repr=False)
     sums: tuple[Vector, Vector] = field(repr=False)
     # The hashes of the chunk's blocks of check shares, joined; empty where nothing is checked.
     blocks: bytes = field(repr=False)
@@ -203,7 +207,14 @@ def ingest_chunk(job: ChunkJob) -> ChunkResult:
     blocks = [] if shares is None else _hash_blocks(job.start, reasons == ADMITTED, shares)
     watch.lap("residues")
     return ChunkResult(
-        job.start, header_hours(headers), header_debug(headers), reasons, sums, b"".join(blocks), watch.cpu_seconds()
+        job.start,
+        header_hours(headers),
+        header_debug(headers),
+        reasons,
+        header_amounts(job.rules.query, headers, reasons),
+        sums,
+        b"".join(blocks),
+        watch.cpu_seconds(),
     )
 
 

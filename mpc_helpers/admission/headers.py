@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mpc_helpers.admission.column import Mask
 from mpc_helpers.identity.membership import Membership
+from protocol.amounts import Amount, Places
 from protocol.errors import ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, P, Vector
 from protocol.header import (
@@ -231,6 +232,19 @@ def _is_covered(query: Query, epsilon: int, sensitivity: int) -> bool:
 def header_hours(headers: Bytes) -> Hours:
     """Return the hour each header names, counted from 1970; only those of admitted reports mean anything."""
     return (_times(headers) // np.uint64(TIME_STEP)).astype(np.uint32)
+
+
+def header_amounts(query: Query, headers: Bytes, reasons: Reasons) -> list[tuple[Amount, Places]]:
+    """Return what each admitted report paid and what the query needs of it, as groups with their rows."""
+    rows = np.flatnonzero(reasons == ADMITTED)
+    if not rows.size:
+        return []
+    groups: list[tuple[Amount, Places]] = []
+    for places, value in _groups(headers[rows, EPSILON_SPAN.start : SENSITIVITY_SPAN.stop]):
+        epsilon, sensitivity = _PAID.unpack(value)
+        amount = Amount.of(epsilon, sensitivity, query.epsilon_micros, query.sensitivity)
+        groups.append((amount, rows[places]))
+    return groups
 
 
 def header_debug(headers: Bytes) -> Mask:

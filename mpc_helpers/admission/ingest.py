@@ -43,6 +43,7 @@ from mpc_helpers.admission.column import (
 from mpc_helpers.admission.executors import ReportExecutor
 from mpc_helpers.admission.headers import ADMITTED, REASON_OF, AdmissionRules, Hours, Reasons
 from mpc_helpers.identity.membership import Membership
+from protocol.amounts import Amounts, AmountsBuilder
 from protocol.batch import ColumnLayout, ColumnReader, DigestRows
 from protocol.errors import ErrorKind, ProtocolError, Rejection, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector, add, subtract
@@ -68,6 +69,8 @@ class AdmittedColumn:
     hours: Hours
     debug: Mask
     reasons: Reasons
+    # What each report paid and what the query needs of it; None where none was admitted.
+    amounts: Amounts | None = field(repr=False)
     cpu_seconds: CpuSeconds
     # One hash for each block of check shares; none where nothing is checked.
     blocks: list[bytes] = field(repr=False)
@@ -186,6 +189,7 @@ def ingest(
     hours = np.zeros(count, dtype=np.uint32)
     debug = np.zeros(count, dtype=np.bool_)
     reasons = np.zeros(count, dtype=np.uint8)
+    amounts = AmountsBuilder(count)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
     cpu_seconds = CpuSeconds()
     blocks = [b""] * (block_count(count) if rules.query.shape.checked else 0)
@@ -193,12 +197,15 @@ def ingest(
     for result in _run(executor.backend, jobs, 2 * executor.parallel):
         span = slice(result.start, result.start + len(result.reasons))
         hours[span], debug[span], reasons[span] = result.hours, result.debug, result.reasons
+        amounts.add(result.start, result.amounts)
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         hashes = [result.blocks[at : at + HASH_SIZE] for at in range(0, len(result.blocks), HASH_SIZE)]
         blocks[result.start // BLOCK : result.start // BLOCK + len(hashes)] = hashes
         cpu_seconds += result.cpu_seconds
         progress(len(result.reasons))
-    return AdmittedColumn(rules, column, digests, hours, debug, reasons, cpu_seconds, blocks, sums, executor)
+    return AdmittedColumn(
+        rules, column, digests, hours, debug, reasons, amounts.done(), cpu_seconds, blocks, sums, executor
+    )
 
 
 def _result(job: ReopenJob, future: Future[ReopenResult]) -> ReopenResult:

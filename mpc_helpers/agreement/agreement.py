@@ -96,7 +96,7 @@ class Agreement:
         try:
             await self.preparation.collect_proposals(negotiation)
         finally:
-            self._left_out(negotiation.rejected_after_admission())
+            self._left_out(negotiation.rejected_after_admission)
         return negotiation
 
     @asynccontextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,10 +18,12 @@ import numpy.typing as npt
 from mpc_helpers.admission.column import NO_ROOT, CheckResults
 from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
 from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, AttemptState, QueryName, Reservation, attempt_id_of
+from protocol.amounts import Amounts
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ErrorKind, HelperError, ProtocolError, Rejection
 from protocol.header import TIME_STEP
 from protocol.left_out import Codes, bitmap_digest, code_of
+from protocol.query import VERSION_WITHOUT_REST, Query
 from protocol.shares import PARTIES
 from protocol.status import Shortfall
 
@@ -133,10 +136,14 @@ class AdmittedBatch:
     evidence: Evidence | None = field(default=None, repr=False)
     # Why each report was not admitted, in the codes of `protocol.left_out`; None where not recorded.
     codes: Codes | None = field(default=None, repr=False)
+    # What each report paid and what the query needs of it, for the ledger.
+    amounts: Amounts | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not (len(self.digests) == len(self.hours) == len(self.debug) == len(self.admitted)):
             raise ProtocolError("a batch has one digest, one hour, one debug flag and one verdict for each report")
+        if self.amounts is not None and len(self.amounts) != len(self.digests):
+            raise ProtocolError("a batch has one amount for each report", kind=ErrorKind.INCONSISTENT)
 
     @property
     def check_root(self) -> bytes:
@@ -155,6 +162,8 @@ class AttemptTerms:
 
     `debug` is the query's flag, which its digest covers; `parameters` is a digest of all that must be equal in the MPC.
     `most_draws` limits the noise draws a report may be in, where a helper knows part of the noise before it votes.
+    `keeps_rest` takes of each report what the answer costs, and no more. `names_little` is False for a query of version
+    2: its answer has no count for reports with too little left, and counts them as seen.
     """
 
     query: QueryName
@@ -162,6 +171,15 @@ class AttemptTerms:
     parameters: bytes
     minimum: int = 1
     most_draws: int | None = None
+    keeps_rest: bool = False
+    names_little: bool = True
+
+    @classmethod
+    def of(cls, query: Query, parameters: bytes, minimum: int, most_draws: int | None) -> AttemptTerms:
+        """Return the terms of every attempt at a query."""
+        names_little = query.version != VERSION_WITHOUT_REST
+        name = QueryName.of(query)
+        return cls(name, query.debug, parameters, minimum, most_draws, query.keeps_rest, names_little)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +214,8 @@ class Negotiation:
     last_used: int = 0
     highest_number_seen: int = 0
     own: Propose | None = None
-    # Counts of admitted reports that were spent, invalid, or below the watermark at the last lookup.
-    seen: int = 0
-    invalid: int = 0
-    expired: int = 0
+    # Counts of admitted reports that were rejected at the last lookup: spent, invalid, or below the watermark.
+    rejected_after_admission: dict[Rejection, int] = field(default_factory=dict)
     # The same per report.
     codes: Codes | None = field(default=None, repr=False)
     # A number that was proposed and not reserved is not reused, or its old and new proposals would mix.
@@ -348,24 +364,21 @@ class Negotiation:
         # Cleared after waiting, not before: a message since the caller's last look must end the wait at once.
         self.changed.clear()
 
-    def set_rejections(self, *, seen: Mask, invalid: Mask, expired: Mask) -> None:
-        """Record the reports that passed admission and are rejected now."""
-        self.seen, self.invalid, self.expired = (int(np.count_nonzero(mask)) for mask in (seen, invalid, expired))
-        if self.batch.codes is not None:
-            self.codes = self.batch.codes.copy()
-            for mask, reason in ((seen, Rejection.SEEN), (invalid, Rejection.INVALID), (expired, Rejection.EXPIRED)):
+    def set_rejections(self, rejected: Mapping[Rejection, Mask]) -> None:
+        """Record the reports that passed admission and are rejected now. A report is in one mask at most."""
+        self.codes = None if self.batch.codes is None else self.batch.codes.copy()
+        counts: Counter[Rejection] = Counter()
+        for reason, mask in rejected.items():
+            if reason is Rejection.TOO_LITTLE_LEFT and not self.terms.names_little:
+                reason = Rejection.SEEN
+            counts[reason] += int(np.count_nonzero(mask))
+            if self.codes is not None:
                 self.codes[mask] = code_of(reason)
+        self.rejected_after_admission = dict(counts)
 
     def rejections(self) -> dict[Rejection, int]:
         """Return all rejection counts: at admission and after it."""
-        counts = dict(self.batch.rejections)
-        for reason, count in self.rejected_after_admission().items():
-            counts[reason] = counts.get(reason, 0) + count
-        return counts
-
-    def rejected_after_admission(self) -> dict[Rejection, int]:
-        """Return rejection counts for reports that passed admission."""
-        return {Rejection.SEEN: self.seen, Rejection.INVALID: self.invalid, Rejection.EXPIRED: self.expired}
+        return dict(Counter(self.batch.rejections) + Counter(self.rejected_after_admission))
 
     def _matches(self, sender: int, proposal: Propose) -> bool:
         batch = self.batch

@@ -37,7 +37,7 @@ from mpc_helpers.agreement.voting import Voting
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Standing
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.header import TIME_STEP
 from protocol.wire import HASH_SIZE
 
@@ -62,6 +62,13 @@ class Preparation:
 
     async def collect_proposals(self, negotiation: Negotiation) -> None:
         """Propose until all three proposals of one number are in and checked. Nothing is reserved yet."""
+        if negotiation.terms.keeps_rest:
+            raise AgreementError(
+                "the ledger of this helper can only use reports up; nothing was spent",
+                "Submit a new query with --use-up and --new.",
+                party=self._parties.party,
+                kind=ErrorKind.DISABLED,
+            )
         self._negotiations.begin(negotiation)
         async with self._or_abort(negotiation):
             await self._until_complete(negotiation, self._retry.first_delay)
@@ -148,7 +155,9 @@ class Preparation:
                 raise drawn_too_often(negotiation, drawn, aborts)
             busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
-                negotiation.set_rejections(seen=seen, invalid=invalid, expired=expired)
+                negotiation.set_rejections(
+                    {Rejection.SEEN: seen, Rejection.INVALID: invalid, Rejection.EXPIRED: expired}
+                )
                 return free
             negotiation.waiting_for = f"{busy} reports that another query holds"
             await negotiation.pause(self._retry.max_agree_delay)

@@ -103,6 +103,8 @@ class HelperConfig:
     metrics_token: Path | None = None
     # Whether to accept reports whose values cannot be checked: one malicious device ruins an answer over them.
     unchecked_histograms: bool = False
+    # Whether to answer queries that keep the rest: then a report may be in several answers, within what it paid.
+    spend_in_parts: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -184,9 +186,13 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
     values["mpc_ports"] = tuple(_list_of(values, "mpc_ports", int)) or (0,)
     values["sites"] = {site: _site(site, entry) for site, entry in _typed(values, "sites", dict).items()}
     values["limits"] = _limits(values.get("limits", {}))
-    if not isinstance(values.get("unchecked_histograms", False), bool):
-        message = "the field 'unchecked_histograms' must be true or false"
-        raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
+    for name in ("unchecked_histograms", "spend_in_parts"):
+        if not isinstance(values.get(name, False), bool):
+            message = f"the field {name!r} must be true or false"
+            raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
+    if values.get("spend_in_parts"):
+        message = "spend_in_parts is on, and the ledger of this release can only use reports up"
+        raise ConfigError(message, "Set it to false, or leave it out.", kind=ErrorKind.DISABLED)
     if "noise_modes" in values:
         values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
     for name, kind in (("name", str), ("host", str), ("port", int)):

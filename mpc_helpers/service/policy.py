@@ -51,6 +51,7 @@ class Policy:
         self._limits = config.limits
         self._noise_modes = config.noise_modes
         self._unchecked = config.unchecked_histograms
+        self._in_parts = config.spend_in_parts
         self._failed_proofs = failed_proofs
         self._clock = clock
 
@@ -106,6 +107,13 @@ class Policy:
                 RefusalReason.UNWILLING,
                 "the reports have no cap, so this helper could not check their numbers",
                 "Collect checked reports, as devices make them; or ask the operators for unchecked_histograms.",
+            )
+        if query.keeps_rest and not self._in_parts:
+            number = self._membership.party + 1
+            raise Refusal(
+                RefusalReason.UNWILLING,
+                f"helper {number} uses reports up and does not keep the rest of them (spend_in_parts is off)",
+                f"Use --use-up, or ask the operator of helper {number} for spend_in_parts.",
             )
         if query.helper_set not in {each.digest for each in self._membership.known_sets}:
             raise Refusal(

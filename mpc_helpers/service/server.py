@@ -138,6 +138,7 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
         "version": VERSION,
         "helper_set": {"number": membership.helper_set.number, "digest": membership.helper_set.digest.hex()},
         "noise": [mode.value for mode in config.noise_modes],
+        "spend_in_parts": config.spend_in_parts,
         "limits": {
             "minimum_reports": config.limits.minimum_reports,
             "maximum_reports": config.limits.maximum_reports,

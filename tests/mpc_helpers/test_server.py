@@ -96,6 +96,7 @@ async def test_the_public_pages_say_who_and_how_it_is(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         status, config = await send(session, "GET", "/v1/config")
         assert (status, config["party"], config["name"]) == (200, 1, "helper-1")
+        assert config["spend_in_parts"] is False
         assert config["helper_set"]["digest"] == three.helper_set.digest.hex()
         batch = small_batch(three)
         await three.ask(three.query(batch), batch)
