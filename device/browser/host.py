@@ -2,15 +2,18 @@
 
 It is told what the browser knows (origins, tabs, policies, input events) and what pages claim (options); what
 follows from it is decided here. The reading thread checks policy and activation in the order of messages, accepts
-saves, and answers every refusal at once. A measurement then waits in the queue of its caller for one of its threads, so
-that a flood of one caller delays that caller. Nothing is logged: a log would hold sites that a person visited.
+saves, and answers every refusal at once. A measurement then waits for one of the threads of its top-level site, which
+the callers on it share by turns: a flood delays the site that holds it. Nothing is logged: a log would hold sites that
+a person visited.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
+import signal
 import struct
 import sys
 import threading
@@ -43,10 +46,13 @@ from protocol.report import SealedReport
 MAX_FRAME = 1 << 20
 # More documents than a browser nests.
 MAX_DOCUMENTS = 64
-# Calls of one caller that wait for their answers at the same time, those that may wait behind them, and all threads.
+# Calls of one site that wait for their answers at the same time, those that may wait behind them, and all threads. A
+# site is bound to a tab in which the person acts, so sixteen must flood at once before any other has to wait.
 SIDE_BY_SIDE = 16
 MAX_WAITING = 1000
 THREADS = 256
+# What the extension must say to be understood.
+VERSION = 1
 _LENGTH = struct.Struct("=I")
 
 Message = Mapping[str, Any]  # Any: checked where a field is read
@@ -92,50 +98,60 @@ class Pipe:
     def write(self, identifier: int | None, answer: Mapping[str, object]) -> None:
         """Send one answer. A browser that has gone away is no error: nobody is left to hear it."""
         data = json.dumps({"id": identifier, **answer}, separators=(",", ":")).encode()
+        if len(data) > MAX_FRAME:
+            data = json.dumps({"id": identifier, **UNAVAILABLE}).encode()
         with self._mutex, suppress(BrokenPipeError):
             self._sink.write(_LENGTH.pack(len(data)) + data)
             self._sink.flush()
 
 
 class CallQueues:
-    """Runs the calls of each key in their order, a few side by side; keys do not wait for one another."""
+    """Runs calls a few side by side for each site; on it one caller after another, each in the order of its calls."""
 
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="calls")
-        self._waiting: dict[object, deque[Callable[[], None]]] = {}
-        self._running: dict[object, int] = {}
+    def __init__(self, threads: int, side_by_side: int) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="calls")
+        self._side_by_side = side_by_side
+        # By site and caller. Dictionaries keep the order of insertion: a caller that had its turn goes to the end.
+        self._waiting: dict[str, dict[str, deque[Callable[[], None]]]] = {}
+        self._running: dict[str, int] = {}
         self._mutex = threading.Lock()
 
-    def submit(self, key: object, work: Callable[[], None], side_by_side: int = SIDE_BY_SIDE) -> bool:
-        """Accept `work`, which must not raise, or return False if too much of this key waits."""
+    def submit(self, site: str, caller: str, work: Callable[[], None]) -> bool:
+        """Accept `work`, which must not raise, or return False if too much of this site waits."""
         with self._mutex:
-            waiting = self._waiting.setdefault(key, deque())
-            if len(waiting) >= MAX_WAITING:
+            callers = self._waiting.setdefault(site, {})
+            if sum(map(len, callers.values())) >= MAX_WAITING:
                 return False
-            waiting.append(work)
-            if self._running.get(key, 0) < side_by_side:
-                self._running[key] = self._running.get(key, 0) + 1
-                self._threads.submit(self._run, key)
+            callers.setdefault(caller, deque()).append(work)
+            if self._running.get(site, 0) < self._side_by_side:
+                self._running[site] = self._running.get(site, 0) + 1
+                self._threads.submit(self._run, site)
         return True
 
-    def _run(self, key: object) -> None:
-        while (work := self._next(key)) is not None:
+    def _run(self, site: str) -> None:
+        while (work := self._next(site)) is not None:
             work()
 
-    def _next(self, key: object) -> Callable[[], None] | None:
+    def _next(self, site: str) -> Callable[[], None] | None:
         with self._mutex:
-            if self._waiting[key]:
-                return self._waiting[key].popleft()
-            self._running[key] -= 1
-            if not self._running[key]:
-                del self._running[key], self._waiting[key]
+            callers = self._waiting[site]
+            if callers:
+                caller = next(iter(callers))
+                jobs = callers.pop(caller)
+                work = jobs.popleft()
+                if jobs:
+                    callers[caller] = jobs
+                return work
+            self._running[site] -= 1
+            if not self._running[site]:
+                del self._running[site], self._waiting[site]
             return None
 
     def close(self) -> None:
         """Drop what waits, and wait for what runs."""
         with self._mutex:
-            for waiting in self._waiting.values():
-                waiting.clear()
+            for callers in self._waiting.values():
+                callers.clear()
         self._threads.shutdown()
 
 
@@ -149,7 +165,9 @@ class Host(Generic[R]):
         self._pipe = pipe
         self._open_profile = open_profile
         self._encode = encode
-        self._queues = CallQueues()
+        self._calls = CallQueues(THREADS, SIDE_BY_SIDE)
+        # What the person asks, and what a site asks to clear, is done one by one and waits for no call.
+        self._commands = CallQueues(2, side_by_side=1)
         self._device: Device[R] | None = None
         self._browser: Browser[R] | None = None
         self._opened = ExitStack()
@@ -173,7 +191,8 @@ class Host(Generic[R]):
         with self._opened:
             for message in self._pipe.messages():
                 self.dispatch(message)
-            self._queues.close()
+            self._calls.close()
+            self._commands.close()
 
     def dispatch(self, message: Message) -> None:
         """Answer one message, now or from a queue."""
@@ -192,18 +211,19 @@ class Host(Generic[R]):
         if kind == "clear":
             return self._clear(message)
         if kind in self._in_person:
-            return self._enqueue(message, "person", partial(self._in_person[kind], message), side_by_side=1)
+            work = partial(self._in_person[kind], message)
+            return self._enqueue(message, self._commands, "person", "person", work)
         raise ProtocolError("the host knows no such message", kind=ErrorKind.UNKNOWN_NAME)
 
     def _enqueue(
-        self, message: Message, key: object, work: Callable[[], Answer | None], side_by_side: int = SIDE_BY_SIDE
+        self, message: Message, queues: CallQueues, site: str, caller: str, work: Callable[[], Answer | None]
     ) -> Answer | None:
         """Let a queue answer the message, or return the answer that it has no place."""
 
         def run() -> None:
             self._pipe.write(message["id"], self._attempt(work) or {})
 
-        return None if self._queues.submit(key, run, side_by_side) else UNAVAILABLE
+        return None if queues.submit(site, caller, run) else UNAVAILABLE
 
     @staticmethod
     def _attempt(work: Callable[[], Answer | None]) -> Answer | None:
@@ -231,6 +251,8 @@ class Host(Generic[R]):
 
     def _hello(self, message: Message) -> Answer:
         """Open the device of the profile. A worker that starts again under the same host says it again."""
+        if message.get("version") != VERSION:
+            raise ProtocolError("the extension is of another version", kind=ErrorKind.UNKNOWN_VERSION)
         if self._device is None:
             self._device = self._opened.enter_context(self._open_profile(_text(message, "profile")))
             self._browser = Browser(self._device, agent.system_clock)
@@ -250,29 +272,25 @@ class Host(Generic[R]):
         self.browser.activations.closed(_tab(message))
 
     def _save(self, message: Message) -> None:
-        page = self._calling_page(message)
-        action = self.browser.check(page, Feature.SAVE_IMPRESSION)
+        page = _page_of(message, caller=None)
+        action = self.browser.check(page, Feature.SAVE_IMPRESSION, acted=message.get("acted") is True)
         self._save_impression(page, read_options(ImpressionOptions, message.get("options")), action)
 
     def _save_impression(self, page: Page, options: ImpressionOptions, action: str | None) -> None:
         self.device.save_impression(page.site, options, intermediary=page.intermediary, action=action)
 
     def _measure(self, message: Message) -> Answer | None:
-        page = self._calling_page(message)
-        action = self.browser.check(page, Feature.MEASURE_CONVERSION)
+        page = _page_of(message, caller=None)
+        action = self.browser.check(page, Feature.MEASURE_CONVERSION, acted=message.get("acted") is True)
         options = read_options(ConversionOptions, message.get("options"))
-        return self._enqueue(message, (page.origin, page.frame), partial(self._report, page, options, action))
+        return self._wait_for_report(message, page, partial(self._report, page, options, action))
 
     def _report(self, page: Page, options: ConversionOptions, action: str | None) -> Answer:
         report = self.device.measure_conversion(page.site, options, intermediary=page.intermediary, action=action)
         return {"report": base64.b64encode(self._encode(report)).decode()}
 
-    def _calling_page(self, message: Message) -> Page:
-        """Return the page of a script's call. The browser's own note of a recent input event counts as one."""
-        page = _page_of(message, caller=None)
-        if message.get("acted") is True and page.tab is not None:
-            self.browser.activations.user_acted(page.tab)
-        return page
+    def _wait_for_report(self, message: Message, page: Page, work: Callable[[], Answer]) -> Answer | None:
+        return self._enqueue(message, self._calls, parse_site(page.site), page.intermediary or "", work)
 
     def _response(self, message: Message) -> Answer | None:
         """Heed the headers of a response. A refused header is ignored: no script could be told."""
@@ -287,7 +305,7 @@ class Host(Generic[R]):
                 wanted = parse_measure_conversion(_text(message, "measure"), url)
                 action = self.browser.check(page, Feature.MEASURE_CONVERSION)
                 work = partial(self._report_to, wanted.report_url, page, wanted.options, action)
-                return self._enqueue(message, (page.origin, page.frame), work)
+                return self._wait_for_report(message, page, work)
         return {}
 
     def _report_to(self, url: str, page: Page, options: ConversionOptions, action: str | None) -> Answer:
@@ -299,7 +317,7 @@ class Host(Generic[R]):
         if not clears_impressions(_text(message, "header")):
             return {}
         work = partial(self.device.clear_impressions_for_site, host)
-        return self._enqueue(message, ("clear", host), work, side_by_side=1)
+        return self._enqueue(message, self._commands, "sites", parse_site(host), work)
 
     def _forget(self, message: Message) -> None:
         """Forget all visits, or those to hosts of which no visit is left in the browser's history.
@@ -452,11 +470,13 @@ def sealed_bytes(report: agent.Report) -> bytes:
 
 def main() -> None:
     """Serve the browser that has started this process."""
-    # What anything prints must not get between the frames.
+    # What anything prints must not get between the frames, and what is logged must not reach the browser's own log.
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    data = data_folder()
-    Host(Pipe(sys.stdin.buffer, sink), partial(opened_profile, data), sealed_bytes).run()
+    logging.disable()
+    # Ctrl-C in the terminal of a browser is meant for the browser, which then closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Host(Pipe(sys.stdin.buffer, sink), partial(opened_profile, data_folder()), sealed_bytes).run()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ and adding it again must not renew the budgets of the week.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -32,6 +31,8 @@ def data_folder() -> Path:
     """Return where a person's devices, the extension and its helper sets are kept."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "Trefoil"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "Trefoil"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trefoil"
 
 
@@ -73,9 +74,9 @@ def _locked(path: Path) -> Iterator[None]:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _try_lock(file)
                 break
-            except BlockingIOError:
+            except (BlockingIOError, PermissionError):
                 if time.monotonic() > deadline:
                     raise TrefoilError("another host has the device of this profile", kind=ErrorKind.BUSY) from None
                 time.sleep(_POLL_SECONDS)
@@ -84,16 +85,31 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(file)
 
 
+def _try_lock(file: int) -> None:
+    """Take the lock or raise at once. Locks go with the process that holds them."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def _create(data: Path, folder: Path) -> None:
     """Create a device beside its place, switched off, and move it there whole: no crash leaves one that is on."""
     draft = folder.with_suffix(".new")
+    # Also where its own database was deleted: what that one has spent is unknown just the same.
+    made_before = bool(databases(data)) or folder.exists()
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
     agent.create(draft / DATABASE)
     with agent.opened(draft / DATABASE) as device:
         device.disable()
-        if databases(data):
+        if made_before:
             device.clear_browsing_history(forget_visits=True)
+    shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
 
 

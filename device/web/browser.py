@@ -75,9 +75,11 @@ class Activations:
         with self._mutex:
             self._tabs.pop(tab, None)
 
-    def check(self, tab: str, host: str) -> str:
+    def check(self, tab: str, host: str, *, acted: bool = False) -> str:
         """Raise NotAllowedError unless a page of `host` in `tab` may call now; if it may, consume the activation.
 
+        `acted` is the browser's own note that the user acted in the calling document a moment ago. It counts only where
+        it is needed: beside an action that is recorded it would be the same one again, left over for the next site.
         Return the name of the user's last action in the tab.
         """
         site = _site(host)
@@ -85,7 +87,10 @@ class Activations:
             state = self._tabs.setdefault(tab, _Tab())
             if state.open_to == site:
                 return state.action
-            if state.activated is None or not 0 <= self._clock() - state.activated <= self._lifetime:
+            recent = state.activated is not None and 0 <= self._clock() - state.activated <= self._lifetime
+            if acted and not recent:
+                state.action = secrets.token_hex(16)
+            elif not recent:
                 raise DOMException("NotAllowedError", "the user has not acted in this tab recently")
             state.activated, state.open_to = None, site
             return state.action
@@ -267,10 +272,11 @@ class Browser(Generic[R]):
         action = self.check(page, Feature.MEASURE_IMPRESSION)
         return self._device.measure_impression(page.site, options, intermediary=page.intermediary, action=action)
 
-    def check(self, page: Page, feature: Feature) -> str | None:
+    def check(self, page: Page, feature: Feature, *, acted: bool = False) -> str | None:
         """Raise NotAllowedError if an insecure context, the page's policy or a missing activation forbids the call.
 
-        Return the name of the user's action, or None if the page names no tab.
+        `acted` is explained at `Activations.check`. Return the name of the user's action, or None if the page names no
+        tab.
         """
         for origin in {page.origin, page.frame or page.origin, *(each.origin for each in page.chain)}:
             if "://" in origin and not origin.lower().startswith("https://"):
@@ -278,7 +284,7 @@ class Browser(Generic[R]):
                     "NotAllowedError", f"{origin[:255]!r} is no secure context", kind=ErrorKind.FORBIDDEN
                 )
         check_policy(feature, page.chain)
-        return None if page.tab is None else self.activations.check(page.tab, page.site)
+        return None if page.tab is None else self.activations.check(page.tab, page.site, acted=acted)
 
 
 def _host(origin: str) -> str:

@@ -284,7 +284,7 @@ def ignores_priority(patch: Patch) -> None:
 
 
 def asks_for_no_action(patch: Patch) -> None:
-    patch.setattr(Activations, "check", lambda self, tab, host: None)
+    patch.setattr(Activations, "check", lambda self, tab, host, acted=False: None)
 
 
 def activations_never_expire(patch: Patch) -> None:
@@ -295,7 +295,7 @@ def activations_never_expire(patch: Patch) -> None:
 def an_action_is_one_call(patch: Patch) -> None:
     original = Activations.check
 
-    def check(self: Activations, tab: str, host: str) -> None:
+    def check(self: Activations, tab: str, host: str, *, acted: bool = False) -> None:
         original(self, tab, host)
         self.closed(tab)
 
@@ -304,7 +304,7 @@ def an_action_is_one_call(patch: Patch) -> None:
 
 def an_open_tab_serves_any_site(patch: Patch) -> None:
     original = Activations.check
-    patch.setattr(Activations, "check", lambda self, tab, host: original(self, tab, "any.example"))
+    patch.setattr(Activations, "check", lambda self, tab, host, acted=False: original(self, tab, "any.example"))
 
 
 MUTANTS: list[tuple[str, str, Callable[[Patch], None]]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import sqlite3
@@ -20,9 +21,10 @@ import pytest
 
 from device import agent
 from device.browser import profiles
-from device.browser.host import MAX_FRAME, MAX_WAITING, SIDE_BY_SIDE, CallQueues, Host, Pipe, sealed_bytes
+from device.browser.host import MAX_FRAME, MAX_WAITING, SIDE_BY_SIDE, VERSION, CallQueues, Host, Pipe, sealed_bytes
 from device.browser.profiles import DATABASE, databases, opened_profile, profiles_folder, services_folder
 from device.device import Device
+from device.limits import DeviceLimits
 from device.report import PlainSeal
 from device.stores.memory_store import MemoryStore
 from protocol.errors import ErrorKind
@@ -64,6 +66,9 @@ class Extension:
         answer = self.receive()
         assert answer.pop("id") == number
         return answer
+
+    def hello(self, profile: str) -> dict[str, Any]:
+        return self.ask("hello", profile=profile, version=VERSION)
 
     def call(self, kind: str, *origins: str, tab: int = 1, acted: bool = True, **options: Any) -> dict[str, Any]:
         """A call by a document of the first origin, held by the next ones."""
@@ -109,7 +114,7 @@ def extension(device: Device[tuple[int, ...]]) -> Iterator[Extension]:
         yield device
 
     with served(lambda pipe: Host(pipe, opened, lambda report: json.dumps(report).encode())) as asking:
-        assert asking.ask("hello", profile=PROFILE) == {"services": ["trefoil"], "enabled": True}
+        assert asking.hello(PROFILE) == {"services": ["trefoil"], "enabled": True}
         yield asking
 
 
@@ -262,34 +267,55 @@ def test_nothing_is_answered_before_hello(tmp_path: Path) -> None:
         for kind in ("save", "measure"):
             assert error(extension.call(kind, NEWS)) == "OperationError"
         assert error(extension.ask("overview", origin=NEWS)) == "OperationError"
-        assert error(extension.ask("hello", profile="../../elsewhere")) == "OperationError"
+        assert error(extension.hello("../../elsewhere")) == "OperationError"
+        assert error(extension.ask("hello", profile=PROFILE, version=VERSION + 1)) == "OperationError"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_flood_of_one_caller_delays_that_caller() -> None:
-    """Another's call runs while the flooder's wait; the flooder has its limit of waiting calls."""
-    queues = CallQueues()
+def test_a_flood_of_one_site_delays_that_site() -> None:
+    """However many callers it has. Another site's call runs while the flood's wait, which has its limit."""
+    queues = CallQueues(2 * SIDE_BY_SIDE, SIDE_BY_SIDE)
     gate, other = threading.Event(), threading.Event()
 
     def hold() -> None:
         gate.wait(WAIT_SECONDS)
 
-    accepted = [queues.submit("flood", hold) for _ in range(2 * MAX_WAITING)]
+    accepted = [queues.submit("flood", f"caller {number % 50}", hold) for number in range(2 * MAX_WAITING)]
     assert MAX_WAITING <= sum(accepted) <= MAX_WAITING + SIDE_BY_SIDE and not accepted[-1]
-    assert queues.submit("other", other.set) and other.wait(WAIT_SECONDS)
+    assert queues.submit("other", "other", other.set) and other.wait(WAIT_SECONDS)
     gate.set()
     queues.close()
 
 
-def test_calls_of_one_queue_begin_in_their_order() -> None:
-    queues, order = CallQueues(), list[int]()
-    for number in range(100):
-        queues.submit("one", lambda number=number: order.append(number), side_by_side=1)  # type: ignore[misc]
-    done = threading.Event()
-    queues.submit("one", done.set, side_by_side=1)
+def test_callers_on_a_site_take_turns_and_keep_their_order() -> None:
+    queues, order = CallQueues(1, side_by_side=1), list[str]()
+    gate, done = threading.Event(), threading.Event()
+    queues.submit("site", "first", lambda: (gate.wait(WAIT_SECONDS), None)[1])
+    for number in range(3):
+        queues.submit("site", "flood", lambda number=number: order.append(f"flood {number}"))  # type: ignore[misc]
+    queues.submit("site", "late", lambda: order.append("late"))
+    queues.submit("site", "last", lambda: None)
+    queues.submit("site", "last", done.set)
+    gate.set()
     assert done.wait(WAIT_SECONDS)
     queues.close()
-    assert order == list(range(100))
+    assert order == ["flood 0", "late", "flood 1", "flood 2"]
+
+
+def test_a_browsers_note_of_an_action_is_not_left_over_for_the_next_site(extension: Extension) -> None:
+    """One click, two calls that both say that the person has just acted, then another site by script."""
+    extension.ask("acted", tab=1)
+    assert extension.call("save", NEWS) == extension.call("save", NEWS) == {}
+    extension.ask("navigated", tab=1, url=f"{SHOP}/", chosen=False)
+    assert error(extension.call("measure", SHOP, acted=False)) == "NotAllowedError"
+
+
+def test_an_answer_that_no_browser_takes_is_refused() -> None:
+    """A browser ends a host that sends more than a frame may hold, and every site would lose its calls."""
+    source, sink = io.BytesIO(), io.BytesIO()
+    Pipe(source, sink).write(7, {"page": "x" * MAX_FRAME})
+    answer = json.loads(sink.getvalue()[4:])
+    assert (answer["id"], answer["error"]) == (7, "OperationError")
 
 
 def test_a_new_device_is_off_and_private(tmp_path: Path) -> None:
@@ -310,6 +336,9 @@ def test_a_device_that_is_made_again_begins_closed(tmp_path: Path) -> None:
     with opened_profile(tmp_path, OTHER) as device:
         assert device.overview().barrier is not None and not device.overview().enabled
     assert len(databases(tmp_path)) == 2
+    databases(tmp_path)[0].unlink()
+    with opened_profile(tmp_path, PROFILE) as device:
+        assert device.overview().barrier is not None
 
 
 def test_a_crash_while_a_device_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,8 +397,10 @@ def test_the_real_host(tmp_path: Path) -> None:
     helper_set = idle_helpers(tmp_path / "helpers").helper_set_path
     (services_folder(trefoil) / "trefoil.json").write_bytes(helper_set.read_bytes())
     with process(tmp_path) as (host, extension):
-        assert extension.ask("hello", profile=PROFILE) == {"services": ["trefoil"], "enabled": False}
+        assert extension.hello(PROFILE) == {"services": ["trefoil"], "enabled": False}
         null = base64.b64decode(extension.call("measure", SHOP)["report"])
+        largest = extension.call("measure", SHOP, histogramSize=DeviceLimits().max_histogram_size, kappa=1)["report"]
+        assert len(largest) < MAX_FRAME // 2
         assert extension.ask("switch", on=True) == {"enabled": True}
         extension.call("save", NEWS, tab=2)
         assert extension.ask("overview", origin=NEWS)["ads"] == 1
@@ -383,7 +414,7 @@ def test_the_real_host(tmp_path: Path) -> None:
         host.kill()
         assert host.stderr is not None and host.stderr.read() == b""
     with process(tmp_path) as (host, extension):
-        assert extension.ask("hello", profile=PROFILE)["enabled"] is True
+        assert extension.hello(PROFILE)["enabled"] is True
         assert extension.ask("overview", origin=NEWS)["ads"] == 1
         assert host.stdin is not None and host.stderr is not None
         host.stdin.close()
