@@ -342,6 +342,40 @@ def ledger_create(config: ConfigFile, json: JsonFile = None) -> None:
     write_json(json, {"ledger": str(loaded.ledger)})
 
 
+@ledger.command("upgrade")
+def ledger_upgrade(config: ConfigFile, json: JsonFile = None) -> None:
+    """Upgrade a ledger that an earlier version of Trefoil wrote. Stop this helper first.
+
+    It may be killed at any moment and run again. Peers notice nothing. There is no way back to the earlier version.
+
+    Example: trefoil ledger upgrade --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.ledger.rebuild import upgrade
+    from protocol.cli.console import say, write_json
+
+    loaded, membership = _load(config)
+    upgrade(loaded, membership)
+    say(f"upgraded {loaded.ledger}")
+    write_json(json, {"ledger": str(loaded.ledger)})
+
+
+@ledger.command("check")
+def ledger_check(config: ConfigFile, json: JsonFile = None) -> None:
+    """Verify a ledger in full: all that is stored, and the whole chain of its moves. Stop this helper first.
+
+    A helper that starts verifies only the last moves, so that its start takes no longer as the ledger grows.
+
+    Example: trefoil ledger check --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.ledger.rebuild import check
+    from protocol.cli.console import say, write_json
+
+    loaded, membership = _load(config)
+    head = check(loaded, membership)
+    say(f"{loaded.ledger} is sound, with {head.sequence} moves")
+    write_json(json, {"ledger": str(loaded.ledger), "moves": head.sequence})
+
+
 @ledger.command("export")
 def ledger_export(
     config: ConfigFile,

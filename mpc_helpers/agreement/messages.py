@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mpc_helpers.admission.column import NO_ROOT, block_count, largest_block
 from mpc_helpers.ledger.attempt import QueryName, VoteStatus
-from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerHead
+from mpc_helpers.ledger.engine import LEDGER_ID_SIZE, LedgerHead
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.vote import SignedVote

@@ -21,7 +21,6 @@ from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, AttemptState, QueryName,
 from protocol.amounts import Amounts
 from protocol.batch import DigestRows, Digests
 from protocol.errors import ErrorKind, HelperError, ProtocolError, Rejection
-from protocol.header import TIME_STEP
 from protocol.left_out import Codes, bitmap_digest, code_of
 from protocol.query import VERSION_WITHOUT_REST, Query
 from protocol.shares import PARTIES
@@ -70,7 +69,6 @@ class Disputed(AgreementError):
 
 
 Hours = npt.NDArray[np.uint32]
-_LAST_HOUR = np.iinfo(np.uint32).max
 
 
 class Selected:
@@ -319,7 +317,7 @@ class Negotiation:
         # Defence in depth: the check has confirmed them already.
         if self.batch.evidence is not None and (accepted & ~self.batch.evidence.check_results.confirmed).any():
             raise ProtocolError("a report was accepted whose numbers were never checked", kind=ErrorKind.BAD_PROOF)
-        digests, debug = self.batch.digests, self.batch.debug
+        digests, debug, hours = self.batch.digests, self.batch.debug, self.batch.hours
         whole = bool(accepted.all())
         digests = digests if whole else Selected(digests, accepted)
         self.accepted = accepted
@@ -330,8 +328,7 @@ class Negotiation:
             self.terms.debug,
             digests,
             debug if whole else debug[accepted],
-            oldest=int(self.batch.hours.min(where=accepted, initial=_LAST_HOUR)) * TIME_STEP,
-            newest=int(self.batch.hours.max(where=accepted, initial=0)) * TIME_STEP,
+            hours if whole else hours[accepted],
             most_draws=self.terms.most_draws,
         )
 

@@ -19,7 +19,7 @@ from mpc_helpers.agreement.messages import BOOT_SIZE, CHALLENGE_SIZE, Body, Enve
 from mpc_helpers.agreement.negotiation import AgreementError, Negotiations
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import Failpoint
-from mpc_helpers.ledger.file import LedgerHead
+from mpc_helpers.ledger.engine import LedgerHead
 from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.errors import ErrorKind, ProtocolError, Rejection, TrefoilError
 from protocol.helper_set import message_realm

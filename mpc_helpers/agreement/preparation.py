@@ -142,7 +142,9 @@ class Preparation:
         batch, key, most_draws = negotiation.batch, negotiation.query.key, negotiation.terms.most_draws
         while True:
             self._alarms.check()
-            standings = await self._offload(lambda: self._ledger.reports.lookup(batch.digests, key, most_draws))
+            standings = await self._offload(
+                lambda: self._ledger.reports.lookup(batch.digests, batch.hours, key, most_draws)
+            )
             # The watermark may have risen since Admit. Reports below it are left out; the query goes on.
             watermark = await self._offload(lambda: self._ledger.reports.watermark)
             expired = batch.admitted & (batch.hours <= watermark // TIME_STEP)

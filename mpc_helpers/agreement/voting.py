@@ -26,7 +26,7 @@ from mpc_helpers.ledger.attempt import (
     equivocators_among,
     vote_status,
 )
-from mpc_helpers.ledger.file import LedgerClosed, LedgerError
+from mpc_helpers.ledger.engine import LedgerClosed, LedgerError
 from mpc_helpers.ledger.moves import Fenced
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.net.listening import RateLimitFilter

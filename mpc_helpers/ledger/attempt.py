@@ -16,12 +16,14 @@ import numpy.typing as npt
 
 from protocol.batch import DIGEST_SPAN, DigestRows
 from protocol.errors import ErrorKind, ProtocolError, WireEnum
+from protocol.header import TIME_STEP
 from protocol.query import Query
 from protocol.vote import Vote
 from protocol.wire import HASH_SIZE, TaggedHash, Writer, tagged_hash
 
 # COMMIT.md: a peer may pull this helper's attempt number up, but not to where the numbers run out.
 MAX_NUMBER_JUMP = 2**16
+_LAST_HOUR = 2**32 - 1
 
 
 class AttemptState(Enum):
@@ -103,7 +105,8 @@ class QueryName:
 class Reservation:
     """An attempt to reserve, once all three proposals are in. `digests` are the accepted reports, ascending.
 
-    `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them.
+    `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them. `hours`
+    are the hours in the headers, as this helper read them under the digests: they decide where a report is recorded.
     `most_draws` limits the noise draws a report may be in, this one included; None means no limit.
     """
 
@@ -113,13 +116,23 @@ class Reservation:
     debug: bool
     digests: DigestRows = field(repr=False)
     debug_reports: npt.NDArray[np.bool_] = field(repr=False)
-    oldest: int
-    newest: int
+    hours: npt.NDArray[np.uint32] = field(repr=False)
     most_draws: int | None = None
 
     def __post_init__(self) -> None:
-        if len(self.debug_reports) != len(self.digests):
-            raise ProtocolError("a reservation has one debug flag for each report", kind=ErrorKind.INCONSISTENT)
+        if not (len(self.debug_reports) == len(self.hours) == len(self.digests)):
+            message = "a reservation has one debug flag and one hour for each report"
+            raise ProtocolError(message, kind=ErrorKind.INCONSISTENT)
+
+    @property
+    def oldest(self) -> int:
+        """Return the time of the oldest report; later than any if there is none."""
+        return int(self.hours.min(initial=_LAST_HOUR)) * TIME_STEP
+
+    @property
+    def newest(self) -> int:
+        """Return the time of the newest report; 0 if there is none."""
+        return int(self.hours.max(initial=0)) * TIME_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,22 @@ lost ledger").
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint
-from mpc_helpers.ledger.file import LedgerHead, LedgerOwner, first_head, next_head, open_connection, translate_errors
+from mpc_helpers.ledger.engine import LedgerConnection, LedgerEngine, LedgerHead, LedgerOwner, first_head, next_head
 
 
 class Database:
-    """Shared by everything that reads or writes one ledger file; `failpoint` is called where COMMIT.md says."""
+    """Shared by everything that reads or writes one ledger; `failpoint` is called where COMMIT.md says."""
 
-    def __init__(self, path: Path, owner: LedgerOwner, failpoint: Callable[[Failpoint], None]) -> None:
-        self.path = path
-        self.connection = open_connection(path, owner)
+    def __init__(self, engine: LedgerEngine, owner: LedgerOwner, failpoint: Callable[[Failpoint], None]) -> None:
+        self.engine = engine
+        self.connection = engine.open(owner)
         self.failpoint = failpoint
         # Wall-clock and processor time spent on reports and moves since the ledger was opened, for metrics.
         self.seconds = 0.0
@@ -37,22 +35,19 @@ class Database:
         self._committed.append(call)
 
     def close(self) -> None:
-        """Close the file. An open transaction is rolled back, as in a crash."""
+        """Close the connection. An open transaction is rolled back, as in a crash."""
         with self._lock:
             self.connection.close()
 
-    def truncate_log(self) -> None:
-        """Checkpoint and truncate the log, so that erased data is gone from it too.
-
-        Best effort: the move before it is durable, and SQLite checkpoints the log eventually anyway.
-        """
-        with self._lock, suppress(sqlite3.Error):
-            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def erase_log(self) -> None:
+        """Remove erased data from the database's log too, best effort."""
+        with self._lock:
+            self.engine.erase_log(self.connection)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """Hold the lock, and translate SQLite's errors."""
-        with self._lock, translate_errors(self.path):
+    def reading(self) -> Iterator[LedgerConnection]:
+        """Hold the lock, and translate the database's errors."""
+        with self._lock, self.engine.errors():
             yield self.connection
 
     def value(self, query: str, *values: bytes | int) -> Any:
@@ -61,7 +56,7 @@ class Database:
             return connection.execute(query, values).fetchone()[0]
 
     @contextmanager
-    def timed(self) -> Iterator[sqlite3.Connection]:
+    def timed(self) -> Iterator[LedgerConnection]:
         """Do as `reading`, and add to `seconds` and `cpu_seconds`."""
         with self.reading() as connection:
             began, began_cpu = time.perf_counter(), time.thread_time()
@@ -74,24 +69,21 @@ class Database:
     @contextmanager
     def transaction(
         self, before: Failpoint | None = None, after: Failpoint | None = None
-    ) -> Iterator[sqlite3.Connection]:
+    ) -> Iterator[LedgerConnection]:
         """Run the block atomically; its effect is durable when the block has ended."""
         with self.timed() as connection:
-            # IMMEDIATE: take the write lock before anything is read that could change meanwhile.
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                self.engine.begin(connection)
                 yield connection
                 if before:
                     self.failpoint(before)
-                connection.execute("COMMIT")
+                self.engine.commit(connection)
                 for call in self._committed:
                     call()
             except BaseException:
-                with suppress(sqlite3.ProgrammingError):  # closed meanwhile, which also rolls back
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
+                self.engine.roll_back(connection)
                 raise
-        # Outside the lock: a test that stops the helper here closes the file.
+        # Outside the lock: a test that stops the helper here closes the ledger.
         if after:
             self.failpoint(after)
 
@@ -118,11 +110,15 @@ class PeerHeads:
         with self._database.transaction() as connection:
             self.write(connection)
 
-    def write(self, connection: sqlite3.Connection) -> None:
+    def write(self, connection: LedgerConnection) -> None:
         """Persist the remembered heads in the current transaction."""
         for party, head in list(self._heads.items()):
             row = (party, head.ledger_id, head.sequence, head.digest)
-            connection.execute("INSERT OR REPLACE INTO peer_heads VALUES (?, ?, ?, ?)", row)
+            connection.execute(
+                "INSERT INTO peer_heads VALUES (?, ?, ?, ?) ON CONFLICT (party) DO UPDATE"
+                " SET ledger_id = excluded.ledger_id, sequence = excluded.sequence, head = excluded.head",
+                row,
+            )
 
     def forget(self, party: int) -> None:
         """Forget a peer's head. Run by an operator who has verified that the peer's new ledger was rebuilt."""
@@ -154,7 +150,7 @@ class Chain:
             row = connection.execute("SELECT head FROM moves WHERE sequence = ?", (sequence,)).fetchone()
         return row[0] if row else None
 
-    def append(self, connection: sqlite3.Connection, attempt_id: bytes, state: AttemptState) -> None:
+    def append(self, connection: LedgerConnection, attempt_id: bytes, state: AttemptState) -> None:
         """Append a move, and persist the peers' heads, in the transaction that makes it."""
         # Read from the table, not from `head`: one transaction may make several moves, and none is committed yet.
         last = self._read_head()

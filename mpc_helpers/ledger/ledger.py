@@ -11,14 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpc_helpers.ledger import file as ledger_file
 from mpc_helpers.ledger.attempt import Failpoint, QueryName
 from mpc_helpers.ledger.database import Chain, Database, PeerHeads
-from mpc_helpers.ledger.file import LEDGER_ID_SIZE, LedgerError, LedgerOwner
+from mpc_helpers.ledger.engine import LEDGER_ID_SIZE, LedgerEngine, LedgerError, LedgerOwner, check_chain
 from mpc_helpers.ledger.moves import Attempts, Moves
 from mpc_helpers.ledger.reports import Reports
+from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from protocol.errors import ErrorKind
 from protocol.status import Failure, QueryState
+
+
+def engine_at(location: Path | LedgerEngine) -> LedgerEngine:
+    """Return the engine for a ledger's location. An engine is its own location."""
+    return SqliteEngine(location) if isinstance(location, Path) else location
 
 
 class QueryChanged(LedgerError):
@@ -46,11 +51,11 @@ class QueryRecords:
     def record(self, entry: QueryRecord) -> None:
         """Store a state, or raise `QueryChanged` if the id was used with another digest."""
         detail = json.dumps(None if entry.failure is None else entry.failure.to_json())
-        with self._database.reading() as connection:
+        with self._database.transaction() as connection:
             stored = connection.execute(
                 "INSERT INTO queries VALUES (?, ?, ?, ?, ?) ON CONFLICT (query_key) DO UPDATE"
                 " SET state = excluded.state, detail = excluded.detail, updated = excluded.updated"
-                " WHERE query_digest = excluded.query_digest",
+                " WHERE queries.query_digest = excluded.query_digest",
                 (entry.name.key, entry.name.digest, entry.state.value, detail, entry.updated),
             ).rowcount
         if stored != 1:
@@ -86,10 +91,14 @@ class ReportLedger:
     """
 
     def __init__(
-        self, path: Path, owner: LedgerOwner, *, failpoint: Callable[[Failpoint], None] = lambda _: None
+        self,
+        location: Path | LedgerEngine,
+        owner: LedgerOwner,
+        *,
+        failpoint: Callable[[Failpoint], None] = lambda _: None,
     ) -> None:
         self.owner = owner
-        self._database = Database(path, owner, failpoint)
+        self._database = Database(engine_at(location), owner, failpoint)
         self.peer_heads = PeerHeads(self._database)
         self.chain = Chain(self._database, self.peer_heads)
         self.reports = Reports(self._database)
@@ -98,9 +107,9 @@ class ReportLedger:
         self.queries = QueryRecords(self._database)
 
     @classmethod
-    def create(cls, path: Path, owner: LedgerOwner, *, entropy: Callable[[int], bytes] = os.urandom) -> None:
+    def create(cls, location: Path, owner: LedgerOwner, *, entropy: Callable[[int], bytes] = os.urandom) -> None:
         """Create an empty ledger with a helper's new keys. Never to replace a lost one: see `rebuild`."""
-        ledger_file.create(path, owner, entropy(LEDGER_ID_SIZE))
+        engine_at(location).create(owner, entropy(LEDGER_ID_SIZE))
 
     @property
     def cpu_seconds(self) -> float:
@@ -112,6 +121,16 @@ class ReportLedger:
         """Return the wall-clock time spent on reports and moves since the ledger was opened."""
         return self._database.seconds
 
+    def sizes(self) -> tuple[int, int]:
+        """Return the bytes of the ledger with its log, and of the log."""
+        return self._database.engine.sizes()
+
+    def verify(self) -> None:
+        """Verify all that is stored and the whole chain, in time that grows with the ledger. Raise if it is damaged."""
+        with self._database.reading() as connection:
+            self._database.engine.verify(connection)
+            check_chain(connection, self._database.engine, recent=None)
+
     def close(self) -> None:
-        """Close the file. An open transaction is rolled back, as in a crash."""
+        """Close the ledger. An open transaction is rolled back, as in a crash."""
         self._database.close()

@@ -6,13 +6,12 @@ no row and is refused.
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 
 from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
 from mpc_helpers.ledger.database import Chain, Database
-from mpc_helpers.ledger.file import LedgerError
+from mpc_helpers.ledger.engine import LedgerConnection, LedgerError
 from mpc_helpers.ledger.reports import Conflict, Reports
 from protocol.errors import ErrorKind
 from protocol.vote import Vote
@@ -60,7 +59,7 @@ class Attempts:
 
     def draws(self, query_key: bytes) -> int:
         """Return the number of aborted attempts that consumed a noise draw (pessimistic after a crash). Durable."""
-        failed = "SELECT count(*) FROM attempts WHERE query_key = ? AND state = 'aborted' AND drawn"
+        failed = "SELECT count(*) FROM attempts WHERE query_key = ? AND state = 'aborted' AND drawn = 1"
         count: int = self._database.value(failed, query_key)
         return count
 
@@ -68,7 +67,7 @@ class Attempts:
         """Return how many such attempts each party aborted, by its signed votes."""
         ended = (
             "SELECT party, count(*) FROM attempts JOIN votes USING (attempt)"
-            " WHERE query_key = ? AND state = 'aborted' AND drawn AND vote = 'aborted' GROUP BY party"
+            " WHERE query_key = ? AND state = 'aborted' AND drawn = 1 AND vote = 'aborted' GROUP BY party"
         )
         with self._database.reading() as connection:
             return Counter(dict(connection.execute(ended, (query_key,)).fetchall()))
@@ -82,7 +81,7 @@ class Attempts:
 
 
 def _decode(
-    connection: sqlite3.Connection, row: tuple[int, bytes, bytes, bytes, int, str, int, bytes | None, str]
+    connection: LedgerConnection, row: tuple[int, bytes, bytes, bytes, int, str, int, bytes | None, str]
 ) -> AttemptRecord:
     attempt, attempt_id, key, digest, number, state, voted, share, reason = row
     votes = connection.execute("SELECT party, vote, message FROM votes WHERE attempt = ?", (attempt,))
@@ -145,7 +144,7 @@ class Moves:
             Failpoint.RENOUNCE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT
         ) as connection:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RENOUNCED, votes=votes, reason=reason)
-        self._database.truncate_log()
+        self._database.erase_log()
 
     def free(self, attempt_id: bytes, votes: Sequence[ReceivedVote], reason: str) -> None:
         """renounced → aborted, with NO from both peers. The reports are free again."""
@@ -180,29 +179,29 @@ class Moves:
         with self._database.transaction() as connection:
             _insert_votes(connection, attempt_id, votes)
 
-    def _insert(self, connection: sqlite3.Connection, reservation: Reservation) -> int:
+    def _insert(self, connection: LedgerConnection, reservation: Reservation) -> int:
         name = reservation.query
-        cursor = connection.execute(
+        (attempt,) = connection.execute("SELECT max(attempt) + 1 FROM attempts").fetchone()
+        connection.execute(
             "INSERT INTO attempts"
-            " (attempt_id, query_key, query_digest, number, debug, newest, most_draws, state, voted)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'reserved', 0)",
+            " (attempt, attempt_id, query_key, query_digest, number, debug, newest, most_draws, state, voted)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'reserved', 0)",
             (
+                attempt,
                 reservation.attempt_id,
                 name.key,
                 name.digest,
                 reservation.number,
-                reservation.debug,
+                int(reservation.debug),
                 reservation.newest,
                 reservation.most_draws,
             ),
         )
         self._before_mpc.add(reservation.attempt_id)
         self._chain.append(connection, reservation.attempt_id, AttemptState.RESERVED)
-        if cursor.lastrowid is None:
-            raise LedgerError("the ledger did not number the attempt")
-        return cursor.lastrowid
+        return int(attempt)
 
-    def _point_reports(self, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> list[bytes]:
+    def _point_reports(self, connection: LedgerConnection, attempt: int, reservation: Reservation) -> list[bytes]:
         """Point every accepted report at `attempt`, preempting attempts with larger keys. `Conflict` rolls back."""
         # Checked at admission already, but the watermark may have risen since, and reports been pruned.
         if len(reservation.digests) and reservation.oldest <= self._reports.watermark:
@@ -223,7 +222,7 @@ class Moves:
 
     def _move(
         self,
-        connection: sqlite3.Connection,
+        connection: LedgerConnection,
         attempt_id: bytes,
         old: AttemptState,
         new: AttemptState,
@@ -238,7 +237,8 @@ class Moves:
         drawn = new is not AttemptState.ABORTED or attempt_id not in self._before_mpc
         self._before_mpc.discard(attempt_id)
         changed = connection.execute(
-            "UPDATE attempts SET state = :new, voted = voted OR :new = 'voted', reason = :reason, drawn = :drawn,"
+            "UPDATE attempts SET state = :new, reason = :reason, drawn = :drawn,"
+            " voted = CASE WHEN :new = 'voted' THEN 1 ELSE voted END,"
             # Kept on release only: after any other move this share will never be sent.
             " sealed_share = CASE WHEN :new = 'released' THEN sealed_share ELSE :share END"
             " WHERE attempt_id = :attempt_id AND state = :old",
@@ -246,7 +246,7 @@ class Moves:
                 "new": new.value,
                 "share": share,
                 "reason": reason,
-                "drawn": drawn,
+                "drawn": int(drawn),
                 "attempt_id": attempt_id,
                 "old": old.value,
             },
@@ -256,9 +256,9 @@ class Moves:
         self._chain.append(connection, attempt_id, new)
 
 
-def _insert_votes(connection: sqlite3.Connection, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
+def _insert_votes(connection: LedgerConnection, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
     for received in votes:
         connection.execute(
-            "INSERT OR IGNORE INTO votes SELECT attempt, ?, ?, ? FROM attempts WHERE attempt_id = ?",
+            "INSERT INTO votes SELECT attempt, ?, ?, ? FROM attempts WHERE attempt_id = ? ON CONFLICT DO NOTHING",
             (received.party, received.vote.value, received.message, attempt_id),
         )

@@ -16,9 +16,10 @@ import numpy as np
 
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.file import LedgerError, LedgerOwner, new_file
-from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.engine import LEDGER_ID_SIZE, LedgerError, LedgerHead, LedgerOwner
+from mpc_helpers.ledger.ledger import ReportLedger, engine_at
 from mpc_helpers.ledger.reports import Entries
+from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import message_realm
@@ -96,6 +97,18 @@ def create(config: HelperConfig, membership: Membership) -> None:
     write_atomically(marker, b"")
 
 
+def upgrade(config: HelperConfig, membership: Membership) -> None:
+    """Upgrade a ledger of the last format. Run while this helper's daemon is stopped; may be killed and repeated."""
+    SqliteEngine(config.ledger).upgrade(owner_of(membership))
+
+
+def check(config: HelperConfig, membership: Membership) -> LedgerHead:
+    """Verify everything that is stored, and return the chain's head. Run while this helper's daemon is stopped."""
+    with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
+        ledger.verify()
+        return ledger.chain.head
+
+
 def export(config: HelperConfig, membership: Membership, lost_by: int, path: Path) -> None:
     """Write the entries for the peer `lost_by`. Run while this helper's daemon is stopped: it locks the ledger."""
     if lost_by not in membership.peers:
@@ -125,25 +138,34 @@ def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now
                 "Compare clocks and report_lifetime_days with its operator; do not rebuild from this file.",
                 kind=ErrorKind.OUT_OF_RANGE,
             )
-    rebuild_ledger(config.ledger, owner_of(membership), [entry.entries for entry in exports])
+    # Peers admit no report that is from the future, so none of these is later than their clocks allow.
+    newest = now + WATERMARK_SLACK
+    rebuild_ledger(config.ledger, owner_of(membership), [entry.entries for entry in exports], newest)
 
 
 def rebuild_ledger(
-    path: Path, owner: LedgerOwner, entries: Sequence[Entries], *, entropy: Callable[[int], bytes] = os.urandom
+    location: Path,
+    owner: LedgerOwner,
+    entries: Sequence[Entries],
+    newest: int,
+    *,
+    entropy: Callable[[int], bytes] = os.urandom,
 ) -> None:
-    """Create a new ledger that counts everything both peers hold as spent, atomically."""
+    """Create a new ledger that counts everything both peers hold as spent, atomically.
+
+    `newest` is a time that no report of them is after: they are forgotten when the watermark has reached it.
+    """
     if len(entries) != 2:
         raise LedgerError(
             "a lost ledger is rebuilt from the entries of both peers",
             "Or retire this helper's keys.",
             kind=ErrorKind.TOO_FEW,
         )
-    with new_file(path) as draft:
-        draft.unlink()
-        ReportLedger.create(draft, owner, entropy=entropy)
+    with engine_at(location).draft() as draft:
+        draft.create(owner, entropy(LEDGER_ID_SIZE))
         with closing(ReportLedger(draft, owner)) as ledger:
             for peer in entries:
-                ledger.reports.import_as_spent(peer)
+                ledger.reports.import_as_spent(peer, newest)
 
 
 def accept_peer(config: HelperConfig, membership: Membership, party: int) -> None:

@@ -1,33 +1,36 @@
 """Which reports are spent, and the attempt that holds each.
 
 A report is locked exactly while the attempt it points to is not aborted, so voting, releasing and freeing touch one row
-regardless of the batch's size.
+regardless of the batch's size. Reports are recorded by the day of their header's hour (`schema`): a lookup reads only
+the days of its batch, and the watermark drops whole days.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mpc_helpers.ledger.attempt import AttemptState, Reservation
 from mpc_helpers.ledger.database import Database
-from mpc_helpers.ledger.file import LedgerError
-from mpc_helpers.ledger.schema import ELSEWHERE
-from protocol.batch import DigestRows, Digests
+from mpc_helpers.ledger.engine import LedgerConnection, LedgerError
+from mpc_helpers.ledger.schema import ELSEWHERE, HOURS_PER_DAY, NO_DAY, UNDATED, day_table, last_hour
+from protocol.batch import DigestRows, Digests, sorted_order
 from protocol.errors import ErrorKind
 from protocol.wire import HASH_SIZE
 
 Standings = npt.NDArray[np.uint8]
-# Digests per statement: twice as fast as one statement each; larger ones are no faster.
-_CHUNK = 500
+# Digests that are in memory at a time: enough that a statement costs nothing beside its rows, on each of 30 days.
+_SPAN = 2**13
 # Digests are evenly spread, so slices by their first byte are of one size. The last bound is above every digest.
 _SLICES = [*(bytes([first]) for first in range(256)), b"\xff" * (HASH_SIZE + 1)]
+# One digest of a group, by its place: the group is one value, so a statement has one text for any number of reports.
+_DIGEST = f"substr(:digests, {HASH_SIZE} * place + 1, {HASH_SIZE})"
 
 
 class Standing(IntEnum):
@@ -53,71 +56,118 @@ class Entries:
     digests: Digests = field(repr=False)
 
 
+class _Group(NamedTuple):
+    """Some reports of one day and kind: their places in the batch, and their digests, ascending."""
+
+    day: int
+    debug: bool
+    places: npt.NDArray[np.intp]
+    digests: bytes
+
+    def values(self, **others: object) -> dict[str, object]:
+        """Return the values of a statement over these reports."""
+        return {"count": len(self.places), "digests": self.digests, **others}
+
+
 class Reports:
-    """The `reports` table, and the watermark below which it is pruned."""
+    """The tables of reports, and the watermark below which they are dropped."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._places = database.engine.places
 
-    def lookup(self, digests: DigestRows, query_key: bytes, most_draws: int | None = None) -> Standings:
-        """Return each report's standing for `query_key`; what that query may take from a larger one counts as free."""
+    def lookup(
+        self, digests: DigestRows, hours: npt.NDArray[np.uint32], query_key: bytes, most_draws: int | None = None
+    ) -> Standings:
+        """Return each report's standing for `query_key`; what that query may take from a larger one counts as free.
+
+        `hours` are those of the headers that the digests cover. For a report that was not admitted, whose header may
+        say anything, the result means nothing.
+        """
         standings = np.zeros(len(digests), dtype=np.uint8)
         of_attempt: dict[int, Standing] = {}
         with self._database.timed() as connection:
-            for index, chunk in enumerate(_chunks(digests)):
-                held = {digest: (attempt, draws) for digest, attempt, draws in _holders(connection, chunk)}
+            days = _days(connection)
+            for group in _groups(digests, hours):
+                held = self._holders(connection, days, group)
                 for attempt in {attempt for attempt, _ in held.values()} - set(of_attempt):
                     of_attempt[attempt] = self.standing(connection, attempt, query_key)
-                if held:  # a digest may be in a batch twice
-                    mine = {
-                        digest: _for_draws(of_attempt[by], draws, most_draws) for digest, (by, draws) in held.items()
-                    }
-                    rows = [mine.get(digest, Standing.FREE) for digest in chunk]
-                    standings[index * _CHUNK : index * _CHUNK + len(chunk)] = rows
+                for place, (attempt, draws) in held.items():
+                    standings[group.places[place]] = _for_draws(of_attempt[attempt], draws, most_draws)
         return standings
 
     def count(self) -> int:
         """Return how many reports the ledger holds. Best effort: concurrent writes may be counted or not.
 
-        Reads the whole table in slices, so that no other caller waits for more than one of them.
+        Reads all tables in slices, so that no other caller waits for more than one of them. A report that was copied
+        from `undated` to its day counts twice.
         """
-        between = "SELECT count(*) FROM reports WHERE digest >= ? AND digest < ?"
-        return sum(int(self._database.value(between, *bounds)) for bounds in pairwise(_SLICES))
+        with self._database.reading() as connection:
+            tables = [day_table(day) for day in _days(connection)]
+        return sum(self._count_between(table, low, high) for table in tables for low, high in pairwise(_SLICES))
+
+    def _count_between(self, table: str, low: bytes, high: bytes) -> int:
+        with self._database.reading() as connection:
+            # Forgotten since the days were read.
+            if table not in map(day_table, _days(connection)):
+                return 0
+            between = f"SELECT count(*) FROM {table} WHERE digest >= ? AND digest < ?"  # noqa: S608  (an integer)
+            return int(self._database.value(between, low, high))
 
     # The watermark never decreases, and admission rejects reports at or below it.
 
     @property
     def watermark(self) -> int:
-        """Return the watermark: reports of this time or before are rejected, because they may have been pruned."""
+        """Return the watermark: reports of this time or before are rejected, because they may have been forgotten."""
         watermark: int = self._database.value("SELECT watermark FROM ledger")
         return watermark
 
-    def advance_watermark(self, time: int) -> int:
-        """Prune the reports of attempts whose newest report is not after `time`. Return how many were pruned."""
+    def advance_watermark(self, time: int) -> list[int]:
+        """Forget every day whose last hour is not after `time`. Return those days."""
         with self._database.transaction() as connection:
-            connection.execute("UPDATE ledger SET watermark = max(watermark, ?)", (time,))
-            gone = "SELECT attempt FROM attempts WHERE newest <= (SELECT watermark FROM ledger)"
-            return connection.execute(f"DELETE FROM reports WHERE attempt IN ({gone})").rowcount  # noqa: S608  (constant)
+            _raise_watermark(connection, time)
+            over = "newest <= (SELECT watermark FROM ledger)"
+            days = [day for (day,) in connection.execute(f"SELECT day FROM days WHERE {over} ORDER BY day")]  # noqa: S608  (constant)
+            # The rule on this deletion is what guards the tables.
+            connection.execute(f"DELETE FROM days WHERE {over}")  # noqa: S608  (constant)
+            for day in days:
+                connection.execute(f"DROP TABLE {day_table(day)}")
+            if NO_DAY in days:
+                self._database.engine.add_reports_table(connection, UNDATED)
+        return days
 
     # Rebuilding a peer's lost ledger.
 
     def export(self) -> Entries:
         """Return every report that is not free here, and the watermark, for a peer that lost its ledger."""
         with self._database.reading() as connection:
-            rows = connection.execute(
-                "SELECT digest FROM reports JOIN attempts USING (attempt) WHERE state <> 'aborted' ORDER BY digest"
-            )
-            held = b"".join(digest for (digest,) in rows)
-            return Entries(self.watermark, np.frombuffer(held, dtype=np.uint8).reshape(-1, HASH_SIZE))
+            rows = [
+                digest
+                for day in _days(connection)
+                for (digest,) in connection.execute(
+                    f"SELECT digest FROM {day_table(day)} reports"  # noqa: S608  (an integer)
+                    " JOIN attempts ON attempts.attempt = reports.attempt WHERE state <> 'aborted'"
+                )
+            ]
+            held = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(-1, HASH_SIZE)
+            return Entries(self.watermark, held[sorted_order(held)])
 
-    def import_as_spent(self, entries: Entries) -> None:
-        """Record a peer's reports as spent elsewhere. Their debug flags are unknown here, and not needed."""
+    def import_as_spent(self, entries: Entries, newest: int) -> None:
+        """Record a peer's reports as spent elsewhere. Their headers are unknown here, and with them days and kinds.
+
+        A day in the peer's entries would be its word only: a report listed under a wrong day would count again.
+        `newest` is a time that no header of them is after.
+        """
+        statement = (
+            f"INSERT INTO {UNDATED} {self._places} SELECT {_DIGEST}, :attempt, NULL, 0 FROM places WHERE true"  # noqa: S608  (constants)
+            " ON CONFLICT DO NOTHING"
+        )
+        unknown = np.zeros(len(entries.digests), dtype=np.uint32)
         with self._database.transaction() as connection:
-            connection.execute("UPDATE ledger SET watermark = max(watermark, ?)", (entries.watermark,))
-            connection.executemany(
-                "INSERT INTO reports VALUES (?, ?, NULL, 0) ON CONFLICT DO NOTHING",
-                ((digest, ELSEWHERE) for chunk in _chunks(entries.digests) for digest in chunk),
-            )
+            _raise_watermark(connection, entries.watermark)
+            connection.execute("INSERT INTO days VALUES (?, ?) ON CONFLICT DO NOTHING", (NO_DAY, newest))
+            for group in _groups(entries.digests, unknown):
+                connection.execute(statement, group.values(attempt=ELSEWHERE))
 
     # Inside the transaction that reserves.
 
@@ -125,32 +175,47 @@ class Reports:
         """Return whether some accepted report was in as many draws as the query allows."""
         if reservation.most_draws is None:
             return False
-        standings = self.lookup(reservation.digests, reservation.query.key, reservation.most_draws)
+        key, most_draws = reservation.query.key, reservation.most_draws
+        standings = self.lookup(reservation.digests, reservation.hours, key, most_draws)
         return bool(np.any(standings == Standing.DRAWN))
 
-    def point(self, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> int:
+    def point(self, connection: LedgerConnection, attempt: int, reservation: Reservation) -> int:
         """Point every accepted report that no live attempt holds at `attempt`. Return how many those were."""
         pointed = 0
-        row_of_kind = [f"(?, {attempt:d}, {debug:d}, 0)" for debug in (False, True)]
-        for index, chunk in enumerate(_chunks(reservation.digests)):
-            kinds = reservation.debug_reports[index * _CHUNK : index * _CHUNK + len(chunk)].tolist()
-            rows = ",".join([row_of_kind[debug] for debug in kinds])
+        days = _days(connection)
+        for group in _groups(reservation.digests, reservation.hours, reservation.debug_reports):
+            if group.day not in days:
+                connection.execute("INSERT INTO days VALUES (?, ?)", (group.day, last_hour(group.day)))
+                self._database.engine.add_reports_table(connection, day_table(group.day))
+                days.add(group.day)
+            if NO_DAY in days:
+                self._copy_to_day(connection, group)
+            table = day_table(group.day)
             pointed += connection.execute(
-                f"INSERT INTO reports VALUES {rows}"  # noqa: S608  (integers)
+                f"INSERT INTO {table} AS reports {self._places}"  # noqa: S608  (an integer)
+                f" SELECT {_DIGEST}, :attempt, :debug, 0 FROM places WHERE true"
                 " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt,"
                 # Counted here, not when the earlier attempt was aborted: an abort touches one row for any batch size.
                 " draws = reports.draws + (SELECT drawn FROM attempts WHERE attempt = reports.attempt)"
                 " WHERE (SELECT state FROM attempts WHERE attempt = reports.attempt) = 'aborted'",
-                chunk,
+                group.values(attempt=attempt, debug=int(group.debug)),
             ).rowcount
         return pointed
 
-    def conflicting_attempts(
-        self, connection: sqlite3.Connection, attempt: int, reservation: Reservation
-    ) -> list[bytes]:
+    def _copy_to_day(self, connection: LedgerConnection, group: _Group) -> None:
+        """Copy what was recorded without a day to the day that is now known, unless that was done before."""
+        connection.execute(
+            f"INSERT INTO {day_table(group.day)} {self._places}"  # noqa: S608  (an integer)
+            " SELECT undated.digest, undated.attempt, undated.debug, undated.draws"
+            f" FROM places JOIN undated ON undated.digest = {_DIGEST} WHERE true ON CONFLICT DO NOTHING",
+            group.values(),
+        )
+
+    def conflicting_attempts(self, connection: LedgerConnection, attempt: int, reservation: Reservation) -> list[bytes]:
         """Return the attempts that hold some of these reports and may be preempted; raise `Conflict` if any may not."""
-        chunks = _chunks(reservation.digests)
-        holders = {holder for chunk in chunks for _, holder, _ in _holders(connection, chunk)} - {attempt}
+        days = _days(connection)
+        groups = _groups(reservation.digests, reservation.hours)
+        holders = {by for group in groups for by, _ in self._holders(connection, days, group).values()} - {attempt}
         preempted = []
         for holder in sorted(holders):
             if self.standing(connection, holder, reservation.query.key) is not Standing.FREE:
@@ -159,7 +224,7 @@ class Reports:
             preempted.append(held_by)
         return preempted
 
-    def standing(self, connection: sqlite3.Connection, attempt: int, query_key: bytes) -> Standing:
+    def standing(self, connection: LedgerConnection, attempt: int, query_key: bytes) -> Standing:
         """Return an attempt's standing (COMMIT.md, "Conflicts"): a smaller key preempts a larger reserved one."""
         row = connection.execute("SELECT state, query_key FROM attempts WHERE attempt = ?", (attempt,)).fetchone()
         state = AttemptState(row[0])
@@ -169,12 +234,28 @@ class Reports:
             return Standing.FREE
         return Standing.BUSY
 
+    def _holders(self, connection: LedgerConnection, days: set[int], group: _Group) -> dict[int, tuple[int, int]]:
+        """Return, by place in the group, the attempt that holds a report, and its draw count if that attempt aborts."""
+        held: dict[int, tuple[int, int]] = {}
+        # What is recorded under a report's day is later than what was recorded without one.
+        for day in (NO_DAY, group.day):
+            if day in days:
+                rows = connection.execute(
+                    f"{self._places} SELECT place, reports.attempt, draws + drawn FROM places"  # noqa: S608  (an integer)
+                    f" JOIN {day_table(day)} reports ON reports.digest = {_DIGEST}"
+                    " JOIN attempts ON attempts.attempt = reports.attempt",
+                    group.values(),
+                )
+                held.update({place: (attempt, draws) for place, attempt, draws in rows})
+        return held
 
-def _holders(connection: sqlite3.Connection, chunk: list[bytes]) -> list[tuple[bytes, int, int]]:
-    """Return each recorded report, the attempt that holds it, and its draw count if that attempt aborts."""
-    marks = ",".join("?" * len(chunk))
-    source = f"reports JOIN attempts USING (attempt) WHERE digest IN ({marks})"
-    return connection.execute(f"SELECT digest, attempt, draws + drawn FROM {source}", chunk).fetchall()  # noqa: S608  (only question marks)
+
+def _days(connection: LedgerConnection) -> set[int]:
+    return {day for (day,) in connection.execute("SELECT day FROM days").fetchall()}
+
+
+def _raise_watermark(connection: LedgerConnection, time: int) -> None:
+    connection.execute("UPDATE ledger SET watermark = :time WHERE watermark < :time", {"time": time})
 
 
 def _for_draws(standing: Standing, draws: int, most_draws: int | None) -> Standing:
@@ -182,8 +263,16 @@ def _for_draws(standing: Standing, draws: int, most_draws: int | None) -> Standi
     return Standing.DRAWN if worn else standing
 
 
-def _chunks(digests: DigestRows) -> Iterator[list[bytes]]:
-    """Yield digests as SQLite takes them, in chunks that bound memory for any batch size."""
-    for start in range(0, len(digests), _CHUNK):
-        data = np.ascontiguousarray(digests[start : start + _CHUNK]).tobytes()
-        yield [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
+def _groups(
+    digests: DigestRows, hours: npt.NDArray[np.uint32], debug: npt.NDArray[np.bool_] | None = None
+) -> Iterator[_Group]:
+    """Yield digests by day and kind, in groups that bound memory for any batch size."""
+    for start in range(0, len(digests), _SPAN):
+        rows = np.ascontiguousarray(digests[start : start + _SPAN])
+        span = slice(start, start + len(rows))
+        kinds = 2 * (hours[span].astype(np.int64) // HOURS_PER_DAY)
+        if debug is not None:
+            kinds += debug[span]
+        for kind in np.unique(kinds).tolist():
+            places = np.flatnonzero(kinds == kind)
+            yield _Group(kind // 2, bool(kind % 2), start + places, rows[places].tobytes())

@@ -1,16 +1,34 @@
-"""The report ledger's tables, and the rules of COMMIT.md that SQLite itself enforces on them.
+"""The report ledger's tables, and the rules of COMMIT.md that the database itself enforces on them.
 
-Defence in depth: a bug in the code above cannot persist an illegal move, because a trigger aborts the transaction.
+Defence in depth: a bug in the code above cannot persist an illegal move, because a trigger aborts the transaction. Both
+engines make their triggers from the same rules, which are written in SQLite's dialect. Truth values are 0 and 1 and
+compared explicitly; `IS NOT` between values is the one thing that PostgreSQL spells otherwise.
+
+Reports are stored by the day of their header's hour, one table for each day. The digest covers the header, so a report
+has one day, and a digest that is unique within its day is unique. Reports whose day this ledger cannot know are in
+`undated`: those recorded before there were days, and those that peers listed after this ledger was lost. Their rows
+never change. A report of them that is reserved again is first copied to its day, and from then on the copy counts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from protocol.header import TIME_STEP
+from protocol.units import DAY
+
 # "TfNL" in ASCII, in the file's header: identifies a report ledger without opening it.
 APPLICATION_ID = 0x54664E4C
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 # Row 0 of `attempts` owns the reports imported from both peers after a lost ledger: spent by an unknown attempt.
 ELSEWHERE = 0
+# Later than any report.
+NEVER_PRUNED = 2**62
+# The table of reports of unknown day, and the number under which `days` lists it.
+UNDATED, NO_DAY = "undated", -1
+HOURS_PER_DAY = DAY // TIME_STEP
 
 TABLES = """
 CREATE TABLE ledger (
@@ -38,12 +56,10 @@ CREATE TABLE attempts (
 CREATE UNIQUE INDEX one_live_attempt_per_query ON attempts (query_key) WHERE state <> 'aborted';
 CREATE INDEX attempts_of_query ON attempts (query_key, number);
 CREATE INDEX unsettled ON attempts (state) WHERE state IN ('reserved', 'voted', 'renounced');
-CREATE TABLE reports (
-    digest BLOB PRIMARY KEY NOT NULL,
-    attempt INTEGER NOT NULL,
-    debug INTEGER CHECK (debug IN (0, 1)),
-    draws INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
+CREATE TABLE days (
+    day INTEGER PRIMARY KEY,
+    newest INTEGER NOT NULL
+);
 CREATE TABLE votes (
     attempt INTEGER NOT NULL REFERENCES attempts,
     party INTEGER NOT NULL CHECK (party IN (0, 1, 2)),
@@ -72,157 +88,269 @@ CREATE TABLE queries (
 ) WITHOUT ROWID;
 """
 
-TRIGGERS = (
-    """
-    CREATE TRIGGER attempts_begin_reserved BEFORE INSERT ON attempts
-    WHEN NEW.state <> 'reserved' OR NEW.voted OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL OR NOT NEW.drawn
-    BEGIN SELECT RAISE(ABORT, 'an attempt begins as reserved, for a debug query or a real one'); END
-    """,
-    """
-    CREATE TRIGGER attempt_numbers_rise BEFORE INSERT ON attempts
-    WHEN NEW.number <= (SELECT coalesce(max(number), 0) FROM attempts WHERE query_key = NEW.query_key)
-    BEGIN SELECT RAISE(ABORT, 'the number of a new attempt must be above the last'); END
-    """,
-    """
-    CREATE TRIGGER attempts_move_legally BEFORE UPDATE ON attempts
-    WHEN NOT ((OLD.state = 'reserved' AND NEW.state IN ('voted', 'aborted'))
-           OR (OLD.state = 'voted' AND NEW.state IN ('released', 'renounced'))
-           OR (OLD.state = 'renounced' AND NEW.state = 'aborted')
-           OR (OLD.state = 'released' AND NEW.state = 'released' AND NEW.sealed_share IS NULL))
-    BEGIN SELECT RAISE(ABORT, 'no such move'); END
-    """,
-    """
-    CREATE TRIGGER attempts_keep_their_name BEFORE UPDATE ON attempts
-    WHEN (NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.debug, NEW.newest)
-      IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.debug, OLD.newest)
-      OR NEW.most_draws IS NOT OLD.most_draws
-    BEGIN SELECT RAISE(ABORT, 'only the state of an attempt changes'); END
-    """,
-    """
-    CREATE TRIGGER a_vote_stores_its_share BEFORE UPDATE ON attempts
-    WHEN (NEW.state = 'voted') <> (NEW.voted <> OLD.voted)
-      OR (NEW.state = 'voted' AND NEW.sealed_share IS NULL)
-      OR (NEW.state = 'released' AND OLD.state <> 'released' AND NEW.sealed_share IS NOT OLD.sealed_share)
-    BEGIN SELECT RAISE(ABORT, 'the sealed share is stored with the vote, once'); END
-    """,
+# The entry that owns what was spent before a ledger was rebuilt.
+FIRST_ATTEMPT = """
+INSERT INTO attempts VALUES (:attempt, :nobody, :nobody, :nobody, 0, NULL, :newest, 'released', 0, NULL,
+    'spent before this ledger began', 1, NULL)
+"""
+
+# The columns of each table of reports.
+REPORTS = """
+CREATE TABLE {table} (
+    digest BLOB PRIMARY KEY NOT NULL,
+    attempt INTEGER NOT NULL,
+    debug INTEGER CHECK (debug IN (0, 1)),
+    draws INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID
+"""
+
+
+class Change(Enum):
+    """The statements that a rule looks at."""
+
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition on the rows OLD and NEW under which the database refuses a change."""
+
+    name: str
+    table: str
+    change: Change
+    message: str
+    refused: str = "1 = 1"
+
+
+_INSERT, _UPDATE, _DELETE = Change.INSERT, Change.UPDATE, Change.DELETE
+
+RULES = (
+    Rule(
+        "attempts_begin_reserved",
+        "attempts",
+        _INSERT,
+        "an attempt begins as reserved, for a debug query or a real one",
+        "NEW.state <> 'reserved' OR NEW.voted <> 0 OR NEW.sealed_share IS NOT NULL OR NEW.debug IS NULL"
+        " OR NEW.drawn = 0",
+    ),
+    Rule(
+        "attempt_numbers_rise",
+        "attempts",
+        _INSERT,
+        "the number of a new attempt must be above the last",
+        "NEW.number <= (SELECT coalesce(max(number), 0) FROM attempts WHERE query_key = NEW.query_key)",
+    ),
+    Rule(
+        "attempts_move_legally",
+        "attempts",
+        _UPDATE,
+        "no such move",
+        "NOT ((OLD.state = 'reserved' AND NEW.state IN ('voted', 'aborted'))"
+        " OR (OLD.state = 'voted' AND NEW.state IN ('released', 'renounced'))"
+        " OR (OLD.state = 'renounced' AND NEW.state = 'aborted')"
+        " OR (OLD.state = 'released' AND NEW.state = 'released' AND NEW.sealed_share IS NULL))",
+    ),
+    Rule(
+        "attempts_keep_their_name",
+        "attempts",
+        _UPDATE,
+        "only the state of an attempt changes",
+        "(NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.debug, NEW.newest)"
+        " IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.debug, OLD.newest)"
+        " OR NEW.most_draws IS NOT OLD.most_draws",
+    ),
+    Rule(
+        "a_vote_stores_its_share",
+        "attempts",
+        _UPDATE,
+        "the sealed share is stored with the vote, once",
+        "(NEW.state = 'voted') <> (NEW.voted <> OLD.voted) OR (NEW.state = 'voted' AND NEW.sealed_share IS NULL)"
+        " OR (NEW.state = 'released' AND OLD.state <> 'released' AND NEW.sealed_share IS NOT OLD.sealed_share)",
+    ),
     # Shares that will never be released are erased: a ledger that leaks later, with the querier's key and a malicious
     # helper's shares, would open every attempt whose share is still stored, each with independent noise.
-    """
-    CREATE TRIGGER a_share_goes_with_its_promise BEFORE UPDATE ON attempts
-    WHEN NEW.state IN ('renounced', 'aborted') AND NEW.sealed_share IS NOT NULL
-    BEGIN SELECT RAISE(ABORT, 'a share that will not be released is erased'); END
-    """,
+    Rule(
+        "a_share_goes_with_its_promise",
+        "attempts",
+        _UPDATE,
+        "a share that will not be released is erased",
+        "NEW.state IN ('renounced', 'aborted') AND NEW.sealed_share IS NOT NULL",
+    ),
     # A helper that knows part of the noise before its vote could abort until it likes a draw. So every reservation
     # counts as a draw, unless it was aborted before its MPC began.
-    """
-    CREATE TRIGGER draws_count_unless_none_was_made BEFORE UPDATE ON attempts
-    WHEN NEW.drawn <> OLD.drawn AND NOT (OLD.drawn AND OLD.state = 'reserved' AND NEW.state = 'aborted')
-    BEGIN SELECT RAISE(ABORT, 'a draw that may have been made counts'); END
-    """,
-    """
-    CREATE TRIGGER release_needs_both_yes BEFORE UPDATE ON attempts
-    WHEN NEW.state = 'released' AND (SELECT count(*) FROM votes, ledger WHERE votes.attempt = NEW.attempt
-        AND votes.vote = 'yes' AND votes.party <> ledger.party) <> 2
-    BEGIN SELECT RAISE(ABORT, 'releasing needs YES from both peers'); END
-    """,
-    """
-    CREATE TRIGGER renouncing_needs_a_no BEFORE UPDATE ON attempts
-    WHEN NEW.state = 'renounced' AND NOT EXISTS (SELECT 1 FROM votes, ledger WHERE votes.attempt = NEW.attempt
-        AND votes.vote <> 'yes' AND votes.party <> ledger.party)
-    BEGIN SELECT RAISE(ABORT, 'renouncing needs a NO'); END
-    """,
-    """
-    CREATE TRIGGER freeing_needs_both_no BEFORE UPDATE ON attempts
-    WHEN OLD.state = 'renounced' AND NEW.state = 'aborted'
-        AND (SELECT count(DISTINCT votes.party) FROM votes, ledger WHERE votes.attempt = NEW.attempt
-        AND votes.vote <> 'yes' AND votes.party <> ledger.party) <> 2
-    BEGIN SELECT RAISE(ABORT, 'freeing a voted attempt needs NO from both peers'); END
-    """,
-    """
-    CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts
-    BEGIN SELECT RAISE(ABORT, 'attempts are never deleted'); END
-    """,
-    """
-    CREATE TRIGGER reports_stay_locked BEFORE UPDATE ON reports
-    WHEN (SELECT state FROM attempts WHERE attempt = OLD.attempt) <> 'aborted' OR NEW.digest <> OLD.digest
-    BEGIN SELECT RAISE(ABORT, 'the report is held by a live attempt'); END
-    """,
+    Rule(
+        "draws_count_unless_none_was_made",
+        "attempts",
+        _UPDATE,
+        "a draw that may have been made counts",
+        "NEW.drawn <> OLD.drawn AND NOT (OLD.drawn = 1 AND OLD.state = 'reserved' AND NEW.state = 'aborted')",
+    ),
+    Rule(
+        "release_needs_both_yes",
+        "attempts",
+        _UPDATE,
+        "releasing needs YES from both peers",
+        "NEW.state = 'released' AND (SELECT count(*) FROM votes, ledger WHERE votes.attempt = NEW.attempt"
+        " AND votes.vote = 'yes' AND votes.party <> ledger.party) <> 2",
+    ),
+    Rule(
+        "renouncing_needs_a_no",
+        "attempts",
+        _UPDATE,
+        "renouncing needs a NO",
+        "NEW.state = 'renounced' AND NOT EXISTS (SELECT 1 FROM votes, ledger WHERE votes.attempt = NEW.attempt"
+        " AND votes.vote <> 'yes' AND votes.party <> ledger.party)",
+    ),
+    Rule(
+        "freeing_needs_both_no",
+        "attempts",
+        _UPDATE,
+        "freeing a voted attempt needs NO from both peers",
+        "OLD.state = 'renounced' AND NEW.state = 'aborted' AND (SELECT count(DISTINCT votes.party) FROM votes, ledger"
+        " WHERE votes.attempt = NEW.attempt AND votes.vote <> 'yes' AND votes.party <> ledger.party) <> 2",
+    ),
+    Rule("attempts_stay", "attempts", _DELETE, "attempts are never deleted"),
+    Rule(
+        "days_begin_above_the_watermark",
+        "days",
+        _INSERT,
+        "the day is not above the watermark",
+        "NEW.newest <= (SELECT watermark FROM ledger)",
+    ),
+    Rule("days_stand", "days", _UPDATE, "days are never changed"),
+    # A day's table is dropped after its row here, in the same transaction.
+    Rule(
+        "days_go_by_the_watermark",
+        "days",
+        _DELETE,
+        "the day has reports above the watermark",
+        "OLD.newest > (SELECT watermark FROM ledger)",
+    ),
+    Rule("votes_stay", "votes", _DELETE, "votes are never deleted"),
+    Rule("votes_stand", "votes", _UPDATE, "votes are never changed"),
+    Rule(
+        "moves_follow",
+        "moves",
+        _INSERT,
+        "moves are numbered without gaps",
+        "NEW.sequence <> (SELECT coalesce(max(sequence), 0) + 1 FROM moves)",
+    ),
+    Rule("moves_stay", "moves", _DELETE, "moves are never deleted"),
+    Rule("moves_stand", "moves", _UPDATE, "moves are never changed"),
+    Rule(
+        "watermark_rises",
+        "ledger",
+        _UPDATE,
+        "the watermark never goes back and the owner never changes",
+        "NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.party, NEW.identity_key)"
+        " IS NOT (OLD.ledger_id, OLD.party, OLD.identity_key)",
+    ),
+    Rule(
+        "withdrawn_before_any_vote_on_insert",
+        "queries",
+        _INSERT,
+        "a query with an attempt that is not aborted cannot be withdrawn",
+        "NEW.state = 'withdrawn'"
+        " AND EXISTS (SELECT 1 FROM attempts WHERE query_key = NEW.query_key AND state <> 'aborted')",
+    ),
+    Rule(
+        "withdrawn_for_ever",
+        "queries",
+        _UPDATE,
+        "a query that was withdrawn stays so",
+        "OLD.state = 'withdrawn' AND NEW.state <> 'withdrawn'",
+    ),
+    Rule(
+        "no_attempt_at_a_withdrawn_query",
+        "attempts",
+        _INSERT,
+        "the query was withdrawn",
+        "EXISTS (SELECT 1 FROM queries WHERE query_key = NEW.query_key AND state = 'withdrawn')",
+    ),
+    Rule("queries_stay", "queries", _DELETE, "queries are never deleted"),
+    Rule("ledger_stays", "ledger", _DELETE, "a ledger is permanent"),
+)
+
+# Rules on tables of reports look at rows after the change: an upsert that updates has inserted nothing.
+_EVERY_TABLE = (
     # A debug query is answered without noise, so a real report must never be in one; nor a debug report in a real one.
     # `IS NOT`, because both are NULL where the report was spent elsewhere: its header is not known here.
-    """
-    CREATE TRIGGER reports_join_their_own_kind BEFORE INSERT ON reports
-    WHEN NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)
-    BEGIN SELECT RAISE(ABORT, 'a debug report in a real attempt, or the reverse'); END
-    """,
-    """
-    CREATE TRIGGER reports_begin_without_draws BEFORE INSERT ON reports
-    WHEN NEW.draws <> 0
-    BEGIN SELECT RAISE(ABORT, 'a report that is new here was in no draw'); END
-    """,
-    """
-    CREATE TRIGGER draws_add_up BEFORE UPDATE ON reports
-    WHEN NEW.draws <> OLD.draws + (SELECT drawn FROM attempts WHERE attempt = OLD.attempt)
-    BEGIN SELECT RAISE(ABORT, 'the draws that a report was in are counted'); END
-    """,
-    """
-    CREATE TRIGGER draws_are_few BEFORE UPDATE ON reports
-    WHEN NEW.draws >= (SELECT most_draws FROM attempts WHERE attempt = NEW.attempt)
-    BEGIN SELECT RAISE(ABORT, 'the report was in as many draws as this query allows'); END
-    """,
-    """
-    CREATE TRIGGER reports_keep_their_kind BEFORE UPDATE ON reports
-    WHEN NEW.debug IS NOT OLD.debug OR NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)
-    BEGIN SELECT RAISE(ABORT, 'a debug report in a real attempt, or the reverse'); END
-    """,
-    """
-    CREATE TRIGGER reports_go_by_the_watermark BEFORE DELETE ON reports
-    WHEN (SELECT newest FROM attempts WHERE attempt = OLD.attempt) > (SELECT watermark FROM ledger)
-    BEGIN SELECT RAISE(ABORT, 'the report is above the watermark'); END
-    """,
-    """
-    CREATE TRIGGER votes_stay BEFORE DELETE ON votes BEGIN SELECT RAISE(ABORT, 'votes are never deleted'); END
-    """,
-    """
-    CREATE TRIGGER votes_stand BEFORE UPDATE ON votes BEGIN SELECT RAISE(ABORT, 'votes are never changed'); END
-    """,
-    """
-    CREATE TRIGGER moves_follow BEFORE INSERT ON moves
-    WHEN NEW.sequence <> (SELECT coalesce(max(sequence), 0) + 1 FROM moves)
-    BEGIN SELECT RAISE(ABORT, 'moves are numbered without gaps'); END
-    """,
-    """
-    CREATE TRIGGER moves_stay BEFORE DELETE ON moves BEGIN SELECT RAISE(ABORT, 'moves are never deleted'); END
-    """,
-    """
-    CREATE TRIGGER moves_stand BEFORE UPDATE ON moves BEGIN SELECT RAISE(ABORT, 'moves are never changed'); END
-    """,
-    """
-    CREATE TRIGGER watermark_rises BEFORE UPDATE ON ledger
-    WHEN NEW.watermark < OLD.watermark OR (NEW.ledger_id, NEW.party, NEW.identity_key)
-      IS NOT (OLD.ledger_id, OLD.party, OLD.identity_key)
-    BEGIN SELECT RAISE(ABORT, 'the watermark never goes back and the owner never changes'); END
-    """,
-    """
-    CREATE TRIGGER withdrawn_before_any_vote_on_insert BEFORE INSERT ON queries
-    WHEN NEW.state = 'withdrawn'
-        AND EXISTS (SELECT 1 FROM attempts WHERE query_key = NEW.query_key AND state <> 'aborted')
-    BEGIN SELECT RAISE(ABORT, 'a query with an attempt that is not aborted cannot be withdrawn'); END
-    """,
-    """
-    CREATE TRIGGER withdrawn_for_ever BEFORE UPDATE ON queries
-    WHEN OLD.state = 'withdrawn' AND NEW.state <> 'withdrawn'
-    BEGIN SELECT RAISE(ABORT, 'a query that was withdrawn stays so'); END
-    """,
-    """
-    CREATE TRIGGER no_attempt_at_a_withdrawn_query BEFORE INSERT ON attempts
-    WHEN EXISTS (SELECT 1 FROM queries WHERE query_key = NEW.query_key AND state = 'withdrawn')
-    BEGIN SELECT RAISE(ABORT, 'the query was withdrawn'); END
-    """,
-    """
-    CREATE TRIGGER queries_stay BEFORE DELETE ON queries
-    BEGIN SELECT RAISE(ABORT, 'queries are never deleted'); END
-    """,
-    """
-    CREATE TRIGGER ledger_stays BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'a ledger is for ever'); END
-    """,
+    Rule(
+        "join_their_own_kind",
+        "",
+        _INSERT,
+        "a debug report in a real attempt, or the reverse",
+        "NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)",
+    ),
+    Rule("go_by_the_day", "", _DELETE, "reports are forgotten by whole days, when they are not above the watermark"),
 )
+_DAY_RULES = (
+    *_EVERY_TABLE,
+    Rule(
+        "stay_locked",
+        "",
+        _UPDATE,
+        "the report is held by a live attempt",
+        "(SELECT state FROM attempts WHERE attempt = OLD.attempt) <> 'aborted' OR NEW.digest <> OLD.digest",
+    ),
+    # Otherwise a report that was spent before there were days would begin again on its day.
+    Rule(
+        "go_on_from_undated",
+        "",
+        _INSERT,
+        "the report is recorded already, without its day",
+        "EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest"
+        " AND (attempt, debug, draws) IS NOT (NEW.attempt, NEW.debug, NEW.draws))",
+    ),
+    Rule(
+        "begin_without_draws",
+        "",
+        _INSERT,
+        "a report that is new here was in no draw",
+        "NEW.draws <> 0 AND NOT EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest)",
+    ),
+    Rule(
+        "draws_add_up",
+        "",
+        _UPDATE,
+        "the draws that a report was in are counted",
+        "NEW.draws <> OLD.draws + (SELECT drawn FROM attempts WHERE attempt = OLD.attempt)",
+    ),
+    Rule(
+        "draws_are_few",
+        "",
+        _UPDATE,
+        "the report was in as many draws as this query allows",
+        "NEW.draws >= (SELECT most_draws FROM attempts WHERE attempt = NEW.attempt)",
+    ),
+    Rule(
+        "keep_their_kind",
+        "",
+        _UPDATE,
+        "a debug report in a real attempt, or the reverse",
+        "NEW.debug IS NOT OLD.debug OR NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)",
+    ),
+)
+_UNDATED_RULES = (
+    *_EVERY_TABLE,
+    Rule("come_from_peers", "", _INSERT, "a report of unknown day comes from peers", f"NEW.attempt <> {ELSEWHERE}"),
+    Rule("stand", "", _UPDATE, "a report of unknown day is copied to its day, and never changed here"),
+)
+
+
+def day_table(day: int) -> str:
+    """Return the name of the table of a day's reports."""
+    return UNDATED if day == NO_DAY else f"reports_{day:d}"
+
+
+def last_hour(day: int) -> int:
+    """Return the time of a day's last hour: no header of that day names a later one."""
+    return (day * HOURS_PER_DAY + HOURS_PER_DAY - 1) * TIME_STEP
+
+
+def reports_rules(table: str) -> list[Rule]:
+    """Return the rules on a table of reports."""
+    rules = _UNDATED_RULES if table == UNDATED else _DAY_RULES
+    return [replace(rule, name=f"{table}_{rule.name}", table=table) for rule in rules]

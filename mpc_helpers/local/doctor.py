@@ -17,8 +17,8 @@ from pathlib import Path
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
-from mpc_helpers.ledger.file import check_readable
 from mpc_helpers.ledger.rebuild import owner_of
+from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from mpc_helpers.local.visits import (
     HERE,
     SECONDS,
@@ -206,7 +206,7 @@ def _check_ledger(config: HelperConfig, membership: Membership) -> CheckResult:
         text, remedy = f"{path} was not checked: it belongs to another user", "Run this as the helper's user."
         return problem(Subject.LEDGER, HERE, text, remedy, stops=False)
     try:
-        check_readable(path, owner_of(membership))
+        SqliteEngine(path).check_readable(owner_of(membership))
     except TrefoilError as error:
         if error.kind is ErrorKind.BUSY:
             return CheckResult(Subject.LEDGER, HERE, Severity.OK, "open in the running helper, which checked it")

@@ -253,7 +253,7 @@ def _housekeeping(base: _Base, peers: _Peers, queries: Queries) -> Housekeeping:
     metrics.gauge("trefoil_key_expiry_seconds", "Expiry of each HPKE key of the set, in Unix time.", expiry.keys)
     ends = "Expiry of each certificate of the set, in Unix time."
     metrics.gauge("trefoil_certificate_expiry_seconds", ends, expiry.certificate_ends)
-    show_ledger(metrics, ledger, config.ledger, lambda: keeper.rows)
+    show_ledger(metrics, ledger, lambda: keeper.rows)
     show_process(metrics, clock())
     metrics.gauge("trefoil_concerns", "Health reasons, by concern.", base.health.gauge)
     metrics.value("trefoil_ready", "Whether this helper is ready for a new query.", lambda: float(base.health.ready))

@@ -219,13 +219,11 @@ def show_process(metrics: Metrics, started: int) -> None:
     metrics.counted("process_cpu_seconds_total", "CPU seconds of the daemon.", lambda: {(): sum(os.times()[:2])})
 
 
-def show_ledger(metrics: Metrics, ledger: ReportLedger, path: Path, rows: Callable[[], int]) -> None:
-    """Add the ledger's size and cost. Counting rows scans the table, so `rows` returns the last count."""
-    log = path.with_name(f"{path.name}-wal")
-    metrics.value(
-        "trefoil_ledger_bytes", "Bytes of the report ledger and its write-ahead log.", lambda: _size(path) + _size(log)
-    )
-    metrics.value("trefoil_ledger_log_bytes", "Bytes of its write-ahead log.", lambda: _size(log))
+def show_ledger(metrics: Metrics, ledger: ReportLedger, rows: Callable[[], int]) -> None:
+    """Add the ledger's size and cost. Counting rows scans the tables, so `rows` returns the last count."""
+    size = "Bytes of the report ledger and its write-ahead log."
+    metrics.value("trefoil_ledger_bytes", size, lambda: ledger.sizes()[0])
+    metrics.value("trefoil_ledger_log_bytes", "Bytes of its write-ahead log.", lambda: ledger.sizes()[1])
     metrics.value("trefoil_ledger_reports", "Reports in the ledger, counted hourly.", rows)
     metrics.value("trefoil_ledger_moves", "Moves in the ledger's chain.", lambda: ledger.chain.head.sequence)
     spent = "Seconds spent in the report ledger."
@@ -243,10 +241,6 @@ def _release() -> str:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 _TICKS = os.sysconf("SC_CLK_TCK")

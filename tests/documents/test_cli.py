@@ -191,6 +191,8 @@ RUN_ELSEWHERE = {
     "bench results": "results",
     "ledger create": "helper_commands",
     "ledger rebuild": "helper_commands",
+    "ledger upgrade": "report_ledger",
+    "ledger check": "report_ledger",
     "bench validity": "checked_queries",
     "bench noise": "costs",
     "bench throughput": "throughput",

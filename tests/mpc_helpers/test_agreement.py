@@ -21,10 +21,11 @@ import pytest
 from mpc_helpers.agreement.messages import CHALLENGE_SIZE, Ask, Envelope, Head, Hello, StateMessage, pack_rejections
 from mpc_helpers.agreement.negotiation import AgreementError, AlreadyReleased, AttemptTerms, TooFewReports
 from mpc_helpers.agreement.voting import state_message, verify_votes
-from mpc_helpers.ledger import database
 from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, Failpoint, QueryName, VoteStatus
-from mpc_helpers.ledger.file import LedgerError, LedgerHead, translate_errors
-from mpc_helpers.ledger.reports import Standing
+from mpc_helpers.ledger.engine import LedgerError, LedgerHead
+from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.ledger.reports import Standing, Standings
+from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.vote import Vote
 from tests.mpc_helpers.test_server import send, small_batch, talking_to
@@ -38,6 +39,12 @@ from tests.support.commit_world import (
 from tests.support.raising import raises
 from tests.support.three_agreements import OTHER, QUERY, ThreeAgreements, play
 from tests.support.three_helpers import ThreeHelpers, three_helpers
+
+
+def standings_for_other(ledger: ReportLedger) -> Standings:
+    """What the reports of the query are to another query, in this ledger."""
+    batch = QUERY.batch()
+    return ledger.reports.lookup(batch.digests, batch.hours, OTHER.name.key)
 
 
 def test_a_report_counts_only_if_all_three_admitted_it(three: ThreeAgreements) -> None:
@@ -110,7 +117,7 @@ def test_a_given_up_attempt_frees_its_reports_everywhere_and_the_next_has_a_high
         await asyncio.sleep(1)
         assert all(attempt.ended.is_set() for attempt in attempts)
         for ledger in three.ledgers:
-            assert not np.any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key))
+            assert not standings_for_other(ledger).any()
         again = await three.agree()
         assert {attempt.number for attempt in again} == {2}
         assert again[0].attempt_id != attempts[0].attempt_id
@@ -127,7 +134,7 @@ def test_a_silent_helper_fails_the_query_by_name_and_nothing_is_spent(three: Thr
             assert isinstance(error, AgreementError)
             assert error.party == 2
             assert "helper 3: no answer" in str(error)
-        assert all(not np.any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key)) for ledger in three.ledgers)
+        assert all(not standings_for_other(ledger).any() for ledger in three.ledgers)
 
     play(three, scenario)
 
@@ -261,7 +268,7 @@ async def ended_by_alarm(three: ThreeAgreements, running: asyncio.Task[list[Any]
     assert (str(error), error.party) == ("refused: helper 3 changed its ledger while it ran", 2)
     assert "rebuild the ledger" in error.hint
     assert three.ledgers[0].attempts.live(QUERY.name.key) is None
-    assert not np.any(three.ledgers[0].reports.lookup(QUERY.batch().digests, OTHER.name.key))
+    assert not standings_for_other(three.ledgers[0]).any()
 
 
 def test_an_alarm_ends_a_query_that_waits_for_proposals(three: ThreeAgreements) -> None:
@@ -342,7 +349,7 @@ def test_a_block_that_fails_gives_its_reports_back_at_all_three(three: ThreeAgre
         terms = AttemptTerms(QUERY.name, False, bytes(32))
         agreed = await agreement.agree(terms, QUERY.batch(), asyncio.get_running_loop().time() + 20)
         async with agreement.spend(agreed) as attempt:
-            assert three.ledgers[party].reports.lookup(QUERY.batch().digests, OTHER.name.key).all()
+            assert standings_for_other(three.ledgers[party]).all()
             if error is not None:
                 raise error
             await attempt.ended.wait()
@@ -356,7 +363,7 @@ def test_a_block_that_fails_gives_its_reports_back_at_all_three(three: ThreeAgre
             assert (type(found[0]), sorted(ended)) == (type(error), [1, 2])
             for ledger in three.ledgers:
                 assert ledger.attempts.live(QUERY.name.key) is None
-                assert not np.any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key))
+                assert not standings_for_other(ledger).any()
 
     play(three, scenario)
 
@@ -391,16 +398,16 @@ def test_a_proposal_that_changes_after_the_agreement_changes_nothing(three: Thre
 def ledger_calls_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What reads or writes a ledger from the thread that runs the loop, which is this one."""
     found: list[str] = []
-    errors = translate_errors
+    errors = SqliteEngine.errors
 
-    def noted(path: Path) -> object:
+    def noted(self: SqliteEngine) -> object:
         if threading.current_thread() is threading.main_thread():
-            found.append(path.name)
-        return errors(path)
+            found.append(self.path.name)
+        return errors(self)
 
     with monkeypatch.context() as patched:
         # Every read and every transaction begins with it.
-        patched.setattr(database, "translate_errors", noted)
+        patched.setattr(SqliteEngine, "errors", noted)
         yield found
 
 
@@ -474,7 +481,7 @@ def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(thre
         outcomes = await asyncio.gather(*(three.commit_within(10.0, party, attempts[party]) for party in (0, 1)))
         assert outcomes == [None, None]
         await asyncio.sleep(120)
-        assert three.ledgers[0].reports.lookup(QUERY.batch().digests, OTHER.name.key).tolist() == [Standing.BUSY] * 6
+        assert standings_for_other(three.ledgers[0]).tolist() == [Standing.BUSY] * 6
         three.down = set()
         assert await three.commit_within(20.0, 2, attempts[2]) is AttemptOutcome.RELEASED
         await asyncio.sleep(10)
@@ -514,7 +521,7 @@ class FlakyDatabase:
         ledger._database.connection = self
 
     def execute(self, statement: str, *values: Any) -> Any:
-        if self.trouble and not (self.trouble == "readonly" and statement.startswith("SELECT")):
+        if self.trouble and not (self.trouble == "readonly" and statement.startswith(("SELECT", "WITH"))):
             raise sqlite3.OperationalError(self.trouble)
         return self._db.execute(statement, *values)
 
@@ -538,7 +545,7 @@ def test_what_is_given_up_on_a_full_disk_is_free_when_there_is_room_again(three:
         disk.trouble = ""
         await asyncio.sleep(100)
         assert all(ledger.attempts.live(QUERY.name.key) is None for ledger in three.ledgers)
-        assert not any(ledger.reports.lookup(QUERY.batch().digests, OTHER.name.key).any() for ledger in three.ledgers)
+        assert not any(standings_for_other(ledger).any() for ledger in three.ledgers)
 
     play(three, scenario)
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import load_config
-from mpc_helpers.local import doctor, visits
+from mpc_helpers.ledger.sqlite_engine import SqliteEngine
+from mpc_helpers.local import visits
 from mpc_helpers.local.doctor import Examination, SiteKey, examine_as_operator, examine_as_querier
 from mpc_helpers.local.launcher import prepare
 from mpc_helpers.local.visits import HERE, CheckResult, Severity, Subject
@@ -292,7 +293,7 @@ async def test_a_disk_without_space_or_permission(tmp_path: Path, monkeypatch: p
 async def test_the_ledger_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three_helpers(tmp_path, start=False) as three:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        monkeypatch.setattr(doctor, "check_readable", lambda *_: pytest.fail("it was opened"))
+        monkeypatch.setattr(SqliteEngine, "check_readable", lambda *_: pytest.fail("it was opened"))
         assert Subject.LEDGER in {each.subject for each in problems(await as_operator(three))}
 
 

@@ -21,7 +21,7 @@ import pytest
 from mpc_helpers import helper as helper_module
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AgreementError, Attempt, AttemptTerms, Negotiation
 from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, Reservation
-from mpc_helpers.ledger.file import LedgerError, LedgerOwner
+from mpc_helpers.ledger.engine import LedgerError, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Reports, Standing
@@ -31,7 +31,7 @@ from protocol.noise import NoiseMode
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.shares import PARTIES
-from tests.mpc_helpers.test_report_ledger import NO, digests, name
+from tests.mpc_helpers.test_report_ledger import NO, digests, hours, name
 from tests.support.bad_helper import BAD, HONEST, agreement_of, five_reports
 from tests.support.raising import raises
 from tests.support.three_agreements import QUERY, ThreeAgreements, play
@@ -60,14 +60,17 @@ def ledger(path: Path) -> Iterator[ReportLedger]:
 def reserved(ledger: ReportLedger, rank: int, number: int, *reports: int, most: int | None = PAIRWISE_DRAWS) -> bytes:
     flags = np.zeros(len(reports), dtype=np.bool_)
     wanted = Reservation(
-        bytes([rank, number]) * 16, name(rank), number, False, digests(*reports), flags, 1000, 1000, most
+        bytes([rank, number]) * 16, name(rank), number, False, digests(*reports), flags, hours(len(reports)), most
     )
     ledger.moves.reserve(wanted)
     return wanted.attempt_id
 
 
 def worn(ledger: ReportLedger, *reports: int, most: int | None = PAIRWISE_DRAWS) -> list[bool]:
-    return [standing == Standing.DRAWN for standing in ledger.reports.lookup(digests(*reports), name(9).key, most)]
+    return [
+        standing == Standing.DRAWN
+        for standing in ledger.reports.lookup(digests(*reports), hours(len(reports)), name(9).key, most)
+    ]
 
 
 def test_only_an_attempt_given_up_before_its_mpc_does_not_count(path: Path, ledger: ReportLedger) -> None:
@@ -109,7 +112,10 @@ def test_sqlite_itself_refuses_one_draw_too_many(ledger: ReportLedger, monkeypat
     with monkeypatch.context() as patch, pytest.raises(LedgerError, match="as many draws"):
         patch.setattr(Reports, "any_drawn_too_often", lambda *_: False)
         reserved(ledger, 2, 2, 4, 5)
-    assert ledger.reports.lookup(digests(4, 5), name(9).key, PAIRWISE_DRAWS).tolist() == [Standing.FREE, Standing.DRAWN]
+    assert ledger.reports.lookup(digests(4, 5), hours(2), name(9).key, PAIRWISE_DRAWS).tolist() == [
+        Standing.FREE,
+        Standing.DRAWN,
+    ]
     # It is not spent: noise of which nobody knows anything beforehand may still be added to it.
     assert worn(ledger, 5, most=None) == [False]
     reserved(ledger, 2, 3, 4, 5, most=None)

@@ -14,7 +14,7 @@ import pytest
 from mpc_helpers.admission import ingest as admit_module
 from mpc_helpers.admission.ingest import AdmittedColumn, ingest
 from mpc_helpers.ledger.attempt import Failpoint
-from mpc_helpers.ledger.file import LedgerError
+from mpc_helpers.ledger.engine import LedgerError
 from mpc_helpers.mpc.session import MpcError, Stage
 from protocol.errors import Rejection
 from protocol.header import EPSILON_SPAN

@@ -52,6 +52,7 @@ class Everything:
     hours: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.uint32))
     debug: Any = field(default_factory=lambda: np.zeros(QUERY.batch_size, dtype=np.bool_))
     summed: Any = field(default_factory=lambda: np.ones(QUERY.batch_size, dtype=np.bool_))
+    amounts: Any = None
     reasons: Any = field(default_factory=lambda: np.zeros(QUERY.batch_size, dtype=np.uint8))
 
     def rejections(self) -> dict[Any, int]:

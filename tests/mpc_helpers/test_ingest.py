@@ -33,7 +33,7 @@ from mpc_helpers.admission.ingest import Admission, chunk_length, ingest
 from mpc_helpers.agreement.messages import Propose, pack_mask, pack_rejections
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation, Selected
 from mpc_helpers.ledger.attempt import QueryName
-from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.engine import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.batch import BatchReader, ColumnReader, batch_root
 from protocol.errors import ErrorKind, ProtocolError, Rejection, TrefoilError
@@ -198,13 +198,13 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     negotiation.own, negotiation.proposals = proposal, dict.fromkeys(range(3), proposal)
     tracemalloc.start()
     try:
-        assert not ledger.reports.lookup(stored, b"z" * 32).any()
+        assert not ledger.reports.lookup(stored, hours, b"z" * 32).any()
         reservation = negotiation.reservation()
         ledger.moves.reserve(reservation)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert np.count_nonzero(ledger.reports.lookup(stored, b"z" * 32)) == np.count_nonzero(accepted)
+    assert np.count_nonzero(ledger.reports.lookup(stored, hours, b"z" * 32)) == np.count_nonzero(accepted)
     ledger.close()
     assert peak < 32 * count, f"{peak / count:.0f} bytes per report"
 

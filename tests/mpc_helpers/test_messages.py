@@ -9,7 +9,7 @@ from mpc_helpers.admission.column import largest_block
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Body, Envelope, Head, Hello, Propose, Refuse, Reserved, Show, Shown
 from mpc_helpers.ledger.attempt import QueryName, VoteStatus
-from mpc_helpers.ledger.file import LedgerHead
+from mpc_helpers.ledger.engine import LedgerHead
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.helper_set import message_realm
 from protocol.vote import SignedVote, Vote

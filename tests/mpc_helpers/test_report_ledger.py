@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,29 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from typer.testing import CliRunner
 
+from mpc_helpers.commands import app
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
+from mpc_helpers.ledger import engine
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
-from mpc_helpers.ledger.database import Database
-from mpc_helpers.ledger.file import LOG_BYTES, LedgerError, LedgerHead, LedgerOwner
+from mpc_helpers.ledger.engine import LedgerError, LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import QueryChanged, QueryRecord, ReportLedger
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.rebuild import Export, accept_peer, create, export, rebuild, rebuild_ledger
-from mpc_helpers.ledger.reports import Conflict, Entries, Standing
-from mpc_helpers.ledger.schema import SCHEMA_VERSION
+from mpc_helpers.ledger.reports import Conflict, Entries, Reports, Standing
+from mpc_helpers.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, day_table, last_hour
+from mpc_helpers.ledger.sqlite_engine import LOG_BYTES, SqliteEngine
 from protocol.batch import Digests, sorted_order
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.status import Failure, QueryState
+from protocol.units import DAY, HOUR
 from protocol.vote import Vote
 from tests.support.raising import raises
 from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 
 OWNER = LedgerOwner(0, b"k" * 32)
 YES = [ReceivedVote(1, Vote.YES, b"yes of 2"), ReceivedVote(2, Vote.YES, b"yes of 3")]
+# The time of a report unless a test says otherwise, and its day.
+TIME = 20_000 * DAY + 5 * HOUR
+TODAY = TIME // DAY
 NO = [ReceivedVote(1, Vote.ABORTED, b"no of 2"), ReceivedVote(2, Vote.RENOUNCED, b"no of 3")]
 
 
@@ -55,26 +67,32 @@ def digests(*reports: int) -> Digests:
     return rows[sorted_order(rows)]
 
 
+def hours(count: int, time: int = TIME) -> npt.NDArray[np.uint32]:
+    return np.full(count, time // HOUR, dtype=np.uint32)
+
+
 def name(rank: int) -> QueryName:
     return QueryName(bytes([rank]) * 32, b"d" * 32)
 
 
 def reservation(
-    rank: int, number: int, *reports: int, time: int = 1000, debug: bool = False, made: Sequence[bool] | None = None
+    rank: int, number: int, *reports: int, time: int = TIME, debug: bool = False, made: Sequence[bool] | None = None
 ) -> Reservation:
     """An attempt of a query; `made` says which of its reports debug devices made, by default those it counts."""
     flags = np.array([debug] * len(reports) if made is None else made, dtype=np.bool_)
-    return Reservation(bytes([rank, number]) * 16, name(rank), number, debug, digests(*reports), flags, time, time)
+    return Reservation(
+        bytes([rank, number]) * 16, name(rank), number, debug, digests(*reports), flags, hours(len(reports), time)
+    )
 
 
-def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: int = 1000) -> bytes:
+def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: int = TIME) -> bytes:
     wanted = reservation(rank, number, *reports, time=time)
     ledger.moves.reserve(wanted)
     return wanted.attempt_id
 
 
 def standing(ledger: ReportLedger, report: int, rank: int = 9) -> Standing:
-    return Standing(int(ledger.reports.lookup(digests(report), name(rank).key)[0]))
+    return Standing(int(ledger.reports.lookup(digests(report), hours(1), name(rank).key)[0]))
 
 
 def state(ledger: ReportLedger, attempt_id: bytes) -> AttemptState | None:
@@ -107,7 +125,7 @@ def test_a_large_batch_leaves_no_large_log(path: Path, ledger: ReportLedger) -> 
     """By itself SQLite keeps a log as long as it ever was: as long as the reports of the largest batch."""
     rows = np.random.default_rng(1).integers(0, 256, (120_000, 32), dtype=np.uint8)
     flags = np.zeros(len(rows), dtype=np.bool_)
-    batch = replace(reservation(1, 1), digests=rows[sorted_order(rows)], debug_reports=flags)
+    batch = replace(reservation(1, 1), digests=rows[sorted_order(rows)], debug_reports=flags, hours=hours(len(rows)))
     ledger.moves.reserve(batch)
     log = path.with_name(f"{path.name}-wal")
     assert log.stat().st_size > LOG_BYTES
@@ -170,9 +188,13 @@ ILLEGAL = {
     "UPDATE attempts SET state = 'renounced', sealed_share = x'00' WHERE number = 1": "is erased",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, voted = 0 WHERE number = 1": "once",
     "DELETE FROM attempts": "never deleted",
-    "DELETE FROM reports": "above the watermark",
-    "UPDATE reports SET attempt = 1, draws = draws + 1": "held by a live attempt",
-    "UPDATE reports SET attempt = 1": "draws that a report was in",
+    "DELETE FROM reports_20000": "by whole days",
+    "UPDATE reports_20000 SET attempt = 1, draws = draws + 1": "held by a live attempt",
+    "UPDATE reports_20000 SET attempt = 1": "draws that a report was in",
+    "INSERT INTO undated VALUES (zeroblob(32), 1, 0, 0)": "comes from peers",
+    "DELETE FROM days": "above the watermark",
+    "UPDATE days SET newest = 0": "never changed",
+    "INSERT INTO days VALUES (-5, 0)": "not above the watermark",
     "DELETE FROM votes": "never deleted",
     "UPDATE votes SET vote = 'yes'": "never changed",
     "DELETE FROM moves": "never deleted",
@@ -180,7 +202,7 @@ ILLEGAL = {
     "INSERT INTO moves VALUES (99, 1, 'voted', zeroblob(32))": "without gaps",
     "UPDATE ledger SET watermark = -1": "never goes back",
     "UPDATE ledger SET party = 2": "owner never changes",
-    "DELETE FROM ledger": "for ever",
+    "DELETE FROM ledger": "permanent",
     "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
     " FROM attempts WHERE number = 1": "above the last",
     "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
@@ -190,11 +212,11 @@ ILLEGAL = {
     "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', 0, NULL, '', 1,"
     " NULL FROM attempts WHERE number = 1": "a debug query or a real one",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, debug = 1 WHERE number = 1": "only the state",
-    "UPDATE reports SET debug = 1": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 1, 1, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 1, NULL, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 0, 0, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports VALUES (zeroblob(32), 1, 0, 1)": "new here was in no draw",
+    "UPDATE reports_20000 SET debug = 1": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 1, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 0, 0, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 0, 1)": "new here was in no draw",
     "INSERT INTO attempts SELECT 50, randomblob(32), zeroblob(32), query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 0,"
     " NULL FROM attempts WHERE number = 1": "begins as reserved",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, drawn = 0 WHERE number = 1": "made counts",
@@ -256,7 +278,7 @@ def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(path: Path, ledger
     for mixed in (*([*good[:at], not debug, *good[at:]] for at in (0, 600, 700)), [not debug] * 701):
         with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
             ledger.moves.reserve(reservation(1, 1, *range(701), debug=debug, made=mixed))
-    assert not ledger.reports.lookup(digests(*range(701)), name(9).key).any()
+    assert not ledger.reports.lookup(digests(*range(701)), hours(701), name(9).key).any()
     assert ledger.chain.head.sequence == 0
     ledger.moves.abort(reserve(ledger, 1, 1, 5), "")
     # A report that was reserved once keeps its kind: under the same digest it has the same header.
@@ -347,32 +369,94 @@ def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
     rows = rng.integers(0, 256, (5000, 32), dtype=np.uint8)
     rows = rows[sorted_order(rows)]
     kinds = rng.integers(0, 3, 5000)
+    when = rng.integers(TIME // HOUR - 90, TIME // HOUR, 5000).astype(np.uint32)
     for rank, kind in ((1, Standing.BUSY), (2, Standing.SEEN)):
         attempt = bytes([rank]) * 32
         chosen = rows[kinds == kind]
         ledger.moves.reserve(
-            Reservation(attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), 1, 1)
+            Reservation(
+                attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), when[kinds == kind]
+            )
         )
         ledger.moves.vote(attempt, b"sealed")
     ledger.moves.release(b"\2" * 32, YES)
-    assert np.array_equal(ledger.reports.lookup(rows, name(9).key), kinds)
-    assert ledger.reports.lookup(rows[:0], name(9).key).size == 0
+    assert np.array_equal(ledger.reports.lookup(rows, when, name(9).key), kinds)
+    assert ledger.reports.lookup(rows[:0], when[:0], name(9).key).size == 0
     twice = np.repeat(rows, 2, axis=0)
-    assert np.array_equal(ledger.reports.lookup(twice, name(9).key), np.repeat(kinds, 2))
+    assert np.array_equal(ledger.reports.lookup(twice, np.repeat(when, 2), name(9).key), np.repeat(kinds, 2))
 
 
-def test_the_watermark_rises_forgets_and_refuses(path: Path, ledger: ReportLedger) -> None:
-    release(ledger, reserve(ledger, 1, 1, 5, time=1000))
-    release(ledger, reserve(ledger, 2, 1, 6, time=2000))
-    assert ledger.reports.advance_watermark(1500) == 1
-    assert ledger.reports.advance_watermark(1200) == 0
-    assert ledger.reports.watermark == 1500
-    assert (standing(ledger, 5), standing(ledger, 6)) == (Standing.FREE, Standing.SEEN)
+def test_the_watermark_rises_forgets_whole_days_and_refuses(path: Path, ledger: ReportLedger) -> None:
+    """A day goes with its last hour, not before: a report of that hour could still be admitted."""
+    yesterday = TIME - DAY
+    release(ledger, reserve(ledger, 1, 1, 5, time=yesterday))
+    release(ledger, reserve(ledger, 2, 1, 6))
+    # One batch of both days: each report is forgotten with its own.
+    both = replace(reservation(3, 1, 7, 8), hours=np.array([yesterday // HOUR, TIME // HOUR], dtype=np.uint32))
+    ledger.moves.reserve(both)
+    end = last_hour(TODAY - 1)
+    assert ledger.reports.advance_watermark(end - 1) == []
+    assert ledger.reports.count() == 4
+    assert ledger.reports.advance_watermark(end) == [TODAY - 1]
+    assert ledger.reports.advance_watermark(end - DAY) == []
+    assert (ledger.reports.watermark, ledger.reports.count()) == (end, 2)
+    found = ledger.reports.lookup(digests(7, 8), both.hours, name(9).key)
+    assert found.tolist() == [Standing.FREE, Standing.BUSY]
+    assert standing(ledger, 6) is Standing.SEEN
     with raises(ErrorKind.EXPIRED, Conflict):
-        reserve(ledger, 3, 1, 5, time=1000)
+        reserve(ledger, 4, 1, 5, time=yesterday)
     ledger.close()
     again = ReportLedger(path, OWNER)
-    assert again.reports.watermark == 1500
+    assert again.reports.watermark == end
+    again.close()
+
+
+def test_a_report_is_looked_for_on_the_day_of_its_header(ledger: ReportLedger) -> None:
+    """The digest covers the header, so no report has two days. A wrong hour would find nothing, on purpose here."""
+    release(ledger, reserve(ledger, 1, 1, 5))
+    for hour, expected in ((0, Standing.SEEN), (18, Standing.SEEN), (19, Standing.FREE), (-6, Standing.FREE)):
+        assert ledger.reports.lookup(digests(5), hours(1, TIME + hour * HOUR), name(9).key) == [expected]
+
+
+def test_opening_reads_nothing_that_grows(path: Path, ledger: ReportLedger) -> None:
+    """Damage in a table of reports is found by `verify`, and not by opening: that has not read it."""
+    rows = np.random.default_rng(3).integers(0, 256, (20_000, 32), dtype=np.uint8)
+    none = np.zeros(len(rows), dtype=np.bool_)
+    many = replace(reservation(1, 1), digests=rows[sorted_order(rows)], debug_reports=none, hours=hours(len(rows)))
+    ledger.moves.reserve(many)
+    root = ledger._database.connection.execute(
+        "SELECT rootpage FROM sqlite_master WHERE name = ?", (day_table(TODAY),)
+    ).fetchone()[0]
+    ledger.verify()
+    ledger.close()
+    data = bytearray(path.read_bytes())
+    data[(root - 1) * 4096 : root * 4096] = b"\xff" * 4096
+    path.write_bytes(data)
+    again = ReportLedger(path, OWNER)
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        again.verify()
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        standing(again, 5)
+    again.close()
+
+
+def test_only_the_last_moves_are_verified_on_opening(
+    path: Path, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 6):
+        ledger.moves.abort(reserve(ledger, 1, number, 5), "")
+    ledger.close()
+    with closing(sqlite3.connect(path)) as db:
+        for (trigger,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {trigger}")
+        db.execute("UPDATE moves SET state = 'voted' WHERE sequence = 2")
+        db.commit()
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        ReportLedger(path, OWNER)
+    monkeypatch.setattr(engine.check_chain, "__kwdefaults__", {"recent": 8})
+    again = ReportLedger(path, OWNER)
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        again.verify()
     again.close()
 
 
@@ -384,18 +468,27 @@ def test_a_lost_ledger_is_rebuilt_with_everything_of_both_peers_spent(tmp_path: 
         peer = ReportLedger(tmp_path / f"{helper}.db", owner)
         reserve(peer, 1, 1, *reports)
         peer.moves.abort(reserve(peer, 2, 1, 8), "")
-        peer.reports.advance_watermark(10 * helper)
+        peer.reports.advance_watermark(TIME - 20 * DAY + helper)
         entries.append(peer.reports.export())
         peer.close()
     with raises(ErrorKind.TOO_FEW, LedgerError):
-        rebuild_ledger(tmp_path / "new.db", OWNER, entries[:1])
-    rebuild_ledger(tmp_path / "new.db", OWNER, entries)
+        rebuild_ledger(tmp_path / "new.db", OWNER, entries[:1], TIME)
+    rebuild_ledger(tmp_path / "new.db", OWNER, entries, TIME)
     rebuilt = ReportLedger(tmp_path / "new.db", OWNER)
     assert [standing(rebuilt, report) for report in (5, 6, 7)] == [Standing.SEEN] * 3
     assert standing(rebuilt, 8) is Standing.FREE
-    assert rebuilt.reports.watermark == 20
+    assert rebuilt.reports.watermark == TIME - 20 * DAY + 2
     with pytest.raises(Conflict):
         reserve(rebuilt, 1, 1, 5)
+    # A peer's entries say nothing about days: they are spent whatever their header's hour is.
+    for number, time in ((2, TIME - 9 * DAY), (3, TIME + 9 * DAY)):
+        with pytest.raises(Conflict):
+            reserve(rebuilt, 1, number, 6, time=time)
+    # They are forgotten together, when the watermark has passed what was the present.
+    release(rebuilt, reserve(rebuilt, 2, 1, 8, time=TIME + DAY))
+    assert rebuilt.reports.advance_watermark(TIME) == [-1]
+    assert (rebuilt.reports.count(), standing(rebuilt, 5)) == (1, Standing.FREE)
+    assert rebuilt.reports.lookup(digests(8), hours(1, TIME + DAY), name(9).key) == [Standing.SEEN]
     rebuilt.close()
 
 
@@ -404,7 +497,7 @@ def test_an_existing_ledger_is_never_replaced(path: Path) -> None:
     with raises(ErrorKind.FILE_EXISTS, LedgerError):
         ReportLedger.create(path, OWNER)
     with raises(ErrorKind.FILE_EXISTS, LedgerError):
-        rebuild_ledger(path, OWNER, [Entries(0, digests()), Entries(0, digests())])
+        rebuild_ledger(path, OWNER, [Entries(0, digests()), Entries(0, digests())], TIME)
     assert path.read_bytes() == before
     assert path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -602,15 +695,145 @@ def test_reports_are_counted_in_slices(ledger: ReportLedger, monkeypatch: pytest
     """Whoever needs the ledger waits for one slice, not for the table. No digest falls between two of them."""
     reserve(ledger, 1, 1, *range(1, 600), 2**256 - 1)
     counted = []
-    ask = Database.value
+    ask = Reports._count_between
 
-    def value(self: Database, query: str, *values: bytes | int) -> Any:
-        counted.append(found := ask(self, query, *values))
+    def between(self: Reports, *bounds: Any) -> int:
+        counted.append(found := ask(self, *bounds))
         return found
 
-    monkeypatch.setattr(Database, "value", value)
+    monkeypatch.setattr(Reports, "_count_between", between)
     assert ledger.reports.count() == 600
     assert max(counted) <= 4
+
+
+# A ledger of the last format, as the code of that time wrote it: `iterdump` of every kind of row.
+
+
+FORMAT_4 = Path(__file__).parents[1] / "data" / "ledgers" / "format-4.sql"
+HEAD_4 = bytes.fromhex("0ff0a1faf47a0cb7f2996d4d2335d6d96875919e2e8162c55f3b9629f1212ebd")
+UPGRADE = """
+import os, signal, sys
+from pathlib import Path
+from mpc_helpers.ledger import sqlite_engine
+from mpc_helpers.ledger.engine import LedgerOwner
+made, last = [], int(sys.argv[2])
+make = sqlite_engine._trigger
+def trigger(*rule):
+    made.append(rule)
+    if len(made) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return make(*rule)
+sqlite_engine._trigger = trigger
+commit = sqlite_engine.SqliteEngine.commit
+def killed(self, connection):
+    if last == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commit(self, connection)
+sqlite_engine.SqliteEngine.commit = killed
+sqlite_engine.SqliteEngine(Path(sys.argv[1])).upgrade(LedgerOwner(0, b"k" * 32))
+"""
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.executescript(FORMAT_4.read_text())
+        db.execute("PRAGMA user_version = 4")
+    return path
+
+
+def holders(path: Path) -> list[Any]:
+    """Every row of every table but the reports', and every report's."""
+    with closing(sqlite3.connect(path)) as db:
+        tables = ("ledger", "attempts", "votes", "moves", "peer_heads", "queries")
+        rows = [db.execute(f"SELECT * FROM {table}").fetchall() for table in tables]  # noqa: S608
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        return [*rows, db.execute(f"SELECT * FROM {'undated' if 'undated' in names else 'reports'}").fetchall()]  # noqa: S608
+
+
+def test_an_old_ledger_is_refused_with_what_to_do_and_nothing_is_lost_in_the_upgrade(old: Path) -> None:
+    before = holders(old)
+    with raises(ErrorKind.UNKNOWN_VERSION, LedgerError) as refused:
+        ReportLedger(old, OWNER)
+    assert "trefoil ledger upgrade" in refused.value.hint
+    with raises(ErrorKind.WRONG_KEY, LedgerError):
+        SqliteEngine(old).upgrade(LedgerOwner(0, b"x" * 32))
+    SqliteEngine(old).upgrade(OWNER)
+    assert holders(old) == before
+    with raises(ErrorKind.UNKNOWN_VERSION, LedgerError):
+        SqliteEngine(old).upgrade(OWNER)
+    ledger = ReportLedger(old, OWNER)
+    ledger.verify()
+    assert ledger.chain.head.digest == HEAD_4
+    assert len(ledger.moves.sweep()) == 1
+    spent = {10: Standing.SEEN, 11: Standing.SEEN, 90: Standing.SEEN, 92: Standing.SEEN}
+    others = {20: Standing.FREE, 21: Standing.FREE, 30: Standing.BUSY, 40: Standing.BUSY, 50: Standing.FREE}
+    for report, expected in (spent | others).items():
+        for time in (TIME - DAY, TIME):
+            assert ledger.reports.lookup(digests(report), hours(1, time), name(9).key) == [expected], report
+    for number, report in enumerate((10, 30, 40, 90)):
+        with pytest.raises(Conflict):
+            reserve(ledger, 9, number + 1, report)
+    ledger.close()
+
+
+def test_reports_of_an_old_ledger_go_on_with_their_draws_on_their_day(old: Path) -> None:
+    """Report 20 was in two draws before the upgrade: a third is its last."""
+    SqliteEngine(old).upgrade(OWNER)
+    ledger = ReportLedger(old, OWNER)
+    ledger.moves.sweep()
+    third = replace(reservation(7, 1, 20, 22), most_draws=3)
+    ledger.moves.reserve(third)
+    assert standing(ledger, 20) is Standing.BUSY
+    ledger.moves.begin(third.attempt_id)
+    ledger.moves.abort(third.attempt_id, "")
+    assert ledger.reports.lookup(digests(20, 22), hours(2), name(9).key, 3).tolist() == [Standing.DRAWN, Standing.FREE]
+    with raises(ErrorKind.REFUSED, Conflict):
+        ledger.moves.reserve(replace(reservation(7, 2, 20), most_draws=3))
+    release(ledger, reserve(ledger, 8, 1, 20))
+    assert [standing(ledger, report) for report in (20, 21)] == [Standing.SEEN, Standing.FREE]
+    ledger.close()
+    with closing(sqlite3.connect(old)) as db:
+        for fresh in (10, 21):
+            with pytest.raises(sqlite3.IntegrityError, match="recorded already"):
+                db.execute("INSERT INTO reports_20000 VALUES (?, 8, 0, 0)", (digests(fresh).tobytes(),))
+        with pytest.raises(sqlite3.IntegrityError, match="never changed here"):
+            db.execute("UPDATE undated SET attempt = 8")
+
+
+@pytest.mark.parametrize("made", [1, 25, 0])
+def test_an_upgrade_that_is_killed_is_run_again(old: Path, made: int) -> None:
+    """Killed when the first trigger or a later one is made, or before the commit, it is the old ledger still."""
+    before = holders(old)
+    killed = subprocess.run([sys.executable, "-c", UPGRADE, old, str(made)], timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with raises(ErrorKind.UNKNOWN_VERSION, LedgerError):
+        ReportLedger(old, OWNER)
+    assert holders(old) == before
+    SqliteEngine(old).upgrade(OWNER)
+    ledger = ReportLedger(old, OWNER)
+    ledger.verify()
+    ledger.close()
+    assert holders(old) == before
+
+
+async def test_an_operator_upgrades_and_checks_a_ledger(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path, start=False) as three:
+        lose(three, 0)
+        config, membership = opened(three, 0)
+        key = membership.identity.public.hex().upper()
+        with closing(sqlite3.connect(config.ledger)) as db:
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.executescript(FORMAT_4.read_text().replace((b"k" * 32).hex().upper(), key))
+            db.execute("PRAGMA user_version = 4")
+        for command, moves in (("upgrade", None), ("check", 13)):
+            line = ["ledger", command, "--config", str(three.trio.config_path(0)), "--json", str(tmp_path / command)]
+            done = CliRunner().invoke(app, line)
+            assert done.exit_code == 0, done.output
+            assert json.loads((tmp_path / command).read_text()).get("moves") == moves
 
 
 # A lost ledger, rebuilt from both peers: nothing that was counted is counted again.

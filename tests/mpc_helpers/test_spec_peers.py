@@ -19,9 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Envelope, Head, Hello, Propose, Refuse, Reserved, Show, Shown
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation
-from mpc_helpers.ledger import file as ledger_file
 from mpc_helpers.ledger.attempt import QueryName, Reservation, VoteStatus
-from mpc_helpers.ledger.file import LedgerHead
+from mpc_helpers.ledger.engine import LedgerHead, first_head, next_head
 from mpc_helpers.mpc import channel
 from mpc_helpers.mpc.noisy_sum import joint_nonce, pair_noise_key
 from mpc_helpers.mpc.session import MpcSession
@@ -135,9 +134,9 @@ def test_the_attempt_id() -> None:
 
 def test_the_chain_of_a_ledger() -> None:
     first = h("ledger chain", b"i" * 16)
-    assert ledger_file.first_head(b"i" * 16) == first
+    assert first_head(b"i" * 16) == first
     second = h("ledger chain", first, struct.pack(">Q", 1), ATTEMPT, b"reserved")
-    assert ledger_file.next_head(first, 1, ATTEMPT, "reserved") == second
+    assert next_head(first, 1, ATTEMPT, "reserved") == second
 
 
 def test_the_greeting_of_a_session() -> None:

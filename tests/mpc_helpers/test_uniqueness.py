@@ -18,7 +18,7 @@ import pytest
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Failpoint
-from mpc_helpers.ledger.file import LedgerError
+from mpc_helpers.ledger.engine import LedgerError
 from mpc_helpers.ledger.rebuild import LEDGER_CREATED, accept_peer, create, export, rebuild
 from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, Rejection

@@ -25,6 +25,7 @@ from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.attempt import AttemptState, QueryName
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
+from mpc_helpers.ledger.schema import day_table
 from mpc_helpers.local.launcher import HelperProcess, Launched, launched, prepare
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader
@@ -216,10 +217,16 @@ def _audit_reports(ledgers: list[ReportLedger], submitted: set[bytes]) -> list[s
     violations = []
     holders = []
     for ledger in ledgers:
-        rows = ledger._database.connection.execute(
-            "SELECT digest, attempt_id, state FROM reports JOIN attempts USING (attempt)"
-        )
-        holders.append({digest: attempt for digest, attempt, state in rows if state == "released"})
+        held: dict[bytes, bytes] = {}
+        with ledger._database.reading() as connection:
+            for (day,) in connection.execute("SELECT day FROM days").fetchall():
+                held |= dict(
+                    connection.execute(
+                        f"SELECT digest, attempt_id FROM {day_table(day)} reports"  # noqa: S608  (an integer)
+                        " JOIN attempts ON attempts.attempt = reports.attempt WHERE state = 'released'"
+                    ).fetchall()
+                )
+        holders.append(held)
         if ledger.attempts.pending():
             violations.append(
                 f"L1: helper {ledger.owner.party + 1} has {len(ledger.attempts.pending())} unsettled attempts"

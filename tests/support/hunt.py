@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -36,11 +36,13 @@ import numpy as np
 from benchmarks.results.origin import machine
 from mpc_helpers.agreement.messages import Body, Envelope
 from mpc_helpers.agreement.peers import Parties
-from mpc_helpers.ledger.file import LedgerHead, LedgerOwner
+from mpc_helpers.ledger.engine import LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.reports import Standing
+from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from protocol.errors import ProtocolError
 from protocol.files import write_atomically
+from protocol.header import TIME_STEP
 from tests.support import commit_world
 from tests.support.commit_world import KEYS, hashed_signatures, report_digest, run, violations
 from tests.support.hunt_schedule import Schedule, malicious_schedule_of, schedule_of
@@ -70,11 +72,19 @@ def wrongs(world: HuntWorld) -> list[str]:
     return found
 
 
+def _open_in_memory(engine: SqliteEngine, owner: LedgerOwner) -> Any:
+    return LEDGERS.open(engine.path, owner)
+
+
+# The hour in the header of every report (`HuntWorld`).
+HOURS = np.array([BEGINNING // TIME_STEP], dtype=np.uint32)
+
+
 def _wrongs_of(world: HuntWorld, ledgers: list[ReportLedger], report: int) -> Iterator[str]:
     """One report is counted in one released answer, or it is free at all three; and few draws were of it."""
     digest = report_digest(report)
     row = np.frombuffer(digest, dtype=np.uint8).reshape(1, -1)
-    standings = [Standing(int(ledger.reports.lookup(row, bytes(32))[0])) for ledger in ledgers]
+    standings = [Standing(int(ledger.reports.lookup(row, HOURS, bytes(32))[0])) for ledger in ledgers]
     released = {attempt for party, _, attempt, _ in world.out if party in world.honest}
     for ledger in ledgers:
         released |= {found.attempt_id for found in ledger.attempts._select("state = 'released' AND attempt > 0")}
@@ -120,7 +130,7 @@ def quick() -> Iterator[None]:
         patches.enter_context(mock.patch.object(Parties, "seal", _seal))
         patches.enter_context(mock.patch.object(Parties, "open", _open))
         patches.enter_context(mock.patch.object(commit_world, "RETRY", RETRY))
-        patches.enter_context(mock.patch("mpc_helpers.ledger.database.open_connection", LEDGERS.open))
+        patches.enter_context(mock.patch.object(SqliteEngine, "open", _open_in_memory))
         # What a ledger costs is not measured here, and on some machines a look at the processor's clock is dear.
         watch = SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0)
         patches.enter_context(mock.patch("mpc_helpers.ledger.database.time", watch))

@@ -42,7 +42,7 @@ from mpc_helpers.agreement.negotiation import (
 )
 from mpc_helpers.agreement.peers import Parties, RetryPolicy
 from mpc_helpers.ledger.attempt import AttemptOutcome, Failpoint, VoteStatus
-from mpc_helpers.ledger.file import LedgerClosed, LedgerError, LedgerOwner
+from mpc_helpers.ledger.engine import LedgerClosed, LedgerError, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.service import housekeeping
 from protocol.errors import ProtocolError

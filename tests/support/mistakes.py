@@ -297,6 +297,7 @@ MISTAKES: dict[str, list[str]] = {
         "device create --db ann.db",
         f"helper-set new unsigned.json {ENTRIES}",
         f"ledger create {CONFIG}",
+        f"ledger upgrade {CONFIG}",
         f"device convert shop.example --db ann.db {HELPERS} --buckets 4 --batch new.batch --report new.report",
         f"{QUERY} --list --withdraw",
         f"{QUERY} --id 00 --new",

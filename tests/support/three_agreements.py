@@ -11,7 +11,7 @@ from mpc_helpers.agreement.agreement import Agreement
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
 from mpc_helpers.agreement.peers import Hooks
 from mpc_helpers.ledger.attempt import AttemptOutcome
-from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.engine import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from tests.support.commit_world import (
     KEYS,

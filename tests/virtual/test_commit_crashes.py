@@ -22,7 +22,7 @@ import pytest
 from mpc_helpers.agreement import messages
 from mpc_helpers.agreement.messages import Ask, Envelope, Reserved
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, VoteStatus
-from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger.engine import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
 from tests.support.commit_world import (

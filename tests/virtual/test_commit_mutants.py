@@ -23,8 +23,9 @@ from mpc_helpers.agreement.messages import Envelope, Propose, Reserved
 from mpc_helpers.agreement.negotiation import Negotiation
 from mpc_helpers.agreement.preparation import Preparation
 from mpc_helpers.agreement.voting import Voting
-from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, ReceivedVote, Reservation, VoteStatus
-from mpc_helpers.ledger.file import LedgerOwner
+from mpc_helpers.ledger import sqlite_engine
+from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, ReceivedVote, VoteStatus
+from mpc_helpers.ledger.engine import LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Moves
 from mpc_helpers.ledger.reports import Reports, Standing
@@ -42,6 +43,7 @@ from tests.support.commit_world import (
     helpers_that_answered,
     honest_sums,
     no_votes_to,
+    point_regardless,
     run,
     says,
     violations,
@@ -57,6 +59,12 @@ def without_guards(path: Path) -> None:
             for (name,) in names:
                 db.execute(f"DROP {kind} {name}")
         db.commit()
+
+
+@pytest.fixture(autouse=True)
+def unguarded_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the tables of days without guards too: a variant must be caught by what it does."""
+    monkeypatch.setattr(sqlite_engine, "reports_rules", lambda _: [])
 
 
 _correct_move = Voting._move
@@ -134,17 +142,12 @@ def test_retrying_while_an_attempt_is_voted_is_caught(runs: Runs, monkeypatch: p
     assert violations(runs.play(ONE, plan, block=block, prepare=without_guards)) == []
     monkeypatch.setattr(Preparation, "_wait_for_older", _do_not_wait)
     monkeypatch.setattr(Reports, "standing", lambda *_: Standing.FREE)
-    monkeypatch.setattr(Reports, "point", _point_regardless)
+    monkeypatch.setattr(Reports, "point", point_regardless)
     assert any("S3" in text for text in violations(runs.play(ONE, plan, block=block, prepare=without_guards)))
 
 
 async def _do_not_wait(self: Preparation, negotiation: Negotiation) -> None:
     return None
-
-
-def _point_regardless(self: Reports, connection: sqlite3.Connection, attempt: int, reservation: Reservation) -> int:
-    rows = [(bytes(row), attempt) for row in reservation.digests[:]]
-    return connection.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0, 0)", rows).rowcount
 
 
 def test_saying_no_from_ignorance_is_caught(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

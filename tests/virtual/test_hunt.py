@@ -20,12 +20,14 @@ import pytest
 
 from mpc_helpers.agreement.negotiation import Negotiation
 from mpc_helpers.agreement.voting import Voting
+from mpc_helpers.ledger import sqlite_engine
 from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, ReceivedVote
 from mpc_helpers.ledger.moves import Moves
 from mpc_helpers.ledger.reports import Reports
 from mpc_helpers.service import housekeeping
 from protocol.vote import Vote
 from tests.support import hunt_world
+from tests.support.commit_world import point_regardless
 from tests.support.hunt import hunt, play, quick, shrunk
 from tests.support.hunt_rounds import hunt_rounds
 from tests.support.hunt_schedule import HuntFault, Lie, malicious_schedule_of, schedule_of
@@ -95,8 +97,9 @@ def test_real_processes_count_every_report_once(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def unguarded() -> Iterator[None]:
+def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """SQLite stops most of these by itself; without its triggers and indexes the hunt has to."""
+    monkeypatch.setattr(sqlite_engine, "reports_rules", lambda _: [])
     for party in range(3):
         template = hunt_world.template(party)
         kept = template.execute(
@@ -202,11 +205,7 @@ def a_restart_that_drops_what_was_voted(patch: pytest.MonkeyPatch) -> None:
 
 
 def reports_that_two_attempts_hold(patch: pytest.MonkeyPatch) -> None:
-    def point(self: Reports, connection: sqlite3.Connection, attempt: int, reservation: Any) -> int:
-        rows = [(bytes(row), attempt) for row in reservation.digests[:]]
-        return connection.executemany("INSERT OR REPLACE INTO reports VALUES (?, ?, 0, 0)", rows).rowcount
-
-    patch.setattr(Reports, "point", point)
+    patch.setattr(Reports, "point", point_regardless)
 
 
 # With the first seed from 1 on that caught each, so that this takes seconds; the search goes on from there.
