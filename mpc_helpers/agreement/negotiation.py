@@ -44,9 +44,10 @@ class TooFewReports(AgreementError):
 
     kind = ErrorKind.TOO_FEW
 
-    def __init__(self, shortfall: Shortfall, message: str, hint: str = "") -> None:
+    def __init__(self, shortfall: Shortfall, message: str, hint: str = "", *, affordable: int | None = None) -> None:
         super().__init__(message, hint)
         self.shortfall = shortfall
+        self.affordable = affordable
 
 
 class DrawnTooOften(AgreementError):
@@ -396,14 +397,18 @@ class Negotiation:
         return False
 
 
-def too_few(negotiation: Negotiation, accepted: int) -> TooFewReports:
-    """Return the error for too few accepted reports. Its counts show a helper that rejects everything."""
+def too_few(negotiation: Negotiation, accepted: int, affordable: int | None = None) -> TooFewReports:
+    """Return the error for too few accepted reports. Its counts show a helper that rejects everything.
+
+    `affordable` is the largest ε at which this helper would propose enough of them (`Amounts.affordable`).
+    """
     first, second, third = (negotiation.proposals[party].rejection_counts for party in range(PARTIES))
     needed = negotiation.terms.minimum
     return TooFewReports(
         Shortfall(len(negotiation.batch.digests), accepted, needed, (first, second, third)),
         f"only {accepted} reports are acceptable to all three helpers; {needed} are needed",
         "Wait for more reports, or ask for fewer.",
+        affordable=affordable,
     )
 
 

@@ -319,8 +319,10 @@ class Queries:
 
     async def _fail(self, tracked: TrackedQuery, error: TrefoilError) -> None:
         party = error.party if isinstance(error, HelperError) else None
-        shortfall = error.shortfall if isinstance(error, TooFewReports) else None
-        failure = Failure(tracked.record.state, party, str(error), error.hint, shortfall)
+        shortfall, affordable = (
+            (error.shortfall, error.affordable) if isinstance(error, TooFewReports) else (None, None)
+        )
+        failure = Failure(tracked.record.state, party, str(error), error.hint, shortfall, affordable)
         state = QueryState.DISPUTED if isinstance(error, Disputed) else QueryState.FAILED
         with contextlib.suppress(TrefoilError):
             # An unwritable ledger is often the cause; then the failure is kept in memory only.

@@ -19,6 +19,8 @@ from protocol.collector.limits import CollectorLimits
 from protocol.collector.server import PATH, collecting
 from protocol.collector.store import StoreReader
 from protocol.helper_set import HelperSet
+from protocol.querier.spending import BatchSpending, spending_of
+from protocol.units import show
 
 app = typer.Typer(help="collector")
 batch = typer.Typer(help="Batches of sealed reports: list, merge, split, check.", no_args_is_help=True)
@@ -74,23 +76,39 @@ def batch_ls(
     paths: Annotated[list[Path], typer.Argument(help="Batch files, or folders of trefoil collect.")],
     json: JsonFile = None,
 ) -> None:
-    """List what batches or a collector's folder hold, from public headers alone.
+    """List what batches or a collector's folder hold, from public headers, and what is left by the saved queries.
 
     Example: trefoil batch ls shop.batch
     """
     rows = [row for path in paths for row in _rows(path)]
+    spent = {str(each.path): each for each in spending_of([path for path in paths if not path.is_dir()])}
+    for row in rows:
+        if (each := spent.get(str(row.get("batch")))) is not None:
+            least, most = each.left
+            row |= {"paid_micros": each.paid, "left_micros": [least, most], "left_exact": each.sure}
     table = Table("where", "site", "kind", "what", "day")
-    table.add_column("reports", justify="right")
+    for heading in ("reports", "paid", "left"):
+        table.add_column(heading, justify="right")
     for row in rows:
         where = row.get("batch", row.get("collector"))
         dates = sorted({date_of(int(str(row[end]))) for end in ("oldest", "newest")})
         cells = [", ".join(map(str, row[part])) for part in ("sites", "kinds", "descriptions")]  # type: ignore[call-overload]
-        table.add_row(str(where), *cells, " to ".join(dates), f"{row['reports']:,}")
+        amounts = _amounts(spent.get(str(row.get("batch"))))
+        table.add_row(str(where), *cells, " to ".join(dates), f"{row['reports']:,}", *amounts)
     console.print(table)
     for row in rows:
         if row["malformed"]:
             say(f"{row['batch']}: {row['malformed']:,} more records are no reports; helpers leave them out")
     write_json(json, rows)
+
+
+def _amounts(spent: BatchSpending | None) -> tuple[str, str]:
+    """Return what reports paid and what is left of them by the querier's own record; empty for a collector's folder."""
+    if spent is None:
+        return "", ""
+    least, most = (show(amount) for amount in spent.left)
+    left = least if least == most else f"{least} to {most}"
+    return show(spent.paid), left if spent.sure else f"at least {left}"
 
 
 def _rows(path: Path) -> list[dict[str, object]]:

@@ -10,8 +10,9 @@ In reading order:
 - `result`: noise, confidence interval and bias bound of an answer; the verdict; the plot
 - `own_record`: which answers are certainly unbiased, from the querier's own batches (Appendix F, no budget)
 - `record_view`: `trefoil bias`
+- `spending`: what answers took of each report, what is left, and an audit of the helpers' arithmetic
 - `series`: one query for each day or week of a collector's reports
 - `view`: what `trefoil query` shows
-- `command`: `trefoil query run`, `list`, `fetch`, `withdraw`, `series`
+- `command`: `trefoil query run`, `list`, `fetch`, `withdraw`, `audit`, `series`
 - `regression`: a publisher's logistic regression from one noisy answer (paper, Appendix A)
 """

@@ -21,6 +21,7 @@ from protocol.querier.saved_query import QueryOptions
 from protocol.querier.series import Every, ask_over_time
 from protocol.querier.view import (
     ask_and_show,
+    audit_and_show,
     fetch_and_show,
     list_and_show,
     list_left_out,
@@ -81,6 +82,14 @@ LeftOut = Annotated[
     Option(metavar="FILE", help="List the reports that were left out, and why, as CSV.", callback=left_out_place),
 ]
 Kind = Annotated[str, Option(help="Which kind of reports to count; trefoil batch ls lists them.")]
+Rest = Annotated[
+    bool | None,
+    Option(
+        "--keep-rest/--use-up",
+        help="Keep what the answer does not take of each report for later queries, or use the reports up.",
+        show_default=False,
+    ),
+]
 Debug = Annotated[bool, Option("--debug", help="The batch holds debug reports: their answer has no noise.")]
 
 
@@ -90,6 +99,7 @@ def run_query(
     helpers: Helpers,
     site_key: SiteKey,
     epsilon: Epsilon = None,
+    rest: Rest = None,
     noise: NoiseChoice = NoiseMode.LOCAL,
     minimum: Minimum = 1,
     tolerate: Tolerate = 0.1,
@@ -107,7 +117,7 @@ def run_query(
 
     Example: trefoil query run --reports batch --helpers helpers.json --site-key shop.key --json answer.json
     """
-    options = replace(_options(epsilon, noise, minimum, tolerate, seconds, debug), kind=kind)
+    options = replace(_options(epsilon, noise, minimum, tolerate, seconds, debug), kind=kind, keeps_rest=rest)
     output = _Output(cutoff, plot, left_out)
     with show_details(details), keeping(KEPT):
         result = ask_and_show(reports, helpers, site_key, options, _now(), new=new)
@@ -153,6 +163,17 @@ def withdraw_query(reports: Reports, helpers: Helpers, site_key: SiteKey, json: 
     write_json(json, withdraw_and_show(reports, helpers, site_key))
 
 
+@query.command("audit")
+def audit_answers(
+    reports: Annotated[list[Path], typer.Argument(help="Batches that were queried.")], json: JsonFile = None
+) -> None:
+    """Add up, report by report, what released answers cost, and fail if it is more than was paid. Asks no helper.
+
+    Example: trefoil query audit monday.batch tuesday.batch
+    """
+    write_json(json, audit_and_show(reports))
+
+
 @query.command("series")
 def query_series(
     reports: Annotated[Path, Option(help="The folder of trefoil collect.")],
@@ -161,6 +182,7 @@ def query_series(
     every: Annotated[Every, Option("--every", help="The length of a period.")] = Every.DAY,
     kind: Kind = "",
     epsilon: Epsilon = None,
+    rest: Rest = None,
     noise: NoiseChoice = NoiseMode.LOCAL,
     minimum: Minimum = 1,
     tolerate: Tolerate = 0.1,
@@ -174,7 +196,7 @@ def query_series(
 
     Example: trefoil query series --reports collected --helpers helpers.json --site-key shop.key --every week
     """
-    options = _options(epsilon, noise, minimum, tolerate, seconds, debug)
+    options = replace(_options(epsilon, noise, minimum, tolerate, seconds, debug), keeps_rest=rest)
     with show_details(details), keeping(GOES_ON):
         document = ask_over_time(reports, helpers, site_key, options, _now, every=every, kind=kind, plot=plot)
     write_json(json, document)

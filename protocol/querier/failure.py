@@ -13,6 +13,7 @@ from typing import assert_never
 from protocol.errors import ErrorKind, Rejection, TrefoilError, printable
 from protocol.shares import PARTIES
 from protocol.status import Failure, QueryState, QueryStatus, Shortfall
+from protocol.units import show
 
 _RETRY_LATER = frozenset(
     {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
@@ -95,7 +96,7 @@ def refusal(statuses: Mapping[int, QueryStatus], names: Sequence[str]) -> QueryF
     else:
         message, details = _sentence(statuses, failures, names), _details(failures, names)
     helpers = tuple(sorted(party for party in suspects if party is not None)) or tuple(failures)
-    hint = first.hint if shortfall is None else _hint(shortfall, first.hint)
+    hint = first.hint if shortfall is None else _rest_hint(failures, names) or _hint(shortfall, first.hint)
     kind = _kind(shortfall, {statuses[party].state for party in failures})
     if kind is ErrorKind.ABORTED and "--new" not in hint:
         # Its deadline passes, and then the same command can only repeat this error.
@@ -175,6 +176,22 @@ def _hint(shortfall: Shortfall, otherwise: str) -> str:
             return otherwise
 
 
+def _rest_hint(failures: Mapping[int, Failure], names: Sequence[str]) -> str:
+    """Return what can be asked for, and which helper affords least; empty unless reports have too little left."""
+    little = {
+        party: failure.affordable
+        for party, failure in failures.items()
+        if failure.shortfall is not None and Rejection.TOO_LITTLE_LEFT in failure.shortfall.left_out[party]
+    }
+    if not little:
+        return ""
+    party = min(little, key=lambda each: little[each] or 0)
+    most = little[party]
+    if most is None:
+        return f"{names[party]} has too little left of these reports for any ε. Query other reports."
+    return f"{names[party]} affords least: {show(most)}. Give --epsilon {show(most)} and --new."
+
+
 def _only_rejecter(shortfall: Shortfall) -> int | None:
     """Return the one helper that rejects reports if the two others reject none, else None."""
     parties = [party for party, counts in enumerate(shortfall.left_out) if sum(counts.values())]
@@ -247,6 +264,8 @@ def _subject(reason: Rejection, count: int, submitted: int) -> str:
     match reason:
         case Rejection.SEEN:
             return f"{who} {'was' if one else 'were'} counted before"
+        case Rejection.TOO_LITTLE_LEFT:
+            return f"{who} {'has' if one else 'have'} {reason.value}"
         case Rejection.EXPIRED | Rejection.FROM_THE_FUTURE | Rejection.DUPLICATE:
             return f"{who} {'is' if one else 'are'} {reason.value}"
         case Rejection.NOISE_TOO_SMALL:

@@ -12,27 +12,63 @@ import json
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from protocol.answer import Answer
 from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
+from protocol.left_out import WOULD_COUNT
 from protocol.noise import NoiseMode
 from protocol.querier.ask import OnStatus, Querier
 from protocol.querier.failure import QueryFailed
 from protocol.querier.own_record import MeasuredBias
 from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, SavedQuery, kind_to_query, make_query
+from protocol.query import Query
 from protocol.units import entitlement
 
 SUFFIX = ".queries"
 _SUFFIX = ".json"
 _NOTE = ".bias"
+_OUTCOME = ".outcome"
 SHOWN_DIGITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedQuery:
+    """A saved query with what its querier knows of its outcome.
+
+    `counted` has a bit for each report in the batch's order by digest, most significant first: those in the answer. It
+    is None while no answer was fetched; then the helpers may have released one, with any of the reports in it.
+    """
+
+    query: Query
+    counted: bytes | None = field(default=None, repr=False)
+
+    @property
+    def released(self) -> bool:
+        """Return whether it was answered, as far as its querier knows."""
+        return self.counted is not None
+
+    def on(self, batch: BatchReader) -> RecordedQuery:
+        """Return the same of a batch that may have changed since: its order is another, so that no place is known."""
+        return self if batch.root() == self.query.batch_root else replace(self, counted=None)
+
+    def rows(self, batch: BatchReader) -> npt.NDArray[np.bool_]:
+        """Return which records of a batch may be in the answer: all, unless it is known."""
+        rows = np.ones(len(batch), dtype=np.bool_)
+        if self.counted is not None:
+            bits = np.unpackbits(np.frombuffer(self.counted, dtype=np.uint8), count=len(batch))
+            rows[batch.order()] = bits.astype(np.bool_)
+        return rows
 
 
 class QueryFolder:
@@ -71,12 +107,52 @@ class QueryFolder:
         saved.save(self._file(saved))
         return saved
 
+    def keep_result(self, result: QueryResult) -> None:
+        """Save what the querier's own record needs of an answer: its reports, and the bound on its bias."""
+        self.keep_outcome(result.query, result.answer)
+        self.keep_bias(result)
+
     def keep_bias(self, result: QueryResult) -> None:
         """Save the bias bound of an answer for the querier's own record, if the query is of this folder."""
         path = self._note(result.query.query_id.hex())
         if result.bias is not None and path.with_suffix(_SUFFIX).exists():
             noted = {"bias_bound": result.bias.bound, "beta": result.bias.beta}
             write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
+
+    def keep_outcome(self, query: Query, answer: Answer | None) -> None:
+        """Save which reports an answer holds, or that a query was withdrawn, if the query is of this folder."""
+        path = self._outcome(query.query_id.hex())
+        if not path.with_suffix(_SUFFIX).exists():
+            return
+        noted: dict[str, str] = {"outcome": "withdrawn"}
+        if answer is not None:
+            counted = np.all([codes == WOULD_COUNT for codes in answer.left_out], axis=0)
+            if np.count_nonzero(counted) != answer.counted:
+                # The lists were truncated, so that nobody but the helpers knows all reports in the answer.
+                return
+            noted = {"outcome": "answered", "counted": np.packbits(counted).tobytes().hex()}
+        write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
+
+    def recorded(self) -> list[RecordedQuery]:
+        """Return all queries that were or may have been answered, oldest first: those that were not withdrawn."""
+        recorded: list[RecordedQuery] = []
+        for saved in self.all():
+            path = self._outcome(saved.query.query_id.hex())
+            try:
+                noted = json.loads(path.read_bytes())
+                if noted["outcome"] == "answered":
+                    counted = bytes.fromhex(noted["counted"])
+                    if len(counted) != (saved.query.batch_size + 7) // 8:
+                        raise ValueError
+                    recorded.append(RecordedQuery(saved.query, counted))
+                elif noted["outcome"] != "withdrawn":
+                    raise ValueError
+            except FileNotFoundError:
+                recorded.append(RecordedQuery(saved.query))
+            except (ValueError, KeyError, TypeError):
+                hint = "Remove it, and fetch the answer with: trefoil query fetch --id"
+                raise TrefoilError(f"{path} is damaged", hint, kind=ErrorKind.FILE_DAMAGED) from None
+        return recorded
 
     def bias_of(self, query_id: bytes) -> MeasuredBias | None:
         """Return the saved bias bound of a query's answer, or None."""
@@ -93,11 +169,15 @@ class QueryFolder:
     def drop(self, saved: SavedQuery) -> None:
         """Delete a query that no helper accepted: it can never be answered."""
         self._file(saved).unlink(missing_ok=True)
+        self._outcome(saved.query.query_id.hex()).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
     def _note(self, digits: str) -> Path:
         return self.path / f"{digits}{_NOTE}"
+
+    def _outcome(self, digits: str) -> Path:
+        return self.path / f"{digits}{_OUTCOME}"
 
     def _file(self, saved: SavedQuery) -> Path:
         return self.path / f"{saved.query.query_id.hex()}{_SUFFIX}"
@@ -133,7 +213,7 @@ async def ask_batch(
                 folder.drop(saved)
             _name(error, saved)
             raise
-    folder.keep_bias(result)
+    folder.keep_result(result)
     return result
 
 
@@ -160,6 +240,7 @@ async def withdraw_all(querier: Querier, folder: QueryFolder, site_key: Identity
     async def withdraw(saved: SavedQuery) -> None:
         with contextlib.suppress(QueryFailed):
             await querier.withdraw(saved, site_key)
+            folder.keep_outcome(saved.query, None)
 
     await asyncio.gather(*(withdraw(saved) for saved in folder.all()))
 
@@ -174,7 +255,7 @@ def _resumable(
     difference = _difference(saved, batch, options, site_key)
     if difference:
         old = f"trefoil query fetch --id {saved.query.query_id.hex()[:SHOWN_DIGITS]}"
-        hint = f"Submit a new one with --new; reports that were counted are left out. To fetch the old answer: {old}"
+        hint = f"Submit a new one with --new; reports that are used up are left out. To fetch the old answer: {old}"
         raise TrefoilError(f"{batch.path} {difference}", hint, kind=ErrorKind.INCONSISTENT)
     return saved
 
@@ -188,6 +269,8 @@ def _difference(saved: SavedQuery, batch: BatchReader, options: QueryOptions, si
     wanted = (options.noise, options.minimum_reports, options.tolerated_bad_permille)
     if chosen != wanted or options.epsilon_micros not in (None, query.epsilon_micros):
         return "was queried before, with another ε, noise or minimum"
+    if options.keeps_rest not in (None, query.keeps_rest):
+        return f"was queried before, and {'keeps the rest' if query.keeps_rest else 'uses its reports up'}"
     if options.kind and not kind_to_query(batch, options.kind).is_counted_by(query):
         return "was queried before, for another kind of reports"
     try:
@@ -212,11 +295,13 @@ def ask(
     new: bool = False,
     debug: bool = False,
     kind: str = "",
+    keep_rest: bool | None = None,
 ) -> QueryResult:
     """Query the three helpers for a batch file, as `trefoil query run` does; called again, it resumes.
 
     `tolerate` is the fraction of invalid reports above which the query fails. `debug` is for batches of debug reports,
-    whose answer has no noise. `kind` names the reports to count in a batch of several kinds.
+    whose answer has no noise. `kind` names the reports to count in a batch of several kinds. `keep_rest` takes of each
+    report what the answer costs; by default reports are used up.
 
     >>> helper_set = trefoil.HelperSet.load("/tmp/trefoil/helpers.json")  # doctest: +SKIP
     >>> site_key = trefoil.load_site_key("/tmp/trefoil/sites/shop.example.key")  # doctest: +SKIP
@@ -230,6 +315,7 @@ def ask(
         seconds=seconds,
         debug=debug,
         kind=kind,
+        keeps_rest=keep_rest,
     )
     now = int(time.time())  # noqa: TID251 - an edge: a script reads the real clock
     return run(ask_batch(Querier(helper_set), BatchReader(Path(batch)), options, site_key, now, new=new))

@@ -12,7 +12,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
@@ -30,9 +30,10 @@ from protocol.keys import IdentityKey, load_identity
 from protocol.net.json_message import JsonObject, decode_json
 from protocol.querier.ask import Querier
 from protocol.querier.failure import QueryFailed
-from protocol.querier.query_folder import ask_batch
+from protocol.querier.query_folder import QueryFolder, ask_batch
 from protocol.querier.result import CONFIDENCE
 from protocol.querier.saved_query import QueryOptions
+from protocol.querier.spending import check_choice
 from protocol.units import DAY, HOUR
 
 # 1 January 1970 was a Thursday; weeks begin on Mondays, as in ISO 8601.
@@ -158,8 +159,14 @@ class Series:
             export(self._store, period.shelves, period.batch)
         batch = BatchReader(period.batch)
         late = sum(shelf.reports for shelf in period.shelves) - len(batch)
+        options = self._options
+        if (saved := QueryFolder(period.batch).newest()) is not None:
+            # A period is queried once: one that an earlier run began goes on as it began.
+            options = replace(options, keeps_rest=saved.query.keeps_rest)
+        else:
+            check_choice(batch, options)
         try:
-            result = await ask_batch(self._querier, batch, self._options, self._key, now)
+            result = await ask_batch(self._querier, batch, options, self._key, now)
         except QueryFailed as error:
             # A wrong key is wrong for every period; any other refusal may concern this one alone.
             if error.retryable or error.http_status == HTTPStatus.FORBIDDEN:
@@ -220,6 +227,7 @@ def ask_over_time(
     with StoreReader(folder) as store:
         shelves = shelves_of_kind(store, kind, queried_kinds(folder, every))
         periods = closed_periods(folder, shelves, every, clock())
+        options = _as_before(options, periods)
         series = Series(store, Querier(helper_set), key, options)
         try:
             asyncio.run(_ask_all(series, periods, clock, answers))
@@ -231,6 +239,18 @@ def ask_over_time(
     site, name = shelves[0].site, shelves[0].kind
     listed = [answer.to_json() for answer in answers]
     return {"site": site, "kind": name, "every": every.value, "confidence": CONFIDENCE, "periods": listed}
+
+
+def _as_before(options: QueryOptions, periods: Sequence[Period]) -> QueryOptions:
+    """Return options that do with the rest of reports what the last queried period did, unless they say it.
+
+    A series that runs unattended must not stop at an upgrade: one that was saved earlier goes on to use reports up.
+    """
+    queried = (QueryFolder(period.batch).newest() for period in reversed(periods))
+    last = next((saved for saved in queried if saved is not None), None)
+    if options.keeps_rest is not None or last is None:
+        return options
+    return replace(options, keeps_rest=last.query.keeps_rest)
 
 
 async def _ask_all(

@@ -12,7 +12,7 @@ import datetime
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -31,7 +31,8 @@ from protocol.querier.ask import OnStatus, Querier
 from protocol.querier.failure import QueryFailed
 from protocol.querier.query_folder import SHOWN_DIGITS, QueryFolder, ask_batch
 from protocol.querier.result import CONFIDENCE, QueryResult
-from protocol.querier.saved_query import QueryOptions, SavedQuery
+from protocol.querier.saved_query import QueryOptions, SavedQuery, kind_to_query
+from protocol.querier.spending import audit, check_choice, spending_of
 from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 
@@ -132,11 +133,25 @@ class ListedQuery:
             "deadline": query.deadline,
             "reports": query.batch_size,
             "epsilon_micros": query.epsilon_micros,
+            "keeps_rest": query.keeps_rest,
+            "paid_micros": _paid(self.saved),
             "noise": query.noise.value,
             "debug": query.debug,
             "answer_held": self.held,
             "helpers": {names[party]: _state(status) for party, status in self.statuses.items()},
         }
+
+
+def _paid(saved: SavedQuery) -> int | None:
+    """Return the most that a report of the query paid; None for queries of releases that did not save it."""
+    return max((span.epsilon_micros for span in saved.spans), default=None)
+
+
+def _takes(saved: SavedQuery) -> str:
+    """Return what a query takes of its reports, in words."""
+    paid = _paid(saved)
+    share = "" if paid is None else f" of {units.show(paid)}"
+    return f"{units.show(saved.query.epsilon_micros)}{share}, rest kept" if saved.query.keeps_rest else f"all{share}"
 
 
 def _is_released(status: QueryStatus | QueryFailed) -> bool:
@@ -169,7 +184,7 @@ def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Pat
         say(f"there is no query on {reports}")
         return
     table = Table(title=f"queries on {reports}")
-    for heading in ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "noise", "outcome"):
+    for heading in ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "takes", "noise", "outcome"):
         table.add_column(heading)
     for entry in listed:
         query = entry.saved.query
@@ -180,6 +195,7 @@ def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Pat
             f"{made:%Y-%m-%d %H:%M}",
             str(query.batch_size),
             units.show(query.epsilon_micros),
+            _takes(entry.saved),
             "debug" if query.debug else query.noise.value,
             entry.describe(names),
         )
@@ -232,18 +248,64 @@ def ask_and_show(
     """Run a query on a batch, or resume one, and print the answer."""
     helper_set, key, batch = HelperSet.load(helpers), load_identity(site_key), BatchReader(reports)
     batch.check()
+    if new or QueryFolder(reports).newest() is None:
+        check_choice(batch, options)
+        options = _rest_of_record(batch, options) if new else options
     with _bar() as on_status:
         result = asyncio.run(ask_batch(Querier(helper_set), batch, options, key, now, new=new, on_status=on_status))
     return _print(result, helper_set)
 
 
+def _rest_of_record(batch: BatchReader, options: QueryOptions) -> QueryOptions:
+    """Return options that ask by default for what is left of the batch by its own record, if something was kept."""
+    if options.epsilon_micros is not None:
+        return options
+    kind = kind_to_query(batch, options.kind)
+    (spent,) = spending_of([batch.path])
+    groups = [group for group in spent.groups if group.left > 0]
+    if not any(group.left < group.paid for group in groups):
+        return options
+    most = min(units.affordable(group.paid, group.sensitivity, group.left, kind.sensitivity) for group in groups)
+    say(f"asks for {units.show(most)}: by the record of {batch.path} no more is left of some reports")
+    return replace(options, epsilon_micros=most, keeps_rest=bool(options.keeps_rest))
+
+
+def audit_and_show(paths: Sequence[Path]) -> list[dict[str, object]]:
+    """Print what the answers over some batches took of their reports, and return it as JSON; raise on too much."""
+    spent = audit(paths)
+    table = Table(title="released answers, report by report")
+    for heading in ("batch", "reports", "answers", "paid", "left"):
+        table.add_column(heading, justify="left" if heading == "batch" else "right")
+    for batch in spent:
+        for group in batch.groups:
+            left = ("" if group.sure else "at least ") + units.show(group.left)
+            cells = f"{group.count:,}", str(len(group.answers)), units.show(group.paid), left
+            table.add_row(str(batch.path), *cells)
+    out.print(table)
+    say("no report is in answers that cost more than it paid")
+    return [
+        {
+            "batch": str(batch.path),
+            "reports": group.count,
+            "answers": [answer.query.query_id.hex() for answer in group.answers],
+            "paid_micros": group.paid,
+            "left_micros": group.left,
+            "exact": group.sure,
+        }
+        for batch in spent
+        for group in batch.groups
+    ]
+
+
 def withdraw_and_show(reports: Path, helpers: Path, site_key: Path) -> dict[str, object]:
     """Withdraw the newest query of a batch."""
-    saved = QueryFolder(reports).newest()
+    folder = QueryFolder(reports)
+    saved = folder.newest()
     if saved is None:
         hint = "List queries with: trefoil query list"
         raise TrefoilError(f"there is no query on {reports}", hint, kind=ErrorKind.FILE_MISSING)
     asyncio.run(Querier(HelperSet.load(helpers)).withdraw(saved, load_identity(site_key)))
+    folder.keep_outcome(saved.query, None)
     say("withdrawn: the helpers will not answer this query, and its reports can be queried again")
     return {"query_id": saved.query.query_id.hex(), "withdrawn": True}
 
@@ -253,7 +315,7 @@ def fetch_and_show(reports: Path, helpers: Path, digits: str) -> QueryResult:
     helper_set, folder = HelperSet.load(helpers), QueryFolder(reports)
     with _bar() as on_status:
         result = asyncio.run(Querier(helper_set).fetch(folder.find(digits), on_status))
-    folder.keep_bias(result)
+    folder.keep_result(result)
     return _print(result, helper_set)
 
 

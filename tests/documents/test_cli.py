@@ -224,6 +224,7 @@ SUCCESSES = [
     " --field advertiser=a.example --ago 700000 --advertiser a.example --batch news.batch --records news.records",
     "reports --helpers trio/helpers.json --count 3 --buckets 4 --out crowd.batch --show-truth",
     "batch ls crowd.batch",
+    "query audit crowd.batch",
     "batch check crowd.batch",
     "batch merge crowd.batch --out merged.batch",
     "batch split crowd.batch --out days",
@@ -577,7 +578,8 @@ def test_a_device(tables: list[Table]) -> None:
 
 def test_a_list_of_queries(tables: list[Table]) -> None:
     statuses = {party: QueryStatus(QueryState.COMPUTING, 0, 0) for party in range(3)}
-    saved: Any = SimpleNamespace(query=query(), made=NOW)
+    spans = [ReportSpan(LONG_SITE, NOW, NOW, 1_500_000, 2, 1)]
+    saved: Any = SimpleNamespace(query=query(keeps_rest=True), made=NOW, spans=spans)
     entries = [listing.ListedQuery(saved, statuses)]
     listing._show_list(entries, ["north", "south", "west"], Path("folder/of/the/shop.batch"))
     check(tables, 1)

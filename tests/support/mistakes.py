@@ -198,6 +198,8 @@ MISTAKES: dict[str, list[str]] = {
         f"{QUERY} --epsilon 1e-9",
         f"{QUERY} --epsilon 1e999",
         f"{QUERY} --epsilon 100",
+        f"{QUERY} --epsilon 0.25",
+        f"{QUERY} --keep-rest",
         "demo --epsilon -1",
         f"{REPORTS} --epsilon 0",
         "plan --reports 10 --value-cap 5 --budget -1",
