@@ -148,10 +148,11 @@ def _paid(saved: SavedQuery) -> int | None:
 
 
 def _takes(saved: SavedQuery) -> str:
-    """Return what a query takes of its reports, in words."""
-    paid = _paid(saved)
-    share = "" if paid is None else f" of {units.show(paid)}"
-    return f"{units.show(saved.query.epsilon_micros)}{share}, rest kept" if saved.query.keeps_rest else f"all{share}"
+    """Return the ε of a query, and what it was taken of where the rest is kept."""
+    epsilon, paid = units.show(saved.query.epsilon_micros), _paid(saved)
+    if not saved.query.keeps_rest:
+        return epsilon
+    return f"{epsilon}, rest kept" if paid is None else f"{epsilon} of {units.show(paid)}, rest kept"
 
 
 def _is_released(status: QueryStatus | QueryFailed) -> bool:
@@ -184,7 +185,7 @@ def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Pat
         say(f"there is no query on {reports}")
         return
     table = Table(title=f"queries on {reports}")
-    for heading in ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "takes", "noise", "outcome"):
+    for heading in ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "noise", "outcome"):
         table.add_column(heading)
     for entry in listed:
         query = entry.saved.query
@@ -194,7 +195,6 @@ def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Pat
             query.short_name,
             f"{made:%Y-%m-%d %H:%M}",
             str(query.batch_size),
-            units.show(query.epsilon_micros),
             _takes(entry.saved),
             "debug" if query.debug else query.noise.value,
             entry.describe(names),
