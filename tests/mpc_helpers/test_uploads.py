@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -379,17 +380,24 @@ async def slowloris(three: ThreeHelpers) -> AsyncIterator[list[asyncio.Task[Repl
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_slowloris_uploads_of_one_site_shut_nobody_out(tmp_path: Path) -> None:
+async def test_slowloris_uploads_of_one_site_shut_nobody_out(tmp_path: Path, show: Callable[[str], None]) -> None:
     """As many as one site can make: another site's query, a health page and a restarted peer are served."""
-    sites = {SITE: [SITE], OTHER: [OTHER]}
+    sites, clock, took = {SITE: [SITE], OTHER: [OTHER]}, time.monotonic, []
     async with three_helpers(tmp_path, sites=sites) as three, asyncio.timeout(120), slowloris(three) as tasks:
+        took.append(clock())
         async with talking_to(three) as session:
             assert (await send(session, "GET", "/healthz"))[0] == 200
+        took.append(clock())
         await three.stop(1)
         await three.start(1)
+        took.append(clock())
         await until(lambda: three.daemons[1].health.ready and three.daemons[0].health.ready)
+        took.append(clock())
         batch = three.batch(three.seal([[1, 0]] * 4, terms(2, site=OTHER, caller=OTHER)))
         assert (await three.ask(three.query(batch, site=OTHER), batch)).answer.counted == 4
+        took.append(clock())
         # It has a quarter of all connections; its other uploads were told to retry later.
         assert len(three.daemons[0].queries.uploads) <= ConnectionLimits.of_this_process().share
         assert {task.result()[0] for task in tasks if task.done()} <= {410, 429}
+    health, _, ready, query = (later - earlier for earlier, later in itertools.pairwise(took))
+    show(f"beside {len(tasks)} uploads: health {health:.2f} s, restarted peer {ready:.2f} s, query {query:.2f} s")

@@ -245,6 +245,14 @@ def server(tmp_path: Path) -> Server:
     return Server(tmp_path)
 
 
+async def test_an_open_listener_limits_what_libraries_log(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    loggers = [logging.getLogger(name) for name in ("asyncio", "aiohttp.server", "aiohttp.web")]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "filters", [])
+    async with server.open():
+        assert [[type(each) for each in logger.filters] for logger in loggers] == [[RateLimitFilter]] * 3
+
+
 async def test_the_newest_clients_are_served_and_the_oldest_evicted(server: Server) -> None:
     async with server.open():
         lines = [await server.connect() for _ in range(10)]
