@@ -41,7 +41,15 @@ from mpc_helpers.service.monitoring import (
 from mpc_helpers.service.ports import MpcPorts, PortProbes
 from mpc_helpers.service.queries import Queries
 from mpc_helpers.service.reloading import SiteReloads, write_process
-from mpc_helpers.service.server import MetricsAccess, PeerEndpoint, PeerRoute, PublicInfo, Server, public_configuration
+from mpc_helpers.service.server import (
+    QUERY_COUNTS,
+    MetricsAccess,
+    PeerEndpoint,
+    PeerRoute,
+    PublicInfo,
+    Server,
+    public_configuration,
+)
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.workers import Rendezvous, WorkerSessions
 from protocol.cli.stopping import stop_event
@@ -265,7 +273,7 @@ async def _listen(base: _Base, peers: _Peers, queries: Queries, reloads: SiteRel
     config = base.config
 
     def health() -> dict[str, object]:
-        more = {"queries": queries.counts(), "reloads": reloads.count, "opens": describe_opens()}
+        more = {QUERY_COUNTS: queries.counts(), "reloads": reloads.count, "opens": describe_opens()}
         return base.health.page({**more, "mpc_ports": list(peers.rendezvous.ports.fixed)})
 
     routes: dict[str, PeerRoute] = {AGREEMENT: peers.agreement, WORKERS: peers.rendezvous}

@@ -49,6 +49,8 @@ CONFIG_PATH = "/v1/config"
 QUERY_PATH = "/v1/queries/{digest}"
 READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
+# The part of the health page that is about queries.
+QUERY_COUNTS = "queries"
 SHORTEST_TOKEN = 16
 ROUTES = (CONFIG_PATH, QUERY_PATH, QUERY_PATH + "/column", QUERY_PATH + "/withdrawal", QUERY_PATH + "/answer")
 SHUTDOWN_SECONDS = 2.0
@@ -99,16 +101,22 @@ class MetricsAccess:
             raise ConfigError(message, "Make one with: openssl rand -hex 32", kind=ErrorKind.TOO_FEW)
         return cls(token)
 
+    def admits(self, request: web.Request) -> bool:
+        """Return whether the client may read them."""
+        if not self.token:
+            return _is_loopback(request.remote)
+        presented = request.headers.get("Authorization", "").encode(errors="replace")
+        return hmac.compare_digest(presented, b"Bearer " + self.token)
+
     def check(self, request: web.Request) -> None:
         """Raise a `Refusal` for everyone else."""
+        if self.admits(request):
+            return
         if self.token:
-            presented = request.headers.get("Authorization", "").encode(errors="replace")
-            if not hmac.compare_digest(presented, b"Bearer " + self.token):
-                hint = "Send the header Authorization: Bearer with the token that the helper's operator chose."
-                raise Refusal(RefusalReason.STRANGER, "the metrics are for those who have their token", hint)
-        elif not _is_loopback(request.remote):
-            hint = "Read them there, or have its operator set metrics_token."
-            raise Refusal(RefusalReason.STRANGER, "the metrics are for this helper's own machine", hint)
+            hint = "Send the header Authorization: Bearer with the token that the helper's operator chose."
+            raise Refusal(RefusalReason.STRANGER, "the metrics are for those who have their token", hint)
+        hint = "Read them there, or have its operator set metrics_token."
+        raise Refusal(RefusalReason.STRANGER, "the metrics are for this helper's own machine", hint)
 
 
 def _is_loopback(address: str | None) -> bool:
@@ -300,13 +308,18 @@ class Server:
         answer = await route.receive(party, await _read_bounded(request, self._peers.longest_message))
         return web.Response(body=answer or b"")
 
-    async def _health(self, _: web.Request) -> web.Response:
-        """Liveness: 200 whatever is wrong, as a restart does not help against a peer that is down."""
-        return web.json_response(self._info.health())
+    def _health_page(self, request: web.Request) -> dict[str, object]:
+        """Return the health, with the numbers of queries for those who may read the metrics, as these have them too."""
+        page = dict(self._info.health())
+        return page if self._info.metrics_access.admits(request) else page | {QUERY_COUNTS: {}}
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
+        """Liveness: 200 whatever is wrong, as a restart does not help against a peer that is down."""
+        return web.json_response(self._health_page(request))
+
+    async def _ready(self, request: web.Request) -> web.Response:
         """Readiness: whether a new query could be answered."""
-        page = self._info.health()
+        page = self._health_page(request)
         return web.json_response(page, status=200 if page["ready"] else 503)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:

@@ -302,10 +302,17 @@ async def test_a_configured_token_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "token").chmod(0o600)
     options = {"metrics_token": str(tmp_path / "token")}
     async with three_helpers(tmp_path / "three", options=options) as three, talking_to(three) as session:
+        batch = small_batch(three)
+        await three.ask(three.query(batch), batch)
         assert (await send(session, "GET", "/metrics"))[0] == 403
-        assert (await send(session, "GET", "/healthz"))[0] == 200
-        async with session.get("/metrics", headers={"Authorization": f"Bearer {TOKEN.decode()}"}) as reply:
+        token = {"Authorization": f"Bearer {TOKEN.decode()}"}
+        async with session.get("/metrics", headers=token) as reply:
             assert reply.status == 200
+        # Numbers of queries would tell a site when another asks, wherever they are shown.
+        for page in ("/healthz", "/readyz"):
+            assert (await send(session, "GET", page))[1]["queries"] == {}
+            async with session.get(page, headers=token) as reply:
+                assert (await reply.json())["queries"] == {"released": 1}
 
 
 async def test_a_token_is_private_and_not_short(tmp_path: Path) -> None:
