@@ -72,6 +72,7 @@ class Lie(Enum):
     REPLAY = "says something old"
     VOTE_YES = "votes YES"
     VOTE_NO = "votes NO"
+    RENOUNCE = "renounces without a cause"
     OTHER_STATE = "knows nothing of an attempt"
     LEAVE_OUT = "leaves a report out"
     OTHER_SALT = "proposes with another salt"

@@ -293,6 +293,9 @@ class Liar:
             case Lie.VOTE_NO, StateMessage() | Ask():
                 vote = own.sign_vote(body.attempt_id, Vote.ABORTED)
                 return StateMessage(body.attempt_id, VoteStatus.NO, (vote,))
+            case Lie.RENOUNCE, StateMessage() | Ask():
+                vote = own.sign_vote(body.attempt_id, Vote.RENOUNCED)
+                return StateMessage(body.attempt_id, VoteStatus.NO, (vote,))
             case Lie.OTHER_STATE, StateMessage():
                 return StateMessage(body.attempt_id, VoteStatus.UNKNOWN, ())
             case Lie.LEAVE_OUT, Propose() if body.mask.any():
