@@ -19,6 +19,7 @@ from mpc_helpers.mpc.session import MpcError, MpcSession, Stage
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import P, from_integers
 from protocol.shares import open_shamir
+from tests.support import commit_world
 
 Outcomes = list[list[int] | BaseException]
 
@@ -245,8 +246,8 @@ async def test_a_reason_that_cannot_be_shown_is_not() -> None:
 
 
 @pytest.mark.parametrize(("silent_from", "stage"), [(0, Stage.HELLO), (1, Stage.KEYS), (2, Stage.COMPUTE)])
-async def test_a_stalled_peer_hits_the_deadline_by_name(silent_from: int, stage: Stage) -> None:
-    """Party 0 goes silent towards party 2 from its n-th frame on (greeting, key, shares)."""
+def test_a_stalled_peer_hits_the_deadline_by_name(silent_from: int, stage: Stage) -> None:
+    """Party 0 goes silent towards party 2 from its n-th frame on (greeting, key, shares). Time is virtual."""
     count = 0
 
     def stall(sender: int, receiver: int, frame: bytes) -> bytes | None:
@@ -257,7 +258,7 @@ async def test_a_stalled_peer_hits_the_deadline_by_name(silent_from: int, stage:
         return frame if count <= silent_from else None
 
     sessions = [MpcSession(party, bytes(32), b"", 3, 0.5 if party == 2 else 5.0) for party in range(3)]
-    failures = errors(await run(sessions=sessions, intercept=stall))
+    failures = errors(commit_world.run(lambda: run(sessions=sessions, intercept=stall)))
     # While computing it may wait for the third.
     assert (failures[2].stage, failures[2].party) == (stage, None if stage is Stage.COMPUTE else 0)
     assert "helper 1" in str(failures[2])
