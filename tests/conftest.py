@@ -38,6 +38,7 @@ _LONGEST = (
     "test_device_commands.py",
     "test_experiments_commands.py",
     "test_helper_commands.py",
+    "test_compose.py",
     "test_guide.py",
     "test_draws.py",
     "test_joint_noise.py",

@@ -43,7 +43,8 @@ from tests.mpc_helpers.test_monitoring import WANTED
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 ALL = os.environ.get("TREFOIL_ALERTS") == "all"
-OPERATIONS = Path(__file__).resolve().parents[2] / "mpc_helpers" / "operations"
+ROOT = Path(__file__).resolve().parents[2]
+OPERATIONS = ROOT / "mpc_helpers" / "operations"
 RULES = (OPERATIONS / "alerts.yml").read_text()
 NAMES = re.findall(r"- alert: (\w+)", RULES)
 WAIT_SECONDS = 120
