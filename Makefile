@@ -1,4 +1,4 @@
-# Trefoil needs only Python 3.11, make and a C compiler: each target makes the virtual environment itself.
+# Trefoil needs only Python 3.11 and make; a C compiler is optional. Each target makes the virtual environment itself.
 
 PYTHON ?= python3
 VENV := .venv

@@ -77,8 +77,13 @@ class Examination:
 
     @property
     def own_faults(self) -> list[CheckResult]:
-        """Faults that others cannot mend: a retry does not help."""
-        return [each for each in self.faults if each.place in self.own_places]
+        """Faults that others cannot mend: a retry does not help.
+
+        That the own helper misses a peer is not one of them if something is wrong with another helper.
+        """
+        own = [each for each in self.faults if each.place in self.own_places]
+        elsewhere = len(own) < len(self.faults)
+        return [each for each in own if not (elsewhere and each.subject is Subject.PEER)]
 
     def to_json(self) -> dict[str, object]:
         return {"healthy": not self.faults, "findings": [each.to_json() for each in self.findings]}

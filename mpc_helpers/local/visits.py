@@ -64,7 +64,7 @@ REMEDIES = {
     Subject.HELPER_SET: "Use the set that all three operators signed last, in every place.",
     Subject.KEY: "Its operator adds a key with trefoil keygen hpke; all three then sign a new set.",
     Subject.CERTIFICATE: "Its operator makes a new one with trefoil keygen tls; all three then sign a new set.",
-    Subject.PORT: "Open it in every firewall between. Its operator checks that the helper runs.",
+    Subject.PORT: "Its operator checks that it runs and has this address. Then open it in every firewall between.",
     Subject.PEER: "Its operator and the peer's check that both run, and the firewall between them.",
     Subject.CLOCK: "Set the clock right (NTP). Where it is right: trefoil ledger accept-clock",
     Subject.LEDGER: "Never restore a ledger from a backup. See Backup in DEPLOY.md: rebuild it, or retire the keys.",

@@ -124,6 +124,9 @@ async def test_a_helper_that_does_not_run_or_is_behind_a_firewall(
         await three.stop(1)
         examination = await until(three, lambda each: (Subject.PEER, "helper-1") in faults(each))
         assert (Subject.PORT, "helper-2") in faults(examination) and not examination.own_faults
+        # The operator of another helper can only wait for it.
+        examination = await as_operator(three, 0)
+        assert (Subject.PEER, "helper-1") in faults(examination) and not examination.own_faults
         assert (Subject.PORT, "helper-2") in {
             (each.subject, each.place) for each in (await as_operator(three, 1)).own_faults
         }

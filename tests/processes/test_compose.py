@@ -24,13 +24,14 @@ from typing import Any
 
 import yaml
 
+from mpc_helpers.identity.tls import make_identity
 from mpc_helpers.local.launcher import health
 from protocol.helper_set import HelperSet
 from tests.mpc_helpers.test_monitoring import WANTED
 from tests.processes.test_alerts import OPERATIONS, ROOT, needs
 from tests.processes.test_helper_commands import NAMES, free_port, reports_to
 from tests.support.exposition import read_exposition
-from tests.support.three_helpers import write_batch
+from tests.support.three_helpers import real_now, write_batch
 
 WAIT_SECONDS = 60.0
 COMPOSE: dict[str, Any] = yaml.safe_load((OPERATIONS / "compose.yml").read_text())
@@ -241,6 +242,11 @@ def check_that_prometheus_scrapes_them(site: Site) -> None:
     text = text.replace("/monitoring", str(site.folder / "monitoring"))
     for name, address in site.addresses.items():
         text = text.replace(f'"{name}:8443"', f'"{address}"')
+        # As while a certificate is renewed: the next one is in the file too, before the helper has it.
+        (site.folder / f"next-{name}").mkdir()
+        following = make_identity(site.folder / f"next-{name}", name, real_now()).certificate.read_text()
+        trusted = site.folder / "monitoring" / f"{name}.crt"
+        trusted.write_text(following + trusted.read_text())
     (site.folder / "prometheus.yml").write_text(text)
     shutil.copy(OPERATIONS / "alerts.yml", site.folder)
     where = f"127.0.0.1:{free_port()}"
