@@ -12,7 +12,7 @@ from device.conversion import ConversionOptions
 from device.events import ConversionEventOptions, ImpressionOptions
 from device.request import SideQuery, SideQueryForm
 from protocol.cli.console import say, write_json
-from protocol.cli.options import JsonFile
+from protocol.cli.options import JsonFile, WholeKappa
 from protocol.errors import ErrorKind, TrefoilError
 
 app = typer.Typer(help="device")
@@ -115,7 +115,7 @@ def label(
     epsilon: Annotated[float, typer.Option(help="The privacy budget ε that the query requests.")] = 0.25,
     window_days: Annotated[int, typer.Option(help="Days in which a conversion counts; they must be over.")] = 7,
     conversion_label: Annotated[list[int] | None, typer.Option(help="Only these labels count; repeatable.")] = None,
-    kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
+    kappa: WholeKappa = 0,
     visitor: Annotated[str, typer.Option(help="Your name for a visitor measured more than once.")] = "",
     service: Service = "trefoil",
     helpers: Helpers = None,
@@ -161,7 +161,7 @@ def convert(
     impression_caller: Annotated[list[str] | None, typer.Option(help="Only those saved by these; repeatable.")] = None,
     unit: Annotated[str, typer.Option(help="Name of the unit of value.")] = "count",
     function: FunctionName = None,
-    kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
+    kappa: WholeKappa = 0,
     flag: Annotated[str, typer.Option(help="Its form: general, or last-touch (with --function last).")] = "general",
     service: Service = "trefoil",
     helpers: Helpers = None,

@@ -30,7 +30,7 @@ from protocol import units
 from protocol.answer import RejectionCounts
 from protocol.batch import BatchReader, BatchWriter
 from protocol.cli.console import add_bars, bar, out, progress, say, write_json
-from protocol.cli.options import JsonFile, NoiseChoice
+from protocol.cli.options import JsonFile, NoiseChoice, WholeKappa
 from protocol.collector.limits import ReportKind
 from protocol.errors import ErrorKind, Rejection, TrefoilError
 from protocol.header import Header, coarse_time
@@ -426,7 +426,7 @@ def demo(
     function: Annotated[
         str | None, typer.Option(metavar="NAME", help="Attribution function, as in `trefoil device convert`.")
     ] = None,
-    kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
+    kappa: WholeKappa = 0,
     cutoff: Annotated[float | None, typer.Option(help="Judge the answer, as in `trefoil query`.")] = None,
     json_file: JsonFile = None,
 ) -> None:

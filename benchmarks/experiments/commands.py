@@ -34,12 +34,12 @@ from benchmarks.experiments.seeds import MOST_SEEDS
 from benchmarks.experiments.through_mpc import mpc_table, run_through_mpc
 from benchmarks.results.origin import write_results
 from protocol.cli.console import out, picture_file, progress, save_figure, write_json
-from protocol.cli.options import JsonFile, NoiseChoice, PlotPlace
+from protocol.cli.options import KAPPA_HELP, JsonFile, NoiseChoice, PlotPlace, WholeKappa
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.noise import NoiseMode
 
 AccountingOption = Annotated[Accounting, typer.Option(help="The paper's accounting, or its public artifact's.")]
-Kappa = Annotated[float, typer.Option(help="Weight of the bias side query, in the value's unit; 0 is off.")]
+Kappa = Annotated[float, typer.Option(help=KAPPA_HELP)]
 EpochDays = Annotated[int | None, typer.Option(help="Length of an epoch in days.", show_default="7, or all")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the workload.")]
 Seeds = Annotated[
@@ -125,8 +125,12 @@ app = typer.Typer(help="The paper's experiments: every figure with one command."
 @app.command(epilog="Example: trefoil experiment microbenchmark --participation 0.5 --rate 0.1 --json point.json")
 def microbenchmark(
     *,
-    participation: Annotated[float | None, typer.Option(help="Knob 1: share of users in each batch.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Knob 2: impressions per user and day.")] = None,
+    participation: Annotated[
+        float | None, typer.Option(help="Knob 1: share of users in each batch.", show_default="the figure's five")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Knob 2: impressions per user and day.", show_default="the figure's four")
+    ] = None,
     accounting: AccountingOption = Accounting.PAPER,
     kappa: Kappa = 0.0,
     policy: Policy = None,
@@ -168,7 +172,7 @@ def bias(
     ] = BiasWorkload.MICROBENCHMARK,
     accounting: AccountingOption = Accounting.PAPER,
     kappa: Annotated[
-        float, typer.Option(help="Weight of the side query, in the value's unit.", show_default="a tenth of the cap")
+        float, typer.Option(help=KAPPA_HELP.removesuffix("; 0 is off.") + ".", show_default="a tenth of the cap")
     ] = 0.0,
     policy: Policy = None,
     function: Function = None,
@@ -316,10 +320,21 @@ def attack(json: JsonFile = None) -> None:
 @app.command(epilog="Example: trefoil experiment regression --reports 2000 --columns 8 --epsilon 1 --seeds 2")
 def regression(
     *,
-    reports: Annotated[list[int] | None, typer.Option(help="Batch sizes; repeatable.")] = None,
-    columns: Annotated[list[int] | None, typer.Option(help="Columns of the features: 8, 16 or 64.")] = None,
-    epsilon: Annotated[list[float] | None, typer.Option(help="ε of the reports; repeatable.")] = None,
-    noise: Annotated[list[NoiseMode] | None, typer.Option(help="Noise modes; repeatable.")] = None,
+    reports: Annotated[
+        list[int] | None,
+        typer.Option(help="Batch sizes; repeatable.", show_default="2000, 20000, 100000; with --mpc 20000"),
+    ] = None,
+    columns: Annotated[
+        list[int] | None,
+        typer.Option(help="Columns of the features; repeatable.", show_default="8, 16, 64; with --mpc 16"),
+    ] = None,
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="ε of the reports; repeatable.", show_default="0.1, 0.3, 1, 3; with --mpc 1"),
+    ] = None,
+    noise: Annotated[
+        list[NoiseMode] | None, typer.Option(help="Noise modes; repeatable.", show_default="local, joint")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 8,
     mpc: Annotated[
         bool, typer.Option("--mpc", help="Instead: every cell with noise through devices and three helpers, once.")
@@ -382,7 +397,7 @@ def plan(
     epoch_days: Annotated[int, typer.Option(help="Length of an epoch.")] = 7,
     budget: Annotated[float, typer.Option(help="Budget of one epoch of one device, ε_G.")] = 1.0,
     buckets: Annotated[int, typer.Option(help="Buckets of the histogram.")] = 1,
-    kappa: Annotated[int, typer.Option(help="Weight of the bias side query, in your unit; 0 is off.")] = 0,
+    kappa: WholeKappa = 0,
     participation: Annotated[float, typer.Option(help="Share of people in one query (knob 1).")] = 0.1,
     impressions_per_day: Annotated[float, typer.Option(help="Impressions a person sees a day (knob 2).")] = 0.1,
     json: JsonFile = None,

@@ -31,7 +31,7 @@ from protocol import numerators
 from protocol.batch import BatchWriter
 from protocol.cli import console
 from protocol.cli.console import add_bars, bar
-from protocol.cli.options import JsonFile, check_file
+from protocol.cli.options import JsonFile, WholeKappa, check_file
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.field import P, from_integers
 from protocol.header import ReportTerms, coarse_time
@@ -266,7 +266,7 @@ def reports(
     site: Annotated[str, typer.Option(help="For which site.")] = "shop.example",
     epsilon: Annotated[float, typer.Option(help="The ε that each device has paid for.")] = 1.0,
     skew: Annotated[float, typer.Option(help="How uneven the buckets are: 0 all alike, 1 a few large ones.")] = 0.0,
-    kappa: Annotated[int, typer.Option(help="Weight of the bias side query; 0 is off.")] = 0,
+    kappa: WholeKappa = 0,
     flagged: Annotated[float, typer.Option(help="Share of reports without budget; needs --kappa.")] = 0.0,
     show_truth: Annotated[
         bool, typer.Option("--show-truth", help="Print what an answer without noise would be.")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Iterator, MutableMapping, Sequence
 from enum import IntEnum
 from functools import cache
@@ -16,9 +17,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 import typer.main
-from typer.core import TyperCommand, TyperGroup
+from rich.padding import Padding
+from rich.table import Table
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from protocol.cli.console import STANDARD_OUTPUT, err, out, write_json
+from protocol.cli.console import STANDARD_OUTPUT, err, fits, out, write_json
 from protocol.cli.stopping import Interrupted, keeping
 from protocol.errors import ErrorKind, TrefoilError, printable
 
@@ -41,27 +44,65 @@ EXTRAS = {
     "dask": "cluster",
     "distributed": "cluster",
 }
+# What to do instead of giving an option twice.
+REPEATED_HINTS = {"query --reports": "Join the batches first: trefoil batch merge a.batch b.batch --out both.batch"}
 GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
 
-WELCOME = """\
-Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which
-advertisement and pays for the answer out of that person's privacy budget; three helpers add the sealed reports up
-without seeing any of them, and the advertiser gets one noisy histogram.
-
-Try first:
-  trefoil demo                        people, devices, three helpers and one answer, in half a minute
-  trefoil live                        the same in your browser, with your own clicks
-  trefoil bench throughput            what it costs, beside adding up in the clear
-  trefoil experiment microbenchmark   a figure of the paper, from its recipe
-
-Every command explains itself and shows an example: trefoil COMMAND --help
-All commands: trefoil --help
-"""
+WELCOME = (
+    "Trefoil measures advertising without watching people. A person's device decides what a purchase owes to which "
+    "advertisement and pays for the answer out of that person's privacy budget; three helpers add the sealed reports "
+    "up without seeing any of them, and the advertiser gets one noisy histogram."
+)
+TRY_FIRST = {
+    "trefoil demo": "people, devices, three helpers and one answer, in half a minute",
+    "trefoil live": "the same in your browser, with your own clicks",
+    "trefoil bench throughput": "what it costs, beside adding up in the clear",
+    "trefoil experiment microbenchmark": "a figure of the paper, from its recipe",
+}
+MORE_HELP = "Every command explains itself and shows an example: trefoil COMMAND --help\nAll commands: trefoil --help"
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 a mistake to mend first, 2 a wrong command line, 3 permanently refused, 70 a bug in "
     "Trefoil, 75 retry later, 130 interrupted."
 )
+
+
+# What stands for a value in help, by the type that typer would show.
+VALUE_WORDS = {"bool": "", "int": "N", "float": "NUMBER", "str": "TEXT", "Path": "FILE", "path": "FILE", "file": "FILE"}
+
+
+def value_word(option: Any, ctx: Any) -> str:  # Any: typer's classes, which differ by version
+    """Return what stands for an option's value in help: nothing for a flag, one word or the choices for others."""
+    if option.metavar is not None:
+        return str(option.metavar)
+    as_typer_has_it = re.sub(r"^<(?:list\[)?(.*?)\]?(?: range)?>$", r"\1", option.display_type(ctx))
+    return VALUE_WORDS.get(as_typer_has_it, as_typer_has_it)
+
+
+def no_word(_: Any, ctx: Any) -> None:
+    """Show no type for an argument: its description says what it is."""
+
+
+def argument_name(argument: Any) -> str:  # Any: typer's class, which differs by version
+    """Return an argument's name in capitals."""
+    return str(argument.metavar or argument.name).upper()
+
+
+def argument_usage(argument: Any) -> str:  # Any: typer's class, which differs by version
+    """Return an argument's place in the line of usage, without typer's braces."""
+    name = argument_name(argument)
+    return (name if argument.required else f"[{name}]") + ("..." if argument.nargs != 1 else "")
+
+
+if hasattr(TyperOption, "display_type"):
+    # Newer versions show <bool>, <list[Path]> and {name}; ours are one word each.
+    for kind, method, better in (
+        (TyperOption, "display_type_rich", value_word),
+        (TyperArgument, "display_type_rich", no_word),
+        (TyperArgument, "display_name_raw", property(argument_name)),
+        (TyperArgument, "_usage_display_name", argument_usage),
+    ):
+        setattr(kind, method, better)
 
 
 class Entry(NamedTuple):
@@ -244,7 +285,22 @@ def welcome(
     if version:
         out.print(f"trefoil {metadata.version('trefoil')}", markup=False, highlight=False)
     elif context.invoked_subcommand is None:
-        out.print(WELCOME, markup=False, highlight=False)
+        _welcome()
+
+
+def _welcome() -> None:
+    """Print the first words: two columns where the terminal is wide enough, and else one below the other."""
+    out.print(f"{WELCOME}\n\nTry first:", markup=False, highlight=False)
+    first = Table.grid(padding=(0, 2))
+    for command, shows in TRY_FIRST.items():
+        first.add_row(f"  {command}", shows)
+    if fits(first):
+        out.print(first, highlight=False)
+    else:
+        for command, shows in TRY_FIRST.items():
+            out.print(f"  {command}", markup=False, highlight=False)
+            out.print(Padding(shows, (0, 0, 0, 6)), markup=False, highlight=False)
+    out.print(f"\n{MORE_HELP}\n", markup=False, highlight=False)
 
 
 class Exit(IntEnum):
@@ -266,8 +322,10 @@ def tree() -> Any:  # Any: the class differs by version of typer
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command and return its exit code. A mistake gets one clear line and what to do next, never a traceback."""
+    arguments = _with_json_places(arguments)
     wants_json = _wants_json(arguments)
     try:
+        _refuse_repetition(arguments)
         code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
     except TrefoilError as error:
         _LOG.debug("where it arose", exc_info=True)
@@ -306,11 +364,66 @@ def _defect(error: Exception, wants_json: bool) -> Exit:
 
 def _see(arguments: Sequence[str]) -> str:
     """Return a hint for errors that have none: the help of the command that was typed."""
-    path, command = ["trefoil"], tree()
-    for word in arguments:
-        if word in getattr(command, "commands", {}):
-            path, command = [*path, word], command.commands[word]
-    return f"See: {' '.join(path)} --help"
+    return f"See: {' '.join(_typed(arguments)[0])} --help"
+
+
+def _typed(arguments: Sequence[str]) -> tuple[list[str], Any, list[str]]:  # Any: typer's class differs by version
+    """Return the words that name the command that was typed, the command itself, and the arguments after them."""
+    path, command, rest = ["trefoil"], tree(), list(arguments)
+    while rest and hasattr(command, "commands"):
+        if rest[0] in command.commands:
+            path, command = [*path, rest[0]], command.commands[rest.pop(0)]
+        elif rest[0] in GLOBAL_OPTIONS and len(path) == 1:
+            rest.pop(0)
+        elif "run" in command.commands and rest[0].startswith("-"):
+            # `trefoil query --reports …` is short for `trefoil query run`.
+            command = command.commands["run"]
+        else:
+            break
+    return path, command, rest
+
+
+def _options_of(command: Any) -> dict[str, Any]:  # Any: typer's classes differ by version
+    return {name: each for each in command.params for name in (*each.opts, *each.secondary_opts) if name[:1] == "-"}
+
+
+def _refuse_repetition(arguments: Sequence[str]) -> None:
+    """Raise an error if an option that takes one value was given twice: the parser would take the last and say nothing.
+
+    A query cannot be taken back, so `--reports a --reports b` must not ask about b alone.
+    """
+    path, command, rest = _typed(arguments)
+    if hasattr(command, "commands"):
+        return
+    options, given, words = _options_of(command), set[str](), iter(rest)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            return
+        option = options.get(name)
+        if option is None:
+            continue
+        if not option.is_flag and not option.count and not equals:
+            next(words, None)
+        if option.multiple or option.count or option.is_flag:
+            continue
+        if option.name in given:
+            raise TrefoilError(
+                f"{name} was given twice, and takes one value",
+                REPEATED_HINTS.get(f"{path[1]} {name}", "Give it once."),
+                kind=ErrorKind.CONFLICTING_OPTIONS,
+            )
+        given.add(option.name)
+
+
+def _with_json_places(arguments: Sequence[str]) -> list[str]:
+    """Insert the place that `--json` alone means, standard output: where nothing follows it, or another option does."""
+    words = list(arguments)
+    for place in range(len(words) - 1, -1, -1):
+        following = words[place + 1 : place + 2]
+        if words[place] == "--json" and (not following or (following[0].startswith("-") and following[0] != "-")):
+            words.insert(place + 1, "-")
+    return words
 
 
 def _exit_of(error: TrefoilError) -> Exit:

@@ -44,7 +44,36 @@ def json_place(context: typer.Context, path: Path | None) -> Path | None:
         context.call_on_close(lambda: setattr(out, "quiet", False))
     elif path is not None:
         check_file("--json", path)
+        _refuse_other_kinds(path)
     return path
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    """Raise an error if a file of another kind is there: a result must not replace a batch that was meant as input."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            begins = file.read(1)
+        if begins not in (b"{", b"["):
+            raise TrefoilError(
+                f"--json: {path} is no JSON document, and would be replaced",
+                "Give --json another name, or move that file away.",
+                kind=ErrorKind.FILE_EXISTS,
+            )
+
+
+def whole_kappa(value: str | int) -> int:
+    """Parse κ: a number everywhere, and outside of experiments a whole one."""
+    try:
+        number = float(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a number") from None
+    if not number.is_integer():
+        raise TrefoilError(
+            f"--kappa is a whole number of the value's unit here, not {value}",
+            "Use a finer unit: cents instead of euros.",
+            kind=ErrorKind.INVALID_VALUE,
+        )
+    return int(number)
 
 
 def plot_place(path: Path | None) -> Path | None:
@@ -77,14 +106,17 @@ def left_out_place(path: Path | None) -> Path | None:
     return path
 
 
+KAPPA_HELP = "Weight of the bias side query (κ), in the value's unit; 0 is off."
+WholeKappa = Annotated[int, typer.Option("--kappa", metavar="NUMBER", help=KAPPA_HELP, parser=whole_kappa)]
+
 NoiseChoice = Annotated[NoiseMode, typer.Option("--noise", help="How the helpers make the noise.")]
 
 JsonFile = Annotated[
     Path | None,
     typer.Option(
         "--json",
-        metavar="FILE",
-        help="Write the result as JSON; - is standard output, and then nothing else is printed there.",
+        metavar="[FILE]",
+        help="Write the result as JSON. Without FILE it goes to standard output, and nothing else is printed there.",
         callback=json_place,
     ),
 ]

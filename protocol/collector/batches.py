@@ -6,7 +6,8 @@ import datetime
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from protocol.batch import BatchReader, BatchWriter
@@ -18,6 +19,15 @@ from protocol.report import SealedReport
 from protocol.units import DAY, HOUR
 
 _LAST_DATE = int(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC).timestamp())
+
+
+@dataclass(frozen=True, slots=True)
+class CountingQuery:
+    """A query for one kind of a batch's reports, at that kind's ε, and how many reports of the batch it counts."""
+
+    kind: str
+    description: str
+    reports: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,8 @@ class BatchSummary:
     oldest: int
     newest: int
     malformed: int = 0
+    # One for each kind, that which counts most first.
+    counted_by: tuple[CountingQuery, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -48,12 +60,13 @@ class BatchSummary:
             "oldest": self.oldest,
             "newest": self.newest,
             "malformed": self.malformed,
+            "counted_by": [asdict(query) for query in self.counted_by],
         }
 
 
 def summary(path: Path) -> BatchSummary:
     """Read every record of a batch and return its summary; an error names the damaged record."""
-    kinds: dict[str, ReportKind] = {}
+    kinds: Counter[ReportKind] = Counter()
     digests: Counter[bytes] = Counter()
     hours: set[int] = set()
     malformed = 0
@@ -61,21 +74,40 @@ def summary(path: Path) -> BatchSummary:
         if (header := _header_of(report)) is None:
             malformed += 1
             continue
-        kind = ReportKind.of(header)
-        kinds[kind.name] = kind
+        kinds[ReportKind.of(header)] += 1
         digests[report.digest] += 1
         hours.add(header.terms.time)
     return BatchSummary(
         path,
-        tuple(kinds),
-        tuple(kind.describe() for kind in kinds.values()),
-        tuple(sorted({kind.site for kind in kinds.values()})),
+        tuple(kind.name for kind in kinds),
+        tuple(kind.describe() for kind in kinds),
+        tuple(sorted({kind.site for kind in kinds})),
         digests.total(),
         digests.total() - len(digests),
         min(hours, default=0),
         max(hours, default=0),
         malformed,
+        _counting_queries(kinds),
     )
+
+
+def _counting_queries(kinds: Counter[ReportKind]) -> tuple[CountingQuery, ...]:
+    """Return for the query of each kind how many reports it counts: helpers take those that paid for its ε or more.
+
+    Reports to an earlier helper set count too. Nearly linear in the kinds: devices can make any number of them.
+    """
+    alike: dict[ReportKind, list[ReportKind]] = {}
+    for kind in kinds:
+        alike.setdefault(replace(kind, epsilon_micros=1, helper_set=b""), []).append(kind)
+    queries = []
+    for group in alike.values():
+        counted = 0
+        largest_first = sorted(group, key=lambda kind: -kind.epsilon_micros)
+        for _, same in groupby(largest_first, key=lambda kind: kind.epsilon_micros):
+            several = list(same)
+            counted += sum(kinds[kind] for kind in several)
+            queries += [CountingQuery(kind.name, kind.describe(), counted) for kind in several]
+    return tuple(sorted(queries, key=lambda query: (-query.reports, query.kind)))
 
 
 def _header_of(report: SealedReport) -> Header | None:
@@ -97,9 +129,11 @@ def check(path: Path) -> BatchSummary:
             "Remove them: trefoil batch merge",
             kind=ErrorKind.MALFORMED,
         )
-    if len(batch.kinds) > 1:
+    most = batch.counted_by[0]
+    if most.reports < batch.reports:
         raise TrefoilError(
-            f"{path} mixes {len(batch.kinds)} kinds of reports; one query counts one kind",
+            f"{path} mixes {len(batch.kinds)} kinds of reports, and no query counts them all; "
+            f"--kind {most.kind} counts {most.reports:,} of {batch.reports:,} ({most.description})",
             "Split it: trefoil batch split --by kind",
             kind=ErrorKind.INCONSISTENT,
         )

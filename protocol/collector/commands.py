@@ -18,9 +18,10 @@ from protocol.collector.batches import check, date_of, days, export, merge, spli
 from protocol.collector.limits import CollectorLimits
 from protocol.collector.server import PATH, collecting
 from protocol.collector.store import StoreReader
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.querier.spending import BatchSpending, spending_of
-from protocol.units import show
+from protocol.units import DAY, show
 
 app = typer.Typer(help="collector")
 batch = typer.Typer(help="Batches of sealed reports: list, merge, split, check.", no_args_is_help=True)
@@ -165,23 +166,47 @@ def batch_split(
 
 
 def _export_days(folder: Path, out: Path) -> list[Path]:
-    targets = []
+    targets: list[Path] = []
     with StoreReader(folder) as store:
-        for (kind, date), shelves in sorted(days(store.shelves(), _now()).items()):
+        shelves_of_days = days(store.shelves(), _now())
+        if not shelves_of_days:
+            raise _nothing_to_split(folder, store)
+        for (kind, date), shelves in sorted(shelves_of_days.items()):
             targets.append(out / f"{shelves[0].site}-{kind}-{date}.batch")
             export(store, shelves, targets[-1])
     return targets
 
 
+def _nothing_to_split(folder: Path, store: StoreReader) -> TrefoilError:
+    """Return the error for a folder without a day that is over: it has no reports, or only today's."""
+    newest = max((shelf.hour for shelf in store.shelves()), default=None)
+    if newest is None:
+        return TrefoilError(
+            f"{folder} holds no reports yet",
+            "Post some to trefoil collect; trefoil batch ls shows what has come.",
+            kind=ErrorKind.TOO_FEW,
+        )
+    return TrefoilError(
+        f"{folder} holds reports of {date_of(newest)} only, a day that still takes reports",
+        f"A day can be split off an hour after it ends: from {date_of(newest + DAY)} 01:00 UTC on.",
+        kind=ErrorKind.TOO_FEW,
+    )
+
+
 @batch.command("check")
 def batch_check(paths: Batches, json: JsonFile = None) -> None:
-    """Check that each batch is undamaged, holds one kind of report, and has no duplicates.
+    """Check that each batch is undamaged, has no duplicates, and can be counted by one query; say by which.
+
+    A query counts reports that paid for its ε or more, and are of its kind in all else.
 
     Example: trefoil batch check shop.batch
     """
     batches = [check(path) for path in paths]
     for each in batches:
-        say(f"{each.path}: {each.reports:,} reports of {each.sites[0]}, {each.descriptions[0]}")
+        say(f"{each.path}: {each.reports:,} reports of {each.sites[0]}, {each.counted_by[0].description}")
+        if len(each.counted_by) > 1:
+            for query in each.counted_by:
+                say(f"  query --kind {query.kind} counts {query.reports:,} of them: {query.description}")
     write_json(json, [each.to_json() for each in batches])
 
 

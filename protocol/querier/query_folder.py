@@ -113,10 +113,11 @@ class QueryFolder:
         self.keep_bias(result)
 
     def keep_bias(self, result: QueryResult) -> None:
-        """Save the bias bound of an answer for the querier's own record, if the query is of this folder."""
+        """Note for the querier's own record that a query of this folder was answered, with the bias bound if any."""
         path = self._note(result.query.query_id.hex())
-        if result.bias is not None and path.with_suffix(_SUFFIX).exists():
-            noted = {"bias_bound": result.bias.bound, "beta": result.bias.beta}
+        if path.with_suffix(_SUFFIX).exists():
+            bias = result.bias
+            noted = {"answered": True} if bias is None else {"bias_bound": bias.bound, "beta": bias.beta}
             write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
 
     def keep_outcome(self, query: Query, answer: Answer | None) -> None:
@@ -159,12 +160,18 @@ class QueryFolder:
         path = self._note(query_id.hex())
         try:
             noted = json.loads(path.read_bytes())
+            if noted == {"answered": True}:
+                return None
             return MeasuredBias(float(noted["bias_bound"]), float(noted["beta"]))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             hint = "Remove it, and fetch the answer with: trefoil query fetch --id"
             raise TrefoilError(f"{path} is damaged", hint, kind=ErrorKind.FILE_DAMAGED) from None
+
+    def answered(self, query_id: bytes) -> bool:
+        """Return whether an answer to a query has come to this folder; a refused query has none."""
+        return self._note(query_id.hex()).exists()
 
     def drop(self, saved: SavedQuery) -> None:
         """Delete a query that no helper accepted: it can never be answered."""

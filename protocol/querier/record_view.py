@@ -13,9 +13,19 @@ from protocol import units
 from protocol.batch import BatchReader, is_batch
 from protocol.cli.console import out, say
 from protocol.errors import ErrorKind, TrefoilError
-from protocol.querier.own_record import Assumptions, BiasStanding, EpochBias, OwnRecord, QueriedBatch
+from protocol.querier.own_record import (
+    Assumptions,
+    BiasStanding,
+    EpochBias,
+    MeasuredBias,
+    OwnRecord,
+    QueriedBatch,
+)
 from protocol.querier.query_folder import SHOWN_DIGITS, SUFFIX, QueryFolder
 from protocol.querier.saved_query import MAX_AGE, ReportSpan, spans_of
+
+# Of a query that was refused, failed, or whose answer was not fetched here.
+NO_ANSWER = "no answer here: refused, or not fetched"
 
 
 def record_and_show(paths: Sequence[Path], assumptions: Assumptions) -> list[dict[str, object]]:
@@ -48,7 +58,8 @@ def _batches(paths: Sequence[Path]) -> list[Path]:
 def _read(path: Path) -> QueriedBatch:
     folder = QueryFolder(path)
     saved = folder.all()
-    queries = tuple((each.query.query_id.hex(), folder.bias_of(each.query.query_id)) for each in saved)
+    ids = [each.query.query_id for each in saved]
+    queries = tuple((query_id.hex(), folder.bias_of(query_id)) for query_id in ids)
     if path.exists():
         # No report was made much later than the file was written, whatever a malicious device's header says.
         written = int(path.stat().st_mtime)
@@ -107,15 +118,24 @@ def _show(record: OwnRecord) -> None:
 
 
 def _answers(record: OwnRecord, batch: QueriedBatch) -> list[tuple[str, str]]:
-    if record.certain(batch):
-        words = BiasStanding.CERTAIN.value
-        return [(query[:SHOWN_DIGITS], words) for query, _ in batch.queries] or [("no query", words)]
+    certain = record.certain(batch)
     if not batch.queries:
-        return [("no query", BiasStanding.UNKNOWN.value)]
-    return [
-        (query[:SHOWN_DIGITS], BiasStanding.UNKNOWN.value if bias is None else _bound(bias.bound, bias.beta))
-        for query, bias in batch.queries
-    ]
+        words = "an answer would be " + BiasStanding.CERTAIN.value if certain else BiasStanding.UNKNOWN.value
+        return [("no query", words)]
+    rows = []
+    for query, bias in batch.queries:
+        if not _answered(batch, query):
+            words = NO_ANSWER
+        elif certain:
+            words = BiasStanding.CERTAIN.value
+        else:
+            words = BiasStanding.UNKNOWN.value if bias is None else _bound(bias.bound, bias.beta)
+        rows.append((query[:SHOWN_DIGITS], words))
+    return rows
+
+
+def _answered(batch: QueriedBatch, query: str) -> bool:
+    return QueryFolder(batch.path).answered(bytes.fromhex(query))
 
 
 def _bound(bound: float, beta: float) -> str:
@@ -145,13 +165,20 @@ def _to_json(record: OwnRecord) -> dict[str, object]:
             {
                 "batch": str(batch.path),
                 "query_id": query,
-                "standing": record.standing(batch, bias).name.lower(),
+                "answered": query is not None and _answered(batch, query),
+                "standing": _standing(record, batch, query, bias),
                 "bias_bound": None if bias is None else bias.bound,
             }
             for batch in record.batches
             for query, bias in batch.queries or ((None, None),)
         ],
     }
+
+
+def _standing(record: OwnRecord, batch: QueriedBatch, query: str | None, bias: MeasuredBias | None) -> str:
+    if query is not None and not _answered(batch, query):
+        return "not_answered"
+    return record.standing(batch, bias).name.lower()
 
 
 def _day(moment: int) -> str:

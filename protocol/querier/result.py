@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.answer import Answer
-from protocol.cli.console import new_figure, save_figure
+from protocol.cli.console import legend_above, new_figure, save_figure
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.query import Query
 
@@ -257,15 +257,25 @@ def plot_result(path: Path | str, result: QueryResult) -> None:
     >>> trefoil.plot_result("answer.png", result)  # doctest: +SKIP
     """
     answer = result.answer
-    figure = new_figure(8, 4)
+    figure = new_figure(8, 4.4)
     axes = figure.add_subplot()
     buckets = range(len(answer.histogram))
-    axes.bar(buckets, answer.histogram, yerr=result.half_width, capsize=2, color="#4c72b0", label="noise")
+    noise = f"noise, {CONFIDENCE:.0%}"
+    axes.bar(buckets, answer.histogram, color="#4c72b0", label="answer")
+    axes.errorbar(
+        buckets, answer.histogram, result.half_width, fmt="none", ecolor="black", capsize=2, zorder=3, label=noise
+    )
     if result.bias is not None:
         # The bound is for all buckets together, so that one bucket may have all of it.
         reach = result.half_width + result.bias.bound
-        axes.errorbar(buckets, answer.histogram, yerr=reach, fmt="none", ecolor="#dd8452", capsize=5, zorder=0)
+        bound = f"{result.bias.bound:,.0f} in all, {1 - result.bias.beta:.0%}"
+        label = f"noise, and the most that bias can be ({bound})"
+        axes.errorbar(buckets, answer.histogram, reach, fmt="none", ecolor="#dd8452", capsize=5, zorder=2, label=label)
     axes.set_xlabel("bucket")
     axes.set_ylabel(result.query.unit)
-    axes.set_title(f"{result.query.site}, {answer.counted} reports, {CONFIDENCE:.0%} intervals of the noise")
+    of = "" if answer.counted == answer.submitted else f" of {answer.submitted:,}"
+    bars = "intervals of the noise" if result.bias is None else "intervals of the noise, and of noise and bias"
+    what = "no noise (debug)" if result.query.debug else bars
+    figure.suptitle(f"{result.query.site}: {answer.counted:,}{of} reports counted; {what}", fontsize=10)
+    legend_above(axes, 3)
     save_figure(Path(path), figure)

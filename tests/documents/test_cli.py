@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -320,6 +321,74 @@ def test_short_and_long_help(name: str, capsys: pytest.CaptureFixture[str]) -> N
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Example: trefoil {name.split()[0]}" in shown
     assert "--help -h" in shown
+
+
+@pytest.mark.parametrize("name", ["", *sorted(COMMANDS)])
+def test_help_has_no_types_of_python_and_every_option_fits(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    assert cli.run([*name.split(), "--help"]) == 0
+    page = capsys.readouterr().out
+    assert not re.findall(r"<\w+|\{\w+\}|list\[", page)
+    assert max(map(len, page.splitlines())) <= 80 and not re.findall(r"--[\w-]+…", page)
+
+
+def test_the_weight_of_the_side_query_has_one_type_and_one_sentence() -> None:
+    named = {name: options(command)["--kappa"] for name, command in COMMANDS.items() if "--kappa" in options(command)}
+    assert len(named) >= 8
+    for name, option in named.items():
+        assert option.help.startswith("Weight of the bias side query (κ), in the value's unit"), name
+        assert cli.value_word(option, None) == "NUMBER", name
+
+
+@pytest.mark.parametrize("place", [["--json"], ["--json", "-"], ["--json=-"]])
+def test_json_alone_means_standard_output(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["plan", *place, "--reports", "9", "--value-cap", "1"], ["plan", "--reports", "9", *place]):
+        code = cli.run(words)
+        shown = only_json(capsys.readouterr().out)
+        assert ("epsilon" in shown) if code == 0 else shown["error"]["code"] == "usage"
+
+
+def test_json_does_not_replace_a_file_of_another_kind(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "shop.batch").write_bytes(b"trefoil")
+    (folder / "old.json").write_text("{}")
+    assert cli.run(["plan", "--reports", "9", "--value-cap", "1", "--json", "shop.batch"]) == cli.Exit.MISTAKE
+    assert "would be replaced" in capsys.readouterr().err and (folder / "shop.batch").read_bytes() == b"trefoil"
+    assert cli.run(["plan", "--reports", "9", "--value-cap", "1", "--json", "old.json"]) == 0
+    assert "epsilon" in (folder / "old.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "twice"),
+    [
+        ("query --reports a --reports b --helpers c --site-key d", "--reports"),
+        ("query run --reports=a --helpers c --reports b --site-key d", "--reports"),
+        ("-q plan --reports 1 --reports=2 --value-cap 3", "--reports"),
+        ("bench report --buckets 1 --buckets 2 --rounds 0", ""),
+        ("experiment regression --mpc --mpc --seeds 0", ""),
+        ("device impression news.example --db --db --db --bucket x", "--db"),
+    ],
+)
+def test_an_option_that_takes_one_value_is_given_once(
+    line: str, twice: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parser would take the last one without a word, and a query cannot be taken back."""
+    code, said = cli.run(line.split()), capsys.readouterr().err
+    assert (f"{twice} was given twice" in said) == bool(twice)
+    assert code == (cli.Exit.MISTAKE if twice else cli.Exit.USAGE)
+    assert ("trefoil batch merge" in said) == line.startswith("query")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_welcome_fits(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(console.out, "_width", width)
+    assert cli.run([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    for command, shows in cli.TRY_FIRST.items():
+        place = next(number for number, line in enumerate(lines) if line.strip().startswith(command))
+        assert " ".join(" ".join(lines[place : place + 4]).split()).startswith(f"{command} {shows}")
 
 
 def test_every_command_is_run_somewhere_with_json() -> None:

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from mpc_helpers.identity.tls import make_identity
 from protocol.batch import BatchReader, BatchWriter
 from protocol.cli import app as cli
-from protocol.collector import batches
+from protocol.collector import batches, commands
 from protocol.collector.limits import (
     BURST_SECONDS,
     MAX_ADDRESSES,
@@ -42,8 +42,9 @@ from protocol.collector.limits import (
 )
 from protocol.collector.server import MAX_POST, MAX_WAITING, CollectorIntake, PostBodies, collecting
 from protocol.collector.store import Receipt, ReportStore, StoreReader, stored_size
-from protocol.errors import ErrorKind
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.header import TIME_SPAN, Header
+from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.report import SealedReport
 from protocol.units import DAY, HOUR
 from tests.support import protocol_samples as samples
@@ -457,10 +458,49 @@ def test_a_batch_of_two_kinds_is_noticed_and_split(tmp_path: Path) -> None:
     path = tmp_path / "two.batch"
     with BatchWriter(path) as writer:
         writer.add(REPORT)
-        writer.add(samples.report("dear", promised=samples.terms(epsilon_micros=samples.TERMS.epsilon_micros - 1)))
-    with raises(ErrorKind.INCONSISTENT):
+        writer.add(samples.report("dear", promised=samples.terms(unit="clubs")))
+    with raises(ErrorKind.INCONSISTENT, TrefoilError) as caught:
         batches.check(path)
+    assert "counts 1 of 2" in str(caught.value)
     assert [len(BatchReader(made)) for made in batches.split(path, tmp_path / "kinds", by_kind=True)] == [1, 1]
+
+
+def test_the_smallest_epsilon_counts_them_all(tmp_path: Path) -> None:
+    """A query counts reports that paid for its ε or more, as helpers do; `make_query` and the header's rule agree."""
+    path = tmp_path / "mixed.batch"
+    least = samples.TERMS.epsilon_micros
+    amounts = [least, least + 1, least + 1, least + 7]
+    with BatchWriter(path) as writer:
+        for number, micros in enumerate(amounts):
+            writer.add(samples.report(str(number), promised=samples.terms(epsilon_micros=micros)))
+    summary = batches.check(path)
+    assert [query.reports for query in summary.counted_by] == [4, 3, 1]
+    kinds = [ReportKind.of(Header.decode(report.header)) for report in BatchReader(path)]
+    for query in summary.counted_by:
+        options = QueryOptions(kind=query.kind)
+        asked = make_query(BatchReader(path), options, samples.HELPER_SET, samples.QUERIER, samples.NOW).query
+        assert sum(kind.is_counted_by(asked) for kind in kinds) == query.reports
+    done = CliRunner().invoke(cli.app, ["batch", "check", str(path)])
+    assert done.exit_code == 0 and f"query --kind {summary.counted_by[1].kind} counts 3 of them" in done.output
+
+
+def test_a_day_that_is_not_over_is_said_to_be_why_nothing_is_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "collected"
+    with ReportStore(folder, LIMITS) as store:
+        with raises(ErrorKind.TOO_FEW, TrefoilError) as caught:
+            commands._export_days(folder, tmp_path / "days")
+        assert "no reports yet" in str(caught.value)
+        store.add([(Header.decode(REPORT.header), REPORT)])
+    made = Header.decode(REPORT.header).terms.time
+    monkeypatch.setattr(commands, "_now", lambda: made + 60)
+    with raises(ErrorKind.TOO_FEW, TrefoilError) as caught:
+        commands._export_days(folder, tmp_path / "days")
+    assert batches.date_of(made) in str(caught.value) and batches.date_of(made + DAY) in caught.value.hint
+    assert not (tmp_path / "days").exists()
+    monkeypatch.setattr(commands, "_now", lambda: made + 2 * DAY)
+    assert len(commands._export_days(folder, tmp_path / "days")) == 1
 
 
 def test_a_merge_that_fails_leaves_nothing(week: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from protocol.errors import ErrorKind
 from protocol.header import coarse_time
 from protocol.querier.own_record import Assumptions, BiasStanding, MeasuredBias, OwnRecord, QueriedBatch
 from protocol.querier.query_folder import QueryFolder
+from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, ReportSpan, SavedQuery, make_query, spans_of
 from protocol.units import DAY, HOUR, MICROS
 from tests.protocol.test_result import result
@@ -361,6 +362,13 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output if done.exception is None else str(done.exception)
 
 
+def without_side_query(saved: SavedQuery) -> QueryResult:
+    """An answer that measured no bias."""
+    answered = result(1000, 10.0)
+    assert answered.bias is None
+    return replace(answered, query=replace(answered.query, query_id=saved.query.query_id))
+
+
 def test_the_command_reads_a_folder_also_when_a_batch_is_gone(tmp_path: Path) -> None:
     first, second = batch_file(tmp_path / "a.batch", 600_000, 0), batch_file(tmp_path / "b.batch", 600_000, 30)
     saved = [ask(first), ask(second)]
@@ -368,6 +376,12 @@ def test_the_command_reads_a_folder_also_when_a_batch_is_gone(tmp_path: Path) ->
     code, said = run(str(tmp_path), "--per-device", "1", "--json", "-")
     assert code == 0
     (site,) = json.loads(said)
+    standings = {Path(row["batch"]).name: row["standing"] for row in site["answers"]}
+    assert standings == {"a.batch": "not_answered", "b.batch": "not_answered"}
+    assert run(str(tmp_path), "--per-device", "1")[1].count("no answer here") == 2
+    for batch, each in zip((first, second), saved, strict=True):
+        QueryFolder(batch).keep_bias(without_side_query(each))
+    (site,) = json.loads(run(str(tmp_path), "--per-device", "1", "--json", "-")[1])
     standings = {Path(row["batch"]).name: row["standing"] for row in site["answers"]}
     assert standings == {"a.batch": "certain", "b.batch": "unknown"}
     noted = result(1000, 10.0, kappa=1, flags=3)
@@ -387,7 +401,8 @@ def test_a_batch_that_was_not_asked_counts_too(tmp_path: Path) -> None:
     batch_file(tmp_path / "a.batch", 600_000, 0)
     code, said = run(str(tmp_path), "--per-device", "1")
     assert code == 0 and "no query" in said
-    ask(batch_file(tmp_path / "b.batch", 600_000, 30))
+    second = batch_file(tmp_path / "b.batch", 600_000, 30)
+    QueryFolder(second).keep_bias(without_side_query(ask(second)))
     (site,) = json.loads(run(str(tmp_path), "--per-device", "1", "--json", "-")[1])
     assert [row["standing"] for row in site["answers"]] == ["certain", "unknown"]
 

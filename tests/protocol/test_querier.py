@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,6 +232,21 @@ def test_a_plot_is_an_image(tmp_path: Path) -> None:
     assert (tmp_path / "answer.png").read_bytes().startswith(b"\x89PNG")
     with raises(ErrorKind.INVALID_VALUE):
         plot_result(tmp_path / "answer.nonsense", result_of(three))
+
+
+@pytest.mark.parametrize("kappa", [0, 2])
+def test_a_plot_says_what_its_intervals_are(kappa: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr("protocol.querier.result.save_figure", lambda _, figure: drawn.append(figure))
+    plot_result(tmp_path / "answer.png", result_of(offline(tmp_path), kappa=kappa))
+    (figure,) = drawn
+    (axes,) = figure.axes
+    labels = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
+    assert labels[:2] == ["answer", "noise, 95%"] and len(labels) == (3 if kappa else 2)
+    assert ("the most that bias can be" in labels[-1]) == bool(kappa)
+    assert ("noise and bias" in figure.get_suptitle()) == bool(kappa)
+    # Neither end of an interval is behind a bar.
+    assert min(line.get_zorder() for line in axes.collections) > max(bar.get_zorder() for bar in axes.patches)
 
 
 def test_the_bar_never_goes_back() -> None:
