@@ -109,7 +109,14 @@ def left_out_place(path: Path | None) -> Path | None:
 KAPPA_HELP = "Weight of the bias side query (κ), in the value's unit; 0 is off."
 WholeKappa = Annotated[int, typer.Option("--kappa", metavar="NUMBER", help=KAPPA_HELP, parser=whole_kappa)]
 
-NoiseChoice = Annotated[NoiseMode, typer.Option("--noise", help="How the helpers make the noise.")]
+NoiseChoice = Annotated[
+    NoiseMode,
+    typer.Option(
+        "--noise",
+        metavar="MODE",
+        help=f"How the helpers make the noise: {', '.join(mode.value for mode in NoiseMode)}.",
+    ),
+]
 
 JsonFile = Annotated[
     Path | None,

@@ -164,6 +164,14 @@ async def test_the_tutorial_runs() -> None:
     assert "<table>" in answer._repr_html_() and "shop.example" in answer._repr_html_()
     assert (names["flagged"], names["unflagged"]) == ((0, 0, 0, 0, 3), (0, 0, 3, 0, 0))
     assert "counted before" in names["refused"]
+    spent = names["own"].to_pandas().groupby("system")["average_epsilon"].median().to_dict()
+    assert list(spent) == ["ara-like", "cookie-monster", "devices, two_or_nothing (1× value)", "ipa-like"]
+    assert (
+        spent["devices, two_or_nothing (1× value)"] == spent["cookie-monster"] < spent["ara-like"] < spent["ipa-like"]
+    )
+    errors = names["own"].to_pandas().groupby("system")["rmsre_median"].median()
+    assert errors["devices, two_or_nothing (1× value)"] > 2 * errors["cookie-monster"]
+    assert names["own"]._repr_png_().startswith(b"\x89PNG") and (names["folder"] / "own.png").exists()
 
 
 def test_the_tutorial_is_kept_without_results() -> None:
