@@ -38,10 +38,15 @@ def bias(
     Example: trefoil bias shop.batch --per-device 1
     """
     from protocol.cli.console import write_json
+    from protocol.errors import ErrorKind, TrefoilError
     from protocol.querier.own_record import Assumptions
     from protocol.querier.record_view import record_and_show
     from protocol.units import nearest_micros
 
+    if not budget > 0:
+        raise TrefoilError(
+            f"--budget must be above 0, not {budget}", "Devices have 1 for each site.", kind=ErrorKind.OUT_OF_RANGE
+        )
     assumptions = Assumptions(per_device, nearest_micros(budget), lookback_days, epoch_days, digits)
     write_json(json, record_and_show(batches, assumptions))
 

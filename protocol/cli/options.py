@@ -49,13 +49,15 @@ def json_place(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _refuse_other_kinds(path: Path) -> None:
-    """Raise an error if a file of another kind is there: a result must not replace a batch that was meant as input."""
+    """Raise an error if a file of another kind is there: a result must not replace a batch or a key."""
     if path.is_file() and path.stat().st_size:
         with path.open("rb") as file:
             begins = file.read(1)
-        if begins not in (b"{", b"["):
+        # Keys and saved queries are JSON too, but private, and results are not.
+        private = not path.stat().st_mode & 0o077
+        if private or begins not in (b"{", b"["):
             raise TrefoilError(
-                f"--json: {path} is no JSON document, and would be replaced",
+                f"--json: {path} is {'a private file' if private else 'no JSON document'}, and would be replaced",
                 "Give --json another name, or move that file away.",
                 kind=ErrorKind.FILE_EXISTS,
             )

@@ -353,6 +353,10 @@ def test_json_alone_means_standard_output(place: list[str], capsys: pytest.Captu
 def test_json_does_not_replace_a_file_of_another_kind(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "shop.batch").write_bytes(b"trefoil")
     (folder / "old.json").write_text("{}")
+    (folder / "site.key").write_text("{}")
+    (folder / "site.key").chmod(0o600)
+    assert cli.run(["plan", "--reports", "9", "--value-cap", "1", "--json", "site.key"]) == cli.Exit.MISTAKE
+    assert "a private file" in capsys.readouterr().err and (folder / "site.key").read_text() == "{}"
     assert cli.run(["plan", "--reports", "9", "--value-cap", "1", "--json", "shop.batch"]) == cli.Exit.MISTAKE
     assert "would be replaced" in capsys.readouterr().err and (folder / "shop.batch").read_bytes() == b"trefoil"
     assert cli.run(["plan", "--reports", "9", "--value-cap", "1", "--json", "old.json"]) == 0

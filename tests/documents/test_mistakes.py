@@ -34,7 +34,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
 
 def test_there_are_many_of_every_kind() -> None:
     lines = [line for lines in MISTAKES.values() for line in lines]
-    assert len(lines) == len(set(lines)) >= 200
+    assert len(lines) == len(set(lines)) >= 275
     assert all(len(each) >= 4 for each in MISTAKES.values())
 
 
