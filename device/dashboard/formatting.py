@@ -143,8 +143,8 @@ def describe_barrier(overview: Overview, times: LocalTime) -> str:
 def describe_clearing(site: str) -> str:
     """Return what clearing a site means, on the page and on the command line."""
     return (
-        f"what {site} had stored is deleted, and its budgets of the weeks up to now are zero, so it measures nothing "
-        "more of them"
+        f"what {site} had stored is deleted, also what others had stored for it alone, and its budgets of the weeks up "
+        "to now are zero, so it measures nothing more of them"
     )
 
 

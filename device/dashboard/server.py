@@ -112,7 +112,7 @@ def _confirmation(action: Action, site: str) -> _Confirmation:
     match action:
         case Action.CLEAR_SITE:
             consequences = (
-                f"This means: {describe_clearing(site)}. Ads of others that were remembered for {site} alone go too.",
+                f"This means: {describe_clearing(site)}.",
                 "It gets no new budget by this, and no site is told.",
             )
             return _Confirmation(f"Clear {site}?", consequences, "Clear this site")

@@ -186,6 +186,8 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the verdict as one sentence, followed by the advice."""
+        if math.isinf(self.error):
+            return f"{self.decision.value}: {self.advice[:1].lower()}{self.advice[1:]}"
         bound = "at least" if self.bias is None else "at most"
         limits = f"the relative error is {bound} {self.error:.3g}, and {self.cutoff:g} is allowed."
         return f"{self.decision.value}: {limits} {self.advice}".rstrip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 import re
 import subprocess
@@ -16,13 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from benchmarks.demos.live.agent import THREADS, Agent
-from benchmarks.demos.live.helper_views import helper_keys, views_of
+from benchmarks.demos.live.helper_views import helper_keys, sums_of, views_of
 from benchmarks.demos.live.live import prepared
-from benchmarks.demos.live.measurement import MAX_PEOPLE, OPTIONS, Measurement, crowd
-from benchmarks.demos.live.measurement_page import WIDTH, Axis, histogram_chart, one_line
+from benchmarks.demos.live.measurement import CROWD, OPTIONS, POPULARITY, SIZES, UNMOVED, Measurement, crowd
+from benchmarks.demos.live.measurement_page import WIDTH, Axis, best_campaign, histogram_chart, one_line
+from benchmarks.demos.live.pages import MAX_CALL, SHOWN_CALLS
 from benchmarks.demos.live.web import BUCKETS, CAMPAIGNS, SHOP_SITE, Map, Place, Tracker, exact_histogram, ports_taken
 from device.agent import system_clock
 from device.conversion import ConversionOptions
@@ -357,7 +361,8 @@ class TestChart:
     def test_the_axis_holds_all_values_and_zero_with_few_round_steps(self, values: list[float]) -> None:
         axis = Axis.around(values)
         assert axis.low <= min(0, *values) and axis.high >= max(0, *values)
-        assert axis.low % axis.step == axis.high % axis.step == 0 and 1 <= (axis.high - axis.low) / axis.step <= 9
+        assert all(tick % axis.step == 0 for tick in axis.ticks) and axis.ticks[-1] == axis.high and 0 in axis.ticks
+        assert 2 <= len(axis.ticks) <= 9
 
     def test_positive_is_to_the_right(self) -> None:
         axis = Axis.around([-10.0, 10.0])
@@ -366,7 +371,7 @@ class TestChart:
     def test_the_table_says_what_the_bars_show(self) -> None:
         chart = histogram_chart(CAMPAIGNS, [4, 0, 1, 2], [7, -3, 0, 2], 5, 0.95)
         cells = re.findall(r"<td[^>]*>([^<]*)</td>", chart)
-        assert cells[:6] == ["4", "7", "2 to 12", "0", "-3", "-8 to 2"]
+        assert cells[:6] == ["4", "7", "2 to 12", "0", "−3", "−8 to 2"]
         assert chart.count('class="noisy"') == chart.count('class="interval"') == 4
 
 
@@ -388,7 +393,7 @@ class TestWebsites:
                 0
             ] == 403
             _, page = await visitor.get(Place.MEASUREMENT)
-            assert "1 sealed report, 1 of them yours" in page
+            assert "You have 1 report here that no query has counted yet" in page
             assert len(collected(tmp_path)) == 1
 
     async def test_a_publisher_knows_its_own_ads_only(self, tmp_path: Path, trio: Trio) -> None:
@@ -401,7 +406,7 @@ class TestWebsites:
             for place in (Place.HOME, Place.NEWS, Place.BLOG, Place.SHOP, Place.MEASUREMENT, Place.HELPERS):
                 async with visitor.session.get(visitor.where[place] + "/") as response:
                     policy, page = response.headers["Content-Security-Policy"], await response.text()
-                assert ("script-src 'self'" in policy) == (place.site is not None)
+                assert ("script-src 'self'" in policy) == (place.site is not None or place is Place.MEASUREMENT)
                 assert "unsafe" not in policy and " style=" not in page
                 assert all(body == "" for body in re.findall(r"<script[^>]*>(.*?)</script>", page))
                 assert (await visitor.get(place, Host="evil.example"))[0] == 403
@@ -410,41 +415,50 @@ class TestWebsites:
 
 class TestMeasurement:
     async def test_a_crowd_joins_the_batch(self, tmp_path: Path, trio: Trio) -> None:
+        """The helpers do not run, so that its question fails; the reports stay collected."""
         async with visiting(tmp_path, trio) as visitor:
-            for people in ("0", str(MAX_PEOPLE + 1), "-1", "many", ""):
-                assert (await visitor.post(Place.MEASUREMENT, "/crowd", {"people": people}))[0] == 400
-            status, page = await visitor.post(Place.MEASUREMENT, "/crowd", {"people": "12"})
+            for position in ("7", "-1", "many", "", "9" * 5000):
+                assert (await visitor.post(Place.MEASUREMENT, "/ask", {"position": position}))[0] == 400
+            status, page = await visitor.post(Place.MEASUREMENT, "/ask", {"position": "1"})
             assert status == 200
             page = await self._settled(visitor, page)
-            assert "12 sealed reports, 0 of them yours" in page
-            _, views = await visitor.get(Place.HELPERS, "/?report=7")
-            assert "Report 7 of 12" in views and views.count("<code>") == 1 + 3 * 2 * BUCKETS
+            assert "about 50 people" in page and len(collected(tmp_path)) == SIZES[1] == 50
+            _, views = await visitor.get(Place.HELPERS, "/?report=7&add=1")
+            assert "Report 7 of 50" in views and views.count("<code>") == 1 + 3 * 2 * BUCKETS
             assert "Somebody else&#x27;s" in views and "Show yours" not in views
+            assert "button is greyed out" in views and "disabled" in views
             await visitor.post(Place.SHOP, "/reports", await visitor.measure())
             assert "Show yours" in (await visitor.get(Place.HELPERS, "/?report=7"))[1]
             _, yours = await visitor.get(Place.HELPERS)
-            assert "Report 13 of 13" in yours and "This one is yours" in yours
+            assert "Report 51 of 51" in yours and "This one is yours" in yours and "disabled" not in yours
 
     async def test_helpers_that_do_not_answer_are_named_and_can_be_asked_again(
         self, tmp_path: Path, trio: Trio
     ) -> None:
         async with visiting(tmp_path, trio) as visitor:
-            assert (await visitor.post(Place.MEASUREMENT, "/ask", {"batch": "1"}))[0] == 409
+            assert (await visitor.post(Place.MEASUREMENT, "/ask", {"position": "0"}))[0] == 409
+            assert (await visitor.post(Place.MEASUREMENT, "/retry", {"batch": "1"}))[0] == 409
+            _, page = await visitor.get(Place.MEASUREMENT)
+            assert "does not reach “You alone”" in page and 'min="1"' in page
             await visitor.post(Place.SHOP, "/reports", await visitor.measure())
-            _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"batch": "1"})
+            assert 'min="0"' in (await visitor.get(Place.MEASUREMENT))[1]
+            _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"position": "0"})
+            assert "The button is greyed until the answer is here" in page
             page = await self._settled(visitor, page)
-            assert "cannot be reached" in page and "Ask again" in page
-            assert "Batch 2 holds 0 sealed reports" in page
+            assert "cannot be reached" in page and "Ask again" in page and "about 1 person" in page
+            assert "does not reach “You alone”" in page, "the report is in a batch of its own now"
+            _, page = await visitor.post(Place.MEASUREMENT, "/retry", {"batch": "1"})
+            assert "cannot be reached" in await self._settled(visitor, page)
 
     async def test_one_job_at_a_time(self, tmp_path: Path, trio: Trio) -> None:
         key = load_identity(trio.site_key_path(SHOP_SITE))
         measurement = Measurement(tmp_path, trio.helper_set, key, system_clock, 1)
         assert not measurement.busy
         async with measurement.running():
-            measurement.add_crowd(5)
-            assert "5 people" in measurement.busy
+            measurement.ask(50)
+            assert "50 people" in measurement.busy
             with raises(ErrorKind.BUSY):
-                measurement.add_crowd(5)
+                measurement.ask(50)
         assert not measurement.busy
 
     async def test_a_batch_is_what_the_collector_took_since_the_last_one(self, tmp_path: Path, trio: Trio) -> None:
@@ -453,7 +467,7 @@ class TestMeasurement:
             for batch in ("1", "2"):
                 for _ in range(int(batch)):
                     await visitor.post(Place.SHOP, "/reports", await visitor.measure())
-                _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"batch": batch})
+                _, page = await visitor.post(Place.MEASUREMENT, "/ask", {"position": "0"})
                 await self._settled(visitor, page)
                 sizes.append(len(BatchReader(tmp_path / f"batch-{batch}")))
             assert sizes == [1, 2] and len(collected(tmp_path)) == 3
@@ -468,17 +482,94 @@ class TestMeasurement:
         raise AssertionError("the page never settles")
 
 
+def noise_of_a_number() -> npt.NDArray[np.float64]:
+    """Return the probabilities of the noise in one number, zero in the middle: a difference of two NB(3/2, e^(−1/10)).
+
+    What is cut off, beyond 1,000, has a probability below 10⁻⁴².
+    """
+    ratio = math.exp(-0.1)
+    one = [(1 - ratio) ** 1.5]
+    for count in range(1, 1_000):
+        one.append(one[-1] * (count + 0.5) / count * ratio)
+    return np.convolve(one, one[::-1])
+
+
+def chance_to_miss(people: int, rival: int, half_width: int) -> float:
+    """Return the probability that the noisy counts of campaign 0 and of a rival are at most two half widths apart.
+
+    Exactly, up to rounding: every person adds 1, −1 or 0 to their difference, independently, and noise is added twice.
+    """
+    mine, theirs = ((1 - UNMOVED) * POPULARITY[campaign] for campaign in (0, rival))
+    noise = np.convolve(noise_of_a_number(), noise_of_a_number())
+    reach = len(noise) // 2
+    size = 1 << (2 * (people + reach)).bit_length()
+    steps, added = np.zeros(size), np.zeros(size)
+    steps[[0, 1, -1]] = 1 - mine - theirs, mine, theirs
+    added[np.arange(-reach, reach + 1)] = noise
+    apart = np.fft.irfft(np.fft.rfft(steps) ** people * np.fft.rfft(added), size)
+    return float(apart[np.arange(-people - reach, 2 * half_width + 1)].sum())
+
+
 class TestVerdict:
     @pytest.mark.parametrize(
-        ("answer", "said"),
+        ("answer", "reports", "said"),
         [
-            ([120, 30, 5, -8], "“a” sold most: 120 ± 36."),
-            ([120, 60, 5, -8], "“a” (120) and “b” (60) are too close to tell apart at ± 36."),
-            ([36, 30, -90, 0], "Noise: no campaign stands out from ± 36."),
+            ([120, 30, 5, -8], 200, "“a” sold most: 84 to 156 of 200 purchases."),
+            ([120, 60, 5, -8], 200, "“a” (120) and “b” (60) are too close to tell apart at ± 36."),
+            ([36, 30, -90, 0], 200, "Noise: of 200 purchases no campaign stands out from ± 36."),
+            # The same answer, from fewer people: noise, or the most that there can be.
+            ([120, 30, 5, -8], 36, "Noise. 36 purchases cannot stand out, not even together, from ± 36"),
+            ([120, 30, 5, -8], 1, "Noise. 1 purchase cannot stand out from ± 36"),
+            ([120, 50, 5, -8], 100, "“a” sold most: 84 to 86 of 100 purchases."),
+            ([150, 150, 5, -8], 100, "Noise: 100 purchases cannot add up to this"),
         ],
     )
-    def test_an_answer_in_one_sentence(self, answer: list[int], said: str) -> None:
-        assert one_line("abcd", answer, 36).startswith(said)
+    def test_an_answer_in_one_sentence(self, answer: list[int], reports: int, said: str) -> None:
+        assert one_line("abcd", answer, 36, reports).startswith(said)
+
+    def test_at_the_defaults_it_names_the_best_campaign(self) -> None:
+        """In more than 99.9 % of draws, by an exact sum over the crowd's choices and the noise.
+
+        Intervals that do not overlap are named, whatever the size of the batch; the chances of the rivals add up.
+        """
+        half_width = 36
+        noise, middle = noise_of_a_number(), len(noise_of_a_number()) // 2
+        assert noise[middle - half_width : middle + half_width + 1].sum() >= 0.95
+        assert noise[middle - half_width + 1 : middle + half_width].sum() < 0.95, "a half width as of an answer"
+        assert sum(chance_to_miss(CROWD, rival, half_width) for rival in (1, 2, 3)) < 0.001
+        assert chance_to_miss(400, 2, half_width) > 0.5, "the default that was"
+
+    @pytest.mark.statistical
+    def test_a_thousand_draws(self) -> None:
+        """All of the rule: with a chance of at most 0.001 a draw, more than 20 misses of 1,000 are below 10⁻¹⁸."""
+        draw = np.random.default_rng()
+        credited = [(1 - UNMOVED) * share for share in POPULARITY]
+        counts = draw.multinomial(CROWD, [*credited, UNMOVED], size=1_000)[:, :BUCKETS]
+        noise = noise_of_a_number()
+        values = np.arange(len(noise)) - len(noise) // 2
+        answers = counts + draw.choice(values, size=counts.shape, p=noise / noise.sum())
+        named = [best_campaign([int(value) for value in answer], 36, CROWD) for answer in answers]
+        assert named.count(0) >= 980
+
+
+class TestApiCalls:
+    async def test_calls_of_one_page_are_listed_on_the_next(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            for number in range(SHOWN_CALLS + 2):
+                told = json.dumps({"call": f"save({number}, <b>)", "outcome": "→ {}"})
+                assert (await visitor.post(Place.NEWS, "/calls", told))[0] == 204
+            _, page = await visitor.get(Place.SHOP)
+            listed = re.findall(r"<li><b>news.example</b><code>save\((\d), &lt;b&gt;\)</code>→ {}</li>", page)
+            assert listed == [str(number) for number in range(SHOWN_CALLS + 1, 1, -1)]
+
+    async def test_what_is_no_call_is_refused(self, tmp_path: Path, trio: Trio) -> None:
+        async with visiting(tmp_path, trio) as visitor:
+            long = json.dumps({"call": "x" * MAX_CALL, "outcome": "y"})
+            for told in ("", "[]", "5", '{"call": "x"}', '{"call": 1, "outcome": "x"}', long):
+                assert (await visitor.post(Place.SHOP, "/calls", told))[0] == 400, told
+            told = json.dumps({"call": "x", "outcome": "y"})
+            assert (await visitor.post(Place.SHOP, "/calls", told, "http://evil.example"))[0] == 403
+            assert "<li><b>" not in (await visitor.get(Place.SHOP))[1]
 
 
 class TestDeviceSays:
@@ -525,6 +616,22 @@ class TestPlaces:
             command = [sys.executable, "trefoil.py", "live", "--port", str(port)]
             ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert ended.returncode == 1 and "hint:  Choose another --port." in ended.stderr
+
+
+async def test_your_own_report_can_be_added_up(tmp_path: Path, trio: Trio) -> None:
+    """All three parts are the report; any two are uniform: a small number among them has a chance below 10⁻⁶."""
+    async with visiting(tmp_path, trio) as visitor:
+        await visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS])
+        await visitor.post(Place.SHOP, "/reports", await visitor.measure())
+        _, before = await visitor.get(Place.HELPERS)
+        assert "Add up the three parts" in before and "All three parts" not in before
+        _, page = await visitor.get(Place.HELPERS, "/?report=1&add=1")
+        assert f"Your purchase counts for “{CAMPAIGNS[2]}”." in page
+        await visitor.call("saveImpression", {"histogramIndex": 3}, visitor.where[Place.BLOG])
+        (report,) = collected(tmp_path)
+    pairs, numbers = sums_of(report, views_of(report, helper_keys(trio)))
+    assert numbers == [0, 0, 1, 0] and len(pairs) == 3
+    assert all(P >> 24 < int(number) < P - (P >> 24) for pair in pairs.values() for number in pair)
 
 
 def test_each_helper_sees_uniform_numbers_and_never_the_report(trio: Trio) -> None:

@@ -180,6 +180,12 @@ _STICKING_OUT = """() => {
     return `<${name}> ends at ${right.toFixed(0)}: ${element.textContent.trim().slice(0, 40)}`;
   });
 }"""
+# Text of a picture that its frame cuts off.
+_CUT_OFF = """() => [...document.querySelectorAll("svg text")].flatMap((text) => {
+  const [inner, outer] = [text.getBoundingClientRect(), text.closest("svg").getBoundingClientRect()];
+  const outside = inner.left < outer.left - 0.5 || inner.right > outer.right + 0.5 || inner.bottom > outer.bottom + 0.5;
+  return outside ? [`cut off: ${text.textContent}`] : [];
+})"""
 _EDGES = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
 
 
@@ -200,8 +206,9 @@ def too_wide(page: Page) -> list[str]:
 
 
 def misfits(page: Page, least: float = 11.0) -> list[str]:
-    """What does not fit the screen: a page that is wider than it, and text smaller than `least` pixels."""
-    return too_wide(page) + [f"{page.url}: {small}" for small in page.evaluate(_SMALL, least)]
+    """What does not fit: a page wider than the screen, text smaller than `least` pixels, or cut off by its picture."""
+    findings = page.evaluate(_SMALL, least) + page.evaluate(_CUT_OFF)
+    return too_wide(page) + [f"{page.url}: {finding}" for finding in findings]
 
 
 # As the widest fonts and the longest names make it: every text gains a word of 250 letters, all of it in wide letters.

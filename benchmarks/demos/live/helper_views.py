@@ -1,6 +1,7 @@
 """What each helper sees of one report: two vectors of uniform numbers. Nothing but noise, whatever is in it.
 
-The demonstration runs all three helpers on this machine and so holds all three keys. That is the one thing that must
+Your own report can be added up: any two parts are still noise, and all three are what your device has put in. The
+demonstration runs all three helpers on this machine and so holds all three keys. That is the one thing that must
 never be true of helpers that measure real people.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from aiohttp import web
@@ -18,11 +20,12 @@ from benchmarks.demos.live.web import CAMPAIGNS, Frame, Map, Place
 from device.dashboard.formatting import epsilon
 from device.dashboard.markup import Markup, Node, section, table, tag
 from mpc_helpers.local.launcher import Trio
-from protocol.field import P, Vector
+from protocol.field import P, Vector, add, lift
 from protocol.hpke import PrivateKey
 from protocol.keys import load_hpke_key
 from protocol.report import SealedReport, open_report
 from protocol.shares import PARTIES, SEEDS_OF
+from protocol.validity import histogram_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +77,15 @@ class HelperViews:
         report = await asyncio.to_thread(self._measurement.report, digests[chosen - 1])
         if report is None:
             raise web.HTTPNotFound(text="This report is kept no longer.\n")
-        main += [_walk(chosen, len(digests), mine), self._views(report), tag("p", _TOGETHER), _public(report)]
+        views, is_yours = views_of(report, self._keys), chosen in mine
+        panels = tag("div", [_panel(view) for view in views], class_="three")
+        main += [
+            _walk(chosen, len(digests), mine),
+            section("views", "The same report, at each helper", panels),
+            _sums(report, views, chosen, is_yours=is_yours, added="add" in request.query),
+            _public(report),
+        ]
         return self._frame.show("What a helper sees", main)
-
-    def _views(self, report: SealedReport) -> Markup:
-        panels = [_panel(view) for view in views_of(report, self._keys)]
-        return section("views", "The same report, at each helper", tag("div", panels, class_="three"))
 
 
 _INTRODUCTION = (
@@ -88,7 +94,12 @@ _INTRODUCTION = (
 )
 _TOGETHER = (
     "Only the sum of all three parts means anything, and no helper has all three. They add up their parts over all "
-    "reports first, put noise on the sum, and open only that, to the advertiser alone."
+    "reports first, put noise on the sum, and open only that, to the advertiser alone. This page has all three keys, "
+    "so it can do here what no helper can:"
+)
+_ADDED = (
+    "Any two parts together are as random as each one: two of three are noise. Only all three are your report, and no "
+    "helper ever adds them up for one person."
 )
 
 
@@ -107,7 +118,7 @@ def _walk(chosen: int, count: int, mine: Sequence[int]) -> Markup:
     ]
     whose = "This one is yours" if chosen in mine else "Somebody else's"
     mark = tag("span", whose, class_="pill on" if chosen in mine else "pill")
-    return tag("p", tag("span", f"Report {chosen} of {count}"), mark, links, class_="actions")
+    return tag("p", tag("span", f"Report {chosen:,} of {count:,}"), mark, links, class_="actions")
 
 
 def _public(report: SealedReport) -> Markup:
@@ -137,6 +148,48 @@ def _panel(view: View) -> Markup:
     # A checked report has more numbers: those that prove it, just as uniform.
     caption = f"The first {visible} of {len(view.components[first])} numbers that {name.lower()} holds"
     return tag("div", tag("h3", name), _picture(parts), table(caption, columns, rows), class_="panel")
+
+
+def sums_of(report: SealedReport, views: Sequence[View]) -> tuple[dict[str, Vector], list[int]]:
+    """Return the histogram in the sum of every two parts of a report, and the numbers in the sum of all three."""
+    parts = {index: part for view in views for index, part in view.components.items()}
+    pairs = {
+        f"Parts {one + 1} and {other + 1}": _visible(report, add(parts[one], parts[other]))
+        for one, other in combinations(range(PARTIES), 2)
+    }
+    return pairs, lift(_visible(report, add(add(parts[0], parts[1]), parts[2])))
+
+
+def _visible(report: SealedReport, shared: Vector) -> Vector:
+    return histogram_in(shared, report.terms().shape)[: len(CAMPAIGNS)]
+
+
+def _sums(report: SealedReport, views: Sequence[View], chosen: int, *, is_yours: bool, added: bool) -> Markup:
+    """Return the button that adds the parts of your own report up, or the sums."""
+    if is_yours and added:
+        pairs, numbers = sums_of(report, views)
+        panels = [*(_pair_panel(name, total) for name, total in pairs.items()), _sum_panel(numbers)]
+        return section("sums", "Your report, added up", tag("p", _ADDED), tag("div", panels, class_="three four"))
+    why = "Only your own report can be added up here, so the button is greyed out for this one."
+    button = tag("button", "Add up the three parts", class_="primary", disabled=not is_yours, aria_describedby="why")
+    told = tag("p", _TOGETHER if is_yours else why, id="why", class_=None if is_yours else "soft")
+    fields = [tag("input", type="hidden", name=name, value=value) for name, value in (("report", chosen), ("add", 1))]
+    form = tag("form", fields, tag("p", button, class_="actions"), action="/#sums")
+    return section("sums", "Add your report up", told, form)
+
+
+def _pair_panel(name: str, total: Vector) -> Markup:
+    rows = [[label, tag("code", f"{int(number):016x}")] for label, number in zip(CAMPAIGNS, total, strict=True)]
+    listing = table("Noise: any number is as likely as any other", ["Campaign", "Sum"], rows)
+    return tag("div", tag("h3", name), _picture([total]), listing, class_="panel")
+
+
+def _sum_panel(numbers: Sequence[int]) -> Markup:
+    credited = [label for label, number in zip(CAMPAIGNS, numbers, strict=True) if number]
+    said = f"Your purchase counts for “{credited[0]}”." if credited else "It is empty: it counts for no campaign."
+    rows = [[label, f"{number:,}"] for label, number in zip(CAMPAIGNS, numbers, strict=True)]
+    listing = table("What your device has put in", ["Campaign", "Sum"], rows, numbers=("Sum",))
+    return tag("div", tag("h3", "All three parts"), tag("p", said, class_="verdict"), listing, class_="panel")
 
 
 def _picture(parts: Sequence[Vector]) -> Markup:

@@ -21,7 +21,7 @@ from benchmarks.demos.live.agent import Agent
 from benchmarks.demos.live.helper_views import HelperViews
 from benchmarks.demos.live.measurement import Measurement
 from benchmarks.demos.live.measurement_page import MeasurementPage
-from benchmarks.demos.live.pages import Home, Publisher, Shop
+from benchmarks.demos.live.pages import ApiCalls, Home, Publisher, Shop
 from benchmarks.demos.live.web import SHOP_SITE, Frame, Map, Place, Tracker, ports_taken
 from device import agent as device_agent
 from device.agent import Report, system_clock
@@ -64,11 +64,12 @@ class Demonstration:
 
     def _apps(self) -> Mapping[Place, web.Application]:
         where, tracker, measurement = self.where, self._tracker, self._measurement
+        calls = ApiCalls()
         return {
             Place.HOME: Home(where, self._dashboard.login_url).app(),
-            Place.NEWS: Publisher(Place.NEWS, where, tracker, system_clock).app(),
-            Place.BLOG: Publisher(Place.BLOG, where, tracker, system_clock).app(),
-            Place.SHOP: Shop(where, tracker, system_clock, measurement.collect).app(),
+            Place.NEWS: Publisher(Place.NEWS, where, tracker, system_clock, calls).app(),
+            Place.BLOG: Publisher(Place.BLOG, where, tracker, system_clock, calls).app(),
+            Place.SHOP: Shop(where, tracker, system_clock, calls, measurement.collect).app(),
             Place.MEASUREMENT: MeasurementPage(where, measurement, tracker, LocalTime()).app(),
             Place.HELPERS: HelperViews(where, measurement, self._trio).app(),
             Place.DASHBOARD: self._dashboard.app(),

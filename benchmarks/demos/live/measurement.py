@@ -1,8 +1,9 @@
 """The advertiser's side: a collector of reports, a simulated crowd, and queries to the three helpers.
 
-Reports go through the code of `trefoil collect`; a query takes the reports collected since the last one as its batch.
-One job runs at a time, in the background. Each person of the crowd has a device of their own, so that one person's
-click is hidden among theirs. Their events are drawn from a printed seed; shares and keys come from the system.
+Reports go through the code of `trefoil collect`. A query lets a crowd buy first, and takes all reports collected since
+the last query as its batch. One job runs at a time, in the background. Each person of the crowd has a device of their
+own, so that one person's click is hidden among theirs. Their events are drawn from a printed seed; shares and keys come
+from the system.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from protocol.report import SealedReport
 from protocol.status import QueryStatus
 from protocol.units import DAY
 
-MAX_PEOPLE = 5_000
+# How many people buy before a query, by the positions of the slider; 0 asks about your own reports alone.
+SIZES = (0, 50, 200, 500, 1_000, 2_000, 5_000)
+# At this size the verdict names the best campaign in more than 99.9 % of draws (tests/benchmarks/test_live.py).
+CROWD = 2_000
 # How often each campaign is clicked, and how many people of a hundred buy without having clicked anything.
 POPULARITY = (0.45, 0.1, 0.3, 0.15)
 UNMOVED = 0.2
@@ -88,6 +92,8 @@ class Batch:
 
     number: int
     path: Path
+    # The size of its crowd.
+    people: int = 0
     credited: dict[bytes, int | None] = field(default_factory=dict)
     yours: list[bytes] = field(default_factory=list)
     outcome: Outcome | None = None
@@ -125,6 +131,9 @@ class Measurement:
         self._writing = asyncio.Lock()
         self._job: BackgroundWork | None = None
         self.statuses: Mapping[int, QueryStatus] = {}
+        # The crowd of the current question, if it has one, and how many of it have bought.
+        self.asked: int | None = None
+        self.bought = 0
         self.batches = [Batch(1, folder / "batch-1")]
 
     @property
@@ -173,19 +182,24 @@ class Measurement:
             )
         return await self._intake.take(posted)
 
-    def add_crowd(self, people: int) -> None:
-        """Start letting `people` simulated people buy shoes too."""
-        self._start(f"Letting {people:,} people buy shoes", self._add_crowd(people))
+    def ask(self, people: int) -> None:
+        """Start letting `people` simulated people buy, and then asking the helpers about all that was collected."""
+        if not (people or self.collecting.credited):
+            raise TrefoilError(
+                "there is no report of yours that was not counted yet", "Buy shoes first.", kind=ErrorKind.UNKNOWN_NAME
+            )
+        text = f"Asking among {people:,} people" if people else "Asking about you alone"
+        self._start(text, self._ask(people), people)
 
-    def ask(self, number: int) -> None:
-        """Start asking the helpers about a batch; if it is the one that collects, it is closed first."""
+    def retry(self, number: int) -> None:
+        """Start asking again about a batch whose query has failed."""
         batch = self._batch(number)
-        self._start(f"Asking the helpers about batch {number}", self._ask(batch))
+        self._start(f"Asking again about batch {number}", self._put(batch))
 
     def ask_again(self, number: int) -> None:
         """Start a new query on reports that were counted before."""
         batch = self._batch(number)
-        self._start(f"Asking again about batch {number}", self._replay(batch))
+        self._start(f"Asking about the reports of batch {number} once more", self._replay(batch))
 
     async def stop(self) -> None:
         """Cancel the running job."""
@@ -193,35 +207,44 @@ class Measurement:
             self._job.task.cancel()
             await asyncio.gather(self._job.task, return_exceptions=True)
 
-    def _start(self, text: str, work: Coroutine[None, None, None]) -> None:
+    def _start(self, text: str, work: Coroutine[None, None, None], people: int | None = None) -> None:
         if self.busy:
             work.close()
             raise TrefoilError("one thing at a time", "Wait until the last one has ended.", kind=ErrorKind.BUSY)
-        self.statuses = {}
+        self.statuses, self.asked, self.bought = {}, people, 0
         self._job = BackgroundWork(text, asyncio.get_running_loop().create_task(work))
 
     def _batch(self, number: int) -> Batch:
-        match = next((batch for batch in self.batches if batch.number == number and batch.credited), None)
+        match = next((batch for batch in self.batches if batch.number == number and batch.outcome is not None), None)
         if match is None:
             raise TrefoilError(
-                f"there is no batch {number} with reports in it", "Buy something first.", kind=ErrorKind.UNKNOWN_NAME
+                f"nothing was asked about batch {number}", "Ask the helpers first.", kind=ErrorKind.UNKNOWN_NAME
             )
         return match
 
-    async def _add_crowd(self, people: int) -> None:
+    async def _ask(self, people: int) -> None:
+        batch = self.collecting
         async with self._writing:
-            self._seed += 1
-            bought = crowd(people, self._helper_set, now=self._clock(), seed=self._seed)
-            while some := await asyncio.to_thread(_next, bought):
-                filed = await asyncio.gather(*(self._take(each.report.encode()) for each in some))
-                for each, stored in zip(some, filed, strict=True):
-                    self.collecting.credited[stored.digest] = each.credit
+            batch.people = people
+            try:
+                await self._add_crowd(batch, people)
+            except TrefoilError as error:
+                batch.outcome = error
+            number = batch.number + 1
+            self.batches.append(Batch(number, self._folder / f"batch-{number}"))
+        if batch.outcome is None:
+            await self._put(batch)
 
-    async def _ask(self, batch: Batch) -> None:
-        async with self._writing:
-            if batch is self.collecting:
-                number = batch.number + 1
-                self.batches.append(Batch(number, self._folder / f"batch-{number}"))
+    async def _add_crowd(self, batch: Batch, people: int) -> None:
+        self._seed += 1
+        purchases = crowd(people, self._helper_set, now=self._clock(), seed=self._seed)
+        while some := await asyncio.to_thread(_next, purchases):
+            filed = await asyncio.gather(*(self._take(each.report.encode()) for each in some))
+            for each, stored in zip(some, filed, strict=True):
+                batch.credited[stored.digest] = each.credit
+            self.bought += len(some)
+
+    async def _put(self, batch: Batch) -> None:
         batch.outcome = await self._outcome(batch, again=False)
 
     async def _replay(self, batch: Batch) -> None:

@@ -1,7 +1,13 @@
-"""The start page, the two publishers and the shop of the demonstration, with their pictures."""
+"""The start page, the two publishers and the shop of the demonstration, with their pictures.
+
+The websites show every call of the standard's API and every header of theirs as it happens. A click on an ad leads to
+another page, so the demonstration's server carries the list of calls over; no site could do that with another's.
+"""
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -13,6 +19,7 @@ from benchmarks.demos.live.web import (
     EPSILON,
     KAPPA,
     SHOP_SITE,
+    STEPS,
     Frame,
     Map,
     Place,
@@ -91,33 +98,26 @@ class Home:
             tag("h1", "Advertising, measured without watching anyone"),
             tag("p", _INTRODUCTION, class_="lead"),
             picture,
-            section(
-                "steps", "Try it in this order", tag("ol", [tag("li", step) for step in self._steps()], class_="steps")
-            ),
+            section("steps", "One story, five steps", tag("ol", self._steps(), class_="steps")),
+            section("more", "And then", tag("ul", [tag("li", each) for each in self._more()], class_="steps")),
             self._addresses(),
         ]
         return self._frame.show("Live demonstration", main)
 
-    def _steps(self) -> list[Node]:
+    def _steps(self) -> list[Markup]:
+        return [tag("li", self._frame.link(step.place, step.name), f". {step.text}") for step in STEPS]
+
+    def _more(self) -> list[Node]:
         link = self._frame.link
         return [
-            ["Read ", link(Place.NEWS, "the news"), " and click an ad. Your device remembers it; nobody else does."],
-            ["At ", link(Place.SHOP, "the shop"), ", buy the shoes. Your device hands over a report nobody can read."],
-            [
-                "Look at ",
-                link(Place.DASHBOARD, "your dashboard"),
-                ": what the purchase has cost you, and what is left.",
-            ],
-            ["As ", link(Place.MEASUREMENT, "the advertiser"), ", ask the helpers about it. Alone, you get noise."],
-            "Buy another pair, let a crowd buy too, and ask again: now the campaigns stand out, and you do not.",
-            "Ask about the same reports a second time. The helpers refuse.",
-            ["See ", link(Place.HELPERS, "what each helper sees"), " of your report."],
+            "As the advertiser, ask about the same reports once more. The helpers refuse: a report counts once.",
             [
                 "Click an ad on ",
                 link(Place.BLOG, "the blog"),
                 ", which uses a response header in place of a script, and buy shoes five times. Your budget runs out; "
                 "the shop is not told.",
             ],
+            ["Open your browser's console on the news, the blog or the shop: ", tag("code", TRY), "."],
             "On your dashboard, clear a site, clear your history, or switch measurement off.",
         ]
 
@@ -145,6 +145,59 @@ _ROLES = {
     Place.DASHBOARD: "for your eyes only",
     Place.AGENT: "stands in for your browser's part; only the three websites may call it",
 }
+
+
+TRY = "await navigator.attribution.saveImpression({ histogramIndex: 1 })"
+# How many calls are listed, and how long the text of one may be.
+SHOWN_CALLS = 6
+MAX_CALL = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """One call of the standard's API by a script, or one of its headers, and what came of it."""
+
+    site: str
+    call: str
+    outcome: str
+
+    @classmethod
+    def read(cls, site: str, body: str) -> ApiCall:
+        """Return what a page says that it has called. It is shown to the person and used for nothing else."""
+        try:
+            told = json.loads(body)
+            call, outcome = told["call"], told["outcome"]
+        except (ValueError, TypeError, KeyError):
+            raise web.HTTPBadRequest(text="Send a call and its outcome.\n") from None
+        if not (isinstance(call, str) and isinstance(outcome, str) and len(call) + len(outcome) <= MAX_CALL):
+            raise web.HTTPBadRequest(text=f"A call and its outcome are texts of at most {MAX_CALL} characters.\n")
+        return cls(site, call, outcome)
+
+
+class ApiCalls:
+    """The latest calls of all websites, latest first, and the panel that lists them."""
+
+    def __init__(self) -> None:
+        self._latest: deque[ApiCall] = deque(maxlen=SHOWN_CALLS)
+
+    def add_route(self, app: web.Application, site: str) -> None:
+        """Let the pages of `site` tell their calls."""
+
+        async def note(request: web.Request) -> web.Response:
+            self._latest.appendleft(ApiCall.read(site, await request.text()))
+            return web.Response(status=204)
+
+        app.router.add_post("/calls", note)
+
+    def panel(self, site: str) -> Markup:
+        """Return the panel, which `calls.js` extends as calls happen."""
+        items = [tag("li", tag("b", each.site), tag("code", each.call), each.outcome) for each in self._latest]
+        listing = tag(
+            "ol", items, id="calls", class_="calls", data_site=site, data_most=SHOWN_CALLS, aria_live="polite"
+        )
+        hint = tag("p", "Open this browser's console and call it yourself: ", tag("code", TRY), class_="soft small")
+        nothing = tag("p", "Nothing yet.", class_="empty", id="no-calls", hidden=bool(items))
+        return section("asked", "What the pages asked your browser", nothing, listing, hint)
 
 
 # Takes a posted report and the credited campaign if it is new; returns its digest.
@@ -193,17 +246,20 @@ class Publisher:
     The news calls `saveImpression` in a script; the blog's server answers with a Save-Impression header.
     """
 
-    def __init__(self, place: Place, where: Map, tracker: Tracker, clock: Clock) -> None:
+    def __init__(self, place: Place, where: Map, tracker: Tracker, clock: Clock, calls: ApiCalls) -> None:
         self._frame = Frame(place, where)
         self._where = where
+        self._site = place.site or ""
+        self._calls = calls
         self._tracker = tracker
         self._clock = clock
 
     def app(self) -> web.Application:
         """Return the application of the publisher's website."""
-        app = self._frame.app(talks_to_agent=True)
+        app = self._frame.app(scripts=True, talks_to_agent=True)
         app.router.add_get("/", self._show)
         app.router.add_post("/clicked", self._clicked)
+        self._calls.add_route(app, self._site)
         return app
 
     async def _show(self, _request: web.Request) -> web.Response:
@@ -212,8 +268,8 @@ class Publisher:
         ads = [self._ad(campaign) for campaign in ADS[self._frame.place]]
         beside = tag("aside", tag("h2", "Advertisements"), ads, aria_label="Advertisements")
         without = tag("noscript", notice("Without scripts the ads are plain links, and nothing is remembered."))
-        main = [without, tag("div", text, beside, class_="columns")]
-        return self._frame.show(article.title, main, scripts=("attribution.js", "publisher.js"))
+        main = [without, tag("div", text, beside, class_="columns"), self._calls.panel(self._site)]
+        return self._frame.show(article.title, main, scripts=("attribution.js", "calls.js", "publisher.js"))
 
     def _ad(self, campaign: int) -> Markup:
         name = CAMPAIGNS[campaign].partition(",")[0]
@@ -227,7 +283,7 @@ class Publisher:
         campaign_text = await request.text()
         if campaign_text not in {str(campaign) for campaign in ADS[self._frame.place]}:
             raise web.HTTPBadRequest(text="There is no such ad here.\n")
-        self._tracker.clicked(int(campaign_text), self._frame.place.site or "", self._clock())
+        self._tracker.clicked(int(campaign_text), self._site, self._clock())
         header = f'histogram-index={campaign_text}, conversion-sites=("{SHOP_SITE}")'
         return web.Response(status=204, headers={"Save-Impression": header} if self._frame.place is Place.BLOG else {})
 
@@ -235,24 +291,27 @@ class Publisher:
 class Shop:
     """Sells one pair of shoes, and keeps the sealed reports that purchases leave behind."""
 
-    def __init__(self, where: Map, tracker: Tracker, clock: Clock, collect: Collect) -> None:
+    def __init__(self, where: Map, tracker: Tracker, clock: Clock, calls: ApiCalls, collect: Collect) -> None:
         self._frame = Frame(Place.SHOP, where)
+        self._calls = calls
         self._tracker = tracker
         self._clock = clock
         self._collect = collect
 
     def app(self) -> web.Application:
         """Return the application of the shop's website."""
-        app = self._frame.app(talks_to_agent=True)
+        app = self._frame.app(scripts=True, talks_to_agent=True)
         app.router.add_get("/", self._show)
         app.router.add_post("/reports", self._take_report)
+        self._calls.add_route(app, SHOP_SITE)
         return app
 
     async def _show(self, _request: web.Request) -> web.Response:
         lead = tag("p", "A pair of shoes. One size fits nobody in particular.", class_="lead")
         without = tag("noscript", notice("Without scripts you can look at the shoes, but not buy them."))
-        main = [tag("h1", "Shoes"), without, lead, shoe(), self._form(), self._thanks(), _failure()]
-        return self._frame.show("Shoes", main, scripts=("attribution.js", "shop.js"))
+        sale = [tag("h1", "Shoes"), without, lead, shoe(), self._form(), self._thanks(), _failure()]
+        scripts = ("attribution.js", "calls.js", "shop.js")
+        return self._frame.show("Shoes", [sale, self._calls.panel(SHOP_SITE)], scripts=scripts)
 
     def _form(self) -> Markup:
         button = tag("button", "Buy the shoes", class_="primary")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from socket import socket
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -118,12 +119,25 @@ ROLES = Path(__file__).parents[3] / "protocol" / "pictures" / "roles.svg"
 _TYPES = {".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
 _FILES = {path.name: path for path in (*STATIC.iterdir(), *_LIVE.iterdir(), ROLES)}
 
+
+class Step(NamedTuple):
+    """One step of the guided story."""
+
+    place: Place
+    name: str
+    text: str
+
+
 STEPS = (
-    (Place.NEWS, "Click an ad"),
-    (Place.SHOP, "Buy shoes"),
-    (Place.DASHBOARD, "See what it cost you"),
-    (Place.MEASUREMENT, "Ask as the advertiser"),
-    (Place.HELPERS, "Look at the helpers"),
+    Step(Place.NEWS, "Click an ad", "Your device remembers it. Nobody else does."),
+    Step(Place.SHOP, "Buy shoes", "Your device hands the shop a report that nobody can read."),
+    Step(Place.DASHBOARD, "See what it cost you", "Your device counts what a purchase may reveal, week by week."),
+    Step(
+        Place.MEASUREMENT,
+        "Ask as the advertiser",
+        "Ask about yourself alone and get noise. Then pull the slider: campaigns rise out of it, and you stay hidden.",
+    ),
+    Step(Place.HELPERS, "Look at the helpers", "See what each of the three holds of your report, and add it up."),
 )
 _STEP_OF = {Place.BLOG: Place.NEWS}
 
@@ -135,9 +149,9 @@ class Frame:
         self.place = place
         self._where = where
 
-    def app(self, *, talks_to_agent: bool = False) -> web.Application:
+    def app(self, *, scripts: bool = False, talks_to_agent: bool = False) -> web.Application:
         """Return an application behind the guard. Websites may reach the agent and show its words in a frame."""
-        more: Mapping[str, str] = {}
+        more: Mapping[str, str] = {"script-src": "'self'"} if scripts else {}
         if talks_to_agent:
             agent = self._where[Place.AGENT]
             more = {"script-src": "'self'", "connect-src": f"'self' {agent}", "frame-src": agent}
@@ -167,17 +181,25 @@ class Frame:
         return web.Response(text=document, content_type="text/html")
 
     def steps_bar(self) -> Markup:
-        """Return the story in five steps, the current one marked."""
+        """Return the story in five steps: the current one marked and explained, with a link to the next."""
         here = _STEP_OF.get(self.place, self.place)
         items = [
             tag(
                 "li",
-                self.link(place, name, current="step" if place is here else None),
-                class_="here" if place is here else None,
+                self.link(step.place, step.name, current="step" if step.place is here else None),
+                class_="here" if step.place is here else None,
             )
-            for place, name in STEPS
+            for step in STEPS
         ]
-        return tag("nav", tag("ol", items), class_="steps-bar", aria_label="Steps")
+        number = next((number for number, step in enumerate(STEPS) if step.place is here), -1)
+        guide: list[Node] = [tag("strong", f"{STEPS[number].name}. "), STEPS[number].text] if number >= 0 else []
+        if number + 1 < len(STEPS):
+            following = STEPS[number + 1]
+            guide += [
+                " ",
+                self.link(following.place, f"{'Next' if guide else 'Begin'}: {following.name}", class_="next"),
+            ]
+        return tag("nav", tag("ol", items), tag("p", guide, class_="guide"), class_="steps-bar", aria_label="Steps")
 
     def device_strip(self) -> Markup:
         """Return the frame in which the device speaks. It has its own origin, so this page cannot read it."""
@@ -193,10 +215,10 @@ class Frame:
         """Return the link to a fresh start URL of the dashboard."""
         return f"{self._where[Place.HOME]}/dashboard"
 
-    def link(self, place: Place, text: str, *, current: str | None = None) -> Markup:
+    def link(self, place: Place, text: str, *, current: str | None = None, class_: str | None = None) -> Markup:
         """Return a link to another place; `current` is its `aria-current` value if it is open already."""
         address = self.dashboard_link() if place is Place.DASHBOARD else f"{self._where[place]}/"
-        return tag("a", text, href=address, aria_current=current)
+        return tag("a", text, href=address, aria_current=current, class_=class_)
 
     def _banner(self) -> Node:
         if self.place.site is None:
