@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import signal
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,29 +11,30 @@ from threading import Thread
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from benchmarks.demos.live.measurement import CROWD, SIZES
+from benchmarks.demos.live.measurement import CROWD
 from benchmarks.demos.live.web import CAMPAIGNS, Map, Place
 from mpc_helpers.local.launcher import Trio
 from tests.support.browser import (
+    ANSWER_MS,
     address,
     axe_findings,
     axe_source,
     chromium,
     demonstration,
     idle_helpers,
+    live_demonstration,
     misfits,
     needs_chromium,
     own_findings,
     person,
     picture,
+    pull_slider,
+    settle,
     stretched,
     too_wide,
 )
-from tests.support.processes import IN_BACKGROUND, TREFOIL, started
 
 pytestmark = needs_chromium
-START_SECONDS = 90
-ANSWER_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +64,8 @@ def page(browser: Browser) -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map]:
     """`trefoil live` as a person starts it, with three helpers, on any free ports; stopped as Ctrl-C does."""
-    addresses = tmp_path_factory.mktemp("live") / "addresses.json"
-    with started([*IN_BACKGROUND, *TREFOIL, "live", "--port", "0", "--json", str(addresses)]) as process:
-        deadline = time.monotonic() + START_SECONDS
-        while not addresses.exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        yield Map({Place[name.upper()]: origin for name, origin in json.loads(addresses.read_text()).items()})
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=START_SECONDS)
-        assert process.returncode == 0, said
+    with live_demonstration(tmp_path_factory.mktemp("live")) as places:
+        yield places
 
 
 def click_ad(page: Page, where: Map, place: Place, number: int = 0) -> None:
@@ -103,11 +93,6 @@ def unfold(page: Page) -> None:
     """Click every fold open, as a person does."""
     for folded in page.locator("details:not([open]) > summary").all()[::-1]:
         folded.click()
-
-
-def settle(page: Page) -> None:
-    """Until the advertiser's page has stopped reloading itself."""
-    expect(page.locator("meta[http-equiv=refresh]")).to_have_count(0, timeout=ANSWER_MS)
 
 
 def row(page: Page, table: str, name: str) -> list[str]:
@@ -172,24 +157,6 @@ def ask_alone_then_in_a_crowd(page: Page, where: Map) -> None:
     expect(answer).to_contain_text("200 reports counted", timeout=ANSWER_MS)
     settle(page)
     expect(page.locator("#so-far li")).to_contain_text(["1 person", "200 people", "2,001 people"])
-
-
-def pull_slider(page: Page, people: int) -> None:
-    """Drag the thumb to the place of this crowd and let go; that alone asks."""
-    slider = page.locator("#position")
-    slider.scroll_into_view_if_needed()
-    least, now = (int(slider.get_attribute(name) or 0) for name in ("min", "value"))
-    box = slider.bounding_box()
-    assert box is not None
-    # The middle of the thumb stops half its width, 8 pixels, before either end.
-    step, y = (box["width"] - 16) / (len(SIZES) - 1 - least), box["y"] + box["height"] / 2
-    from_x, to_x = (box["x"] + 8 + step * (place - least) for place in (now, SIZES.index(people)))
-    page.mouse.move(from_x, y)
-    page.mouse.down()
-    page.mouse.move(to_x, y, steps=5)
-    expect(page.locator("#ask output")).to_have_text(f"{people:,} people")
-    page.mouse.up()
-    expect(page.locator("#why[role=status]")).to_contain_text("The button is greyed until the answer is here")
 
 
 def assert_the_answer_is_the_truth_with_noise(page: Page) -> None:

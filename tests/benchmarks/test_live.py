@@ -20,6 +20,7 @@ import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from benchmarks.demos.live.agent import THREADS, Agent
 from benchmarks.demos.live.helper_views import helper_keys, sums_of, views_of
@@ -27,7 +28,17 @@ from benchmarks.demos.live.live import prepared
 from benchmarks.demos.live.measurement import CROWD, OPTIONS, POPULARITY, SIZES, UNMOVED, Measurement, crowd
 from benchmarks.demos.live.measurement_page import WIDTH, Axis, best_campaign, histogram_chart, one_line
 from benchmarks.demos.live.pages import MAX_CALL, SHOWN_CALLS
-from benchmarks.demos.live.web import BUCKETS, CAMPAIGNS, SHOP_SITE, Map, Place, Tracker, exact_histogram, ports_taken
+from benchmarks.demos.live.web import (
+    BUCKETS,
+    CAMPAIGNS,
+    ROLES,
+    SHOP_SITE,
+    Map,
+    Place,
+    Tracker,
+    exact_histogram,
+    ports_taken,
+)
 from device.agent import system_clock
 from device.conversion import ConversionOptions
 from device.dashboard.security import bind_loopback, origin_of
@@ -632,6 +643,14 @@ async def test_your_own_report_can_be_added_up(tmp_path: Path, trio: Trio) -> No
     pairs, numbers = sums_of(report, views_of(report, helper_keys(trio)))
     assert numbers == [0, 0, 1, 0] and len(pairs) == 3
     assert all(P >> 24 < int(number) < P - (P >> 24) for pair in pairs.values() for number in pair)
+
+
+def test_the_moving_picture_moves_and_is_small() -> None:
+    """As `python -m tests.support.moving_picture` has recorded it."""
+    picture = ROLES.parents[2] / "benchmarks" / "results" / "screenshots" / "live.webp"
+    assert picture.stat().st_size <= 600_000
+    with Image.open(picture) as opened_picture:
+        assert getattr(opened_picture, "n_frames", 1) >= 20
 
 
 def test_each_helper_sees_uniform_numbers_and_never_the_report(trio: Trio) -> None:

@@ -27,6 +27,7 @@
 - `hunt`: many schedules, and what must never be; as a program, for a hundred thousand seeds
 - `hunt_rounds`: the same with real processes
 - `browser`: real Chromium, and demonstrations for it to visit
+- `moving_picture`: the recording of the live demonstration on the first page
 - `posts`: clients that post reports to a collector, and strangers who want its memory, disk or attention
 - `exposition`: Prometheus' text format, read strictly
 - `figures`: what a long run leaves behind, as JSON

@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from benchmarks.demos.live.live import prepared
+from benchmarks.demos.live.measurement import SIZES
 from benchmarks.demos.live.web import SHOP_SITE, Map, Place
 from device.agent import system_clock
 from device.schedule import AtOnce
 from mpc_helpers.local.launcher import Trio, prepare
+from tests.support.processes import IN_BACKGROUND, TREFOIL, started
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed: apt install chromium")
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 WAIT_SECONDS = 30
+START_SECONDS = 90
+ANSWER_MS = 60_000
 AXE_VERSION = "4.14.0"
 _FLAGS = (
     "--no-sandbox",
@@ -97,9 +103,47 @@ def demonstration(folder: Path, trio: Trio) -> Iterator[Map]:
             loop.close()
 
 
+@contextmanager
+def live_demonstration(folder: Path) -> Iterator[Map]:
+    """`trefoil live` as a person starts it, with three helpers, on any free ports; stopped as Ctrl-C does."""
+    addresses = folder / "addresses.json"
+    with started([*IN_BACKGROUND, *TREFOIL, "live", "--port", "0", "--json", str(addresses)]) as process:
+        deadline = time.monotonic() + START_SECONDS
+        while not addresses.exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        yield Map({Place[name.upper()]: origin for name, origin in json.loads(addresses.read_text()).items()})
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=START_SECONDS)
+        assert process.returncode == 0, said
+
+
 def address(where: Map, place: Place) -> str:
     """The page that a place shows first."""
     return f"{where[place]}/"
+
+
+def settle(page: Page) -> None:
+    """Until the advertiser's page has stopped reloading itself."""
+    expect(page.locator("meta[http-equiv=refresh]")).to_have_count(0, timeout=ANSWER_MS)
+
+
+def pull_slider(page: Page, people: int) -> None:
+    """Drag the thumb to the place of this crowd and let go; that alone asks."""
+    slider = page.locator("#position")
+    slider.scroll_into_view_if_needed()
+    least, now = (int(slider.get_attribute(name) or 0) for name in ("min", "value"))
+    box = slider.bounding_box()
+    assert box is not None
+    # The middle of the thumb stops half its width, 8 pixels, before either end.
+    step, y = (box["width"] - 16) / (len(SIZES) - 1 - least), box["y"] + box["height"] / 2
+    from_x, to_x = (box["x"] + 8 + step * (place - least) for place in (now, SIZES.index(people)))
+    page.mouse.move(from_x, y)
+    page.mouse.down()
+    page.mouse.move(to_x, y, steps=5)
+    expect(page.locator("#ask output")).to_have_text(f"{people:,} people")
+    page.mouse.up()
+    expect(page.locator("#why[role=status]")).to_contain_text("The button is greyed until the answer is here")
 
 
 def picture(page: Page, name: str) -> None:

@@ -172,10 +172,10 @@ def _sums(report: SealedReport, views: Sequence[View], chosen: int, *, is_yours:
         return section("sums", "Your report, added up", tag("p", _ADDED), tag("div", panels, class_="three four"))
     why = "Only your own report can be added up here, so the button is greyed out for this one."
     button = tag("button", "Add up the three parts", class_="primary", disabled=not is_yours, aria_describedby="why")
-    told = tag("p", _TOGETHER if is_yours else why, id="why", class_=None if is_yours else "soft")
+    message = tag("p", _TOGETHER if is_yours else why, id="why", class_=None if is_yours else "soft")
     fields = [tag("input", type="hidden", name=name, value=value) for name, value in (("report", chosen), ("add", 1))]
     form = tag("form", fields, tag("p", button, class_="actions"), action="/#sums")
-    return section("sums", "Add your report up", told, form)
+    return section("sums", "Add your report up", message, form)
 
 
 def _pair_panel(name: str, total: Vector) -> Markup:

@@ -132,7 +132,7 @@ class Measurement:
         self._job: BackgroundWork | None = None
         self.statuses: Mapping[int, QueryStatus] = {}
         # The crowd of the current question, if it has one, and how many of it have bought.
-        self.asked: int | None = None
+        self.crowd_size: int | None = None
         self.bought = 0
         self.batches = [Batch(1, folder / "batch-1")]
 
@@ -211,7 +211,7 @@ class Measurement:
         if self.busy:
             work.close()
             raise TrefoilError("one thing at a time", "Wait until the last one has ended.", kind=ErrorKind.BUSY)
-        self.statuses, self.asked, self.bought = {}, people, 0
+        self.statuses, self.crowd_size, self.bought = {}, people, 0
         self._job = BackgroundWork(text, asyncio.get_running_loop().create_task(work))
 
     def _batch(self, number: int) -> Batch:

@@ -281,8 +281,8 @@ class MeasurementPage:
 
     def _position(self, answered: Sequence[Batch], yours: int) -> int:
         """Return where the slider stands: at first at you alone, and after that at a crowd."""
-        if self._measurement.busy and self._measurement.asked is not None:
-            return SIZES.index(self._measurement.asked)
+        if self._measurement.busy and self._measurement.crowd_size is not None:
+            return SIZES.index(self._measurement.crowd_size)
         if not answered and yours:
             return 0
         return SIZES.index(next((batch.people for batch in reversed(answered) if batch.people), CROWD))
@@ -292,14 +292,14 @@ class MeasurementPage:
         if busy:
             return tag("div", self._progress(), id="why", role="status", class_="notice")
         if yours:
-            told = f"You have {plural(yours, 'report')} here that no query has counted yet. It goes into the next one."
-            return tag("p", told if yours == 1 else told.replace("It goes", "They go"), id="why", class_="soft")
+            text = f"You have {plural(yours, 'report')} here that no query has counted yet. It goes into the next one."
+            return tag("p", text if yours == 1 else text.replace("It goes", "They go"), id="why", class_="soft")
         why = "The slider does not reach “You alone” now, as no report of yours waits here; a report counts once. "
         return tag("p", why, self._frame.link(Place.SHOP, "Buy shoes to be asked about."), id="why", class_="soft")
 
     def _progress(self) -> Node:
         measurement = self._measurement
-        people, bought = measurement.asked, measurement.bought
+        people, bought = measurement.crowd_size, measurement.bought
         text = [tag("p", f"{measurement.busy}. The button is greyed until the answer is here.")]
         if people:
             bar = tag("progress", max=people, value=bought, aria_label="People who have bought")

@@ -165,8 +165,8 @@ class ApiCall:
     def read(cls, site: str, body: str) -> ApiCall:
         """Return what a page says that it has called. It is shown to the person and used for nothing else."""
         try:
-            told = json.loads(body)
-            call, outcome = told["call"], told["outcome"]
+            fields = json.loads(body)
+            call, outcome = fields["call"], fields["outcome"]
         except (ValueError, TypeError, KeyError):
             raise web.HTTPBadRequest(text="Send a call and its outcome.\n") from None
         if not (isinstance(call, str) and isinstance(outcome, str) and len(call) + len(outcome) <= MAX_CALL):
