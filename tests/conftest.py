@@ -29,6 +29,8 @@ os.environ.setdefault("PYTEST_TIMEOUT", "300")
 _LONGEST = (
     "test_documentation.py",
     "test_browser.py",
+    "test_browser_extension.py",
+    "test_browser_hostile.py",
     "test_chaos.py",
     "test_throughput.py",
     "test_stopping.py",
@@ -58,7 +60,7 @@ _SHOWN = "shown at the end"
 _MARKED = {
     "processes": ("processes", "virtual"),
     "documents": ("documents",),
-    "browser": ("test_browser.py",),
+    "browser": ("test_browser.py", "test_browser_extension.py", "test_browser_hostile.py"),
     "statistical": ("test_noise_audit.py",),
 }
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from device import agent, services
@@ -67,18 +67,29 @@ def opened_profile(data: Path, profile: str) -> Iterator[Device[agent.Report]]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked_profiles(data: Path) -> Iterator[None]:
+    """Hold the locks of all profiles, so that no browser has a device open."""
+    with ExitStack() as locks:
+        for path in profiles_folder(data).glob("*.lock"):
+            locks.enter_context(_locked(path, wait=0))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, wait: float | None = None) -> Iterator[None]:
     """Hold the lock of one profile: two hosts would spend side by side, and each with its own activations."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        deadline = time.monotonic() + LOCK_SECONDS
+        deadline = time.monotonic() + (LOCK_SECONDS if wait is None else wait)
         while True:
             try:
                 _try_lock(file)
                 break
             except (BlockingIOError, PermissionError):
                 if time.monotonic() > deadline:
-                    raise TrefoilError("another host has the device of this profile", kind=ErrorKind.BUSY) from None
+                    raise TrefoilError(
+                        "a browser has the device of this profile open", "Close the browser first.", kind=ErrorKind.BUSY
+                    ) from None
                 time.sleep(_POLL_SECONDS)
         yield
     finally:

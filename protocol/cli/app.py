@@ -140,6 +140,7 @@ COMMANDS = {
     },
     "As a person's device": {
         "device": Entry("device.commands:app", "Act as one person's device."),
+        "browser": Entry("device.browser.commands:browser", "Put your device into your own Chromium, Chrome or Edge."),
     },
     "As a querier": {
         "reports": Entry(

@@ -28,6 +28,8 @@
 - `hunt_rounds`: the same with real processes
 - `browser`: real Chromium, and demonstrations for it to visit
 - `moving_picture`: the recording of the live demonstration on the first page
+- `extension`: the same with the extension, a host behind it and https sites to visit
+- `plain_host`: a native messaging host before a device that does not seal
 - `posts`: clients that post reports to a collector, and strangers who want its memory, disk or attention
 - `exposition`: Prometheus' text format, read strictly
 - `figures`: what a long run leaves behind, as JSON
