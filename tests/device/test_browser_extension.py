@@ -22,6 +22,7 @@ from tests.support.extension import (
     browser_with,
     call,
     https_sites,
+    quietly,
     wait_for,
 )
 
@@ -30,6 +31,7 @@ OURS = Path(__file__).parents[1] / "data" / "scenarios"
 STANDARD = Path(__file__).parents[3] / "shared" / "w3c" / "e2e-tests"
 AD = {"histogramIndex": 1}
 SALE = {"aggregationService": "trefoil", "histogramSize": 4, "epsilon": 0.1}
+SAVE = "navigator.attribution.saveImpression({ histogramIndex: 1 }).then(() => 'saved', (error) => error.name)"
 PIXEL = bytes.fromhex("47494638396101000100800000000000ffffff21f90401000000002c00000000010001000002024401003b")
 NOT_ALLOWED = {"error": "DOMException", "name": "NotAllowedError"}
 
@@ -138,3 +140,376 @@ def clear_by_header(person: Person, site: str) -> None:
     person.worker.evaluate(hook)
     person.tab(f"https://{site}/top").evaluate("fetch('/clear').then((response) => response.text())")
     wait_for(lambda: person.worker.evaluate("globalThis.clears") > seen)
+
+
+# The object in the page.
+
+IDL = r"""async () => {
+  const attribution = navigator.attribution, services = attribution.aggregationServices;
+  const descriptor = (object, key) => {
+    const { enumerable, configurable, writable } = Object.getOwnPropertyDescriptor(object, key);
+    return [enumerable, configurable, writable ?? null];
+  };
+  const getter = Object.getOwnPropertyDescriptor(Navigator.prototype, "attribution").get;
+  const fails = (work) => { try { work(); return "no error"; } catch (error) { return error.name; } };
+  return {
+    accessor: descriptor(Navigator.prototype, "attribution"),
+    interfaces: [descriptor(globalThis, "Attribution"), descriptor(globalThis, "AttributionAggregationServices")],
+    method: descriptor(Attribution.prototype, "saveImpression"),
+    same: [attribution === navigator.attribution, services === attribution.aggregationServices],
+    tags: [String(attribution), String(services)],
+    lengths: [Attribution, attribution.saveImpression, attribution.measureConversion, services.get]
+      .map((each) => each.length),
+    names: [Attribution.name, attribution.saveImpression.name],
+    native: [attribution.saveImpression, Attribution, services.get, getter].every(
+      (each) => Function.prototype.toString.call(each).includes("[native code]")),
+    constructors: [fails(() => new Attribution()), fails(() => Attribution()), fails(() => new services.constructor())],
+    brand: [() => Navigator.prototype.attribution, () => Attribution.prototype.aggregationServices,
+      () => services.has.call(new Map(), "x")].map(fails),
+    chain: [attribution instanceof Attribution, Attribution.prototype.constructor === Attribution],
+    keys: Object.keys(Attribution.prototype),
+    maplike: [services.size, services.has("trefoil"), services.get("none") ?? null, [...services.keys()],
+      JSON.stringify([...services]), services[Symbol.iterator] === services.entries],
+    fresh: services.get("trefoil") !== services.get("trefoil"),
+    each: (() => {
+      const seen = [];
+      services.forEach(function (value, key, map) {
+        seen.push(key, value.protocol, map === services, this.mark);
+      }, { mark: 1 });
+      return seen;
+    })(),
+    left: Object.getOwnPropertyNames(globalThis).filter((name) => /trefoil/i.test(name)),
+  };
+}"""
+
+
+def test_the_object_is_as_web_idl_has_it(person: Person) -> None:
+    assert person.tab("https://idl.example/").evaluate(IDL) == {
+        "accessor": [True, True, None],
+        "interfaces": [[False, True, True]] * 2,
+        "method": [True, True, True],
+        "same": [True, True],
+        "tags": ["[object Attribution]", "[object AttributionAggregationServices]"],
+        "lengths": [0, 1, 1, 1],
+        "names": ["Attribution", "saveImpression"],
+        "native": True,
+        "constructors": ["TypeError"] * 3,
+        "brand": ["TypeError"] * 3,
+        "chain": [True, True],
+        "keys": ["aggregationServices", "saveImpression", "measureConversion"],
+        "maplike": [1, True, None, ["trefoil"], '[["trefoil",{"protocol":"trefoil"}]]', True],
+        "fresh": True,
+        "each": ["trefoil", "trefoil", True, 1],
+        "left": [],
+    }
+
+
+SAVES = {
+    # What is passed as the histogram's index, and what is stored; or the error.
+    "2": 2,
+    "'3'": 3,
+    "true": 1,
+    "NaN": 0,
+    "null": 0,
+    "[4]": 4,
+    "5.9": 5,
+    "{ valueOf: () => 6 }": 6,
+    "4294967296 + 7": 7,
+    "-1": "RangeError",
+    "undefined": "TypeError",
+    "1n": "TypeError",
+    "Symbol()": "TypeError",
+    "{ valueOf() { throw new EvalError(); } }": "EvalError",
+}
+
+
+def test_numbers_are_converted_as_web_idl_says(person: Person) -> None:
+    page = person.tab("https://idl.example/")
+    outcomes = {
+        passed: page.evaluate(
+            f"navigator.attribution.saveImpression({{ histogramIndex: {passed} }}).then(() => 0, (e) => e.name)"
+        )
+        for passed in SAVES
+    }
+    assert {passed: error for passed, error in outcomes.items() if error} == {
+        passed: wanted for passed, wanted in SAVES.items() if isinstance(wanted, str)
+    }
+    assert [index for index, *_ in stored(person)] == [wanted for wanted in SAVES.values() if isinstance(wanted, int)]
+
+
+CALLS = [
+    ("saveImpression()", "TypeError"),
+    ("saveImpression(5)", "TypeError"),
+    ("saveImpression(null)", "TypeError"),
+    ("saveImpression.call({}, { histogramIndex: 1 })", "TypeError"),
+    ("saveImpression({ histogramIndex: 1, conversionSites: 'a.example' })", "TypeError"),
+    ("saveImpression({ histogramIndex: 1, conversionSites: null })", "TypeError"),
+    ("saveImpression({ histogramIndex: 1, conversionSites: new Set(['a.example']) })", None),
+    ("saveImpression({ histogramIndex: 1, conversionSites: ['localhost'] })", "SyntaxError"),
+    ("saveImpression({ histogramIndex: 1, conversionSites: Array(10000).fill('a.example') })", "RangeError"),
+    ("saveImpression({ histogramIndex: 1, conversionSites: ['\\ud800.example'] })", "SyntaxError"),
+    ("saveImpression({ histogramIndex: 1, priority: -3, unknown: () => {} })", None),
+    ("measureConversion({ histogramSize: 4 })", "TypeError"),
+    ("measureConversion({ aggregationService: 'none', histogramSize: 4 })", "ReferenceError"),
+    ("measureConversion({ aggregationService: 'trefoil', histogramSize: 0 })", "RangeError"),
+    ("measureConversion({ aggregationService: 'trefoil', histogramSize: 4, epsilon: Infinity })", "TypeError"),
+    ("measureConversion({ aggregationService: 'trefoil', histogramSize: 4, matchValues: [1, '2', true] })", None),
+]
+
+
+def test_every_error_of_a_call_rejects_with_its_own_name(person: Person) -> None:
+    page = person.tab("https://idl.example/")
+    wrapped = (
+        "(() => { const made = navigator.attribution.%s; return made.then(() => null, (error) => error.name); })()"
+    )
+    assert [(text, page.evaluate(wrapped % text)) for text, _ in CALLS] == CALLS
+
+
+def test_members_are_read_once_and_in_their_order(person: Person) -> None:
+    script = """() => { const read = [];
+      const get = (target, name) => { read.push(name); return target[name]; };
+      const options = new Proxy({ aggregationService: "trefoil", histogramSize: 4 }, { get });
+      return navigator.attribution.measureConversion(options).then(() => read); }"""
+    read = person.tab("https://idl.example/").evaluate(script)
+    assert read == sorted(read) and len(set(read)) == len(read) == 11
+
+
+# Frames and policies.
+
+NONE, SELF = [("Permissions-Policy", "save-impression=()")], [("Permissions-Policy", "save-impression=(self)")]
+FRAMES = {
+    "plain": ("<iframe src='https://ads.example/'></iframe>", None),
+    "none": ("<iframe src='https://ads.example/' allow=\"save-impression 'none'\"></iframe>", NOT_ALLOWED),
+    "another feature": ("<iframe src='https://ads.example/' allow=\"measure-conversion 'none'\"></iframe>", None),
+    "named": ("<iframe src='https://ads.example/' allow='save-impression https://ads.example'></iframe>", None),
+    "another": ("<iframe src='https://ads.example/' allow='save-impression https://x.example'></iframe>", NOT_ALLOWED),
+    "src": ("<iframe src='https://ads.example/' allow='save-impression'></iframe>", None),
+    "subdomain": ("<iframe src='https://www.news.example/'></iframe>", None),
+    "same origin": ("<iframe src='/'></iframe>", None),
+    "its own header": ("<iframe src='https://ads.example/none'></iframe>", NOT_ALLOWED),
+    "about:blank": ("<iframe></iframe>", None),
+    "srcdoc": ("<iframe srcdoc='<p>hello</p>'></iframe>", None),
+    "sandboxed": (
+        "<iframe sandbox='allow-scripts' src='https://ads.example/'></iframe>",
+        {"error": "DOMException", "name": "SyntaxError"},
+    ),
+    "sandboxed, same origin kept": (
+        "<iframe sandbox='allow-scripts allow-same-origin' src='https://ads.example/'></iframe>",
+        None,
+    ),
+    "an attribute that is too long": (
+        f"<iframe src='https://ads.example/' allow='{'x; ' * 2000}'></iframe>",
+        NOT_ALLOWED,
+    ),
+    # Last: its document comes later than those of frames.
+    "an object": ("<object data='https://ads.example/' type='text/html'></object>", None),
+}
+
+
+def test_frames_and_their_allow_attributes(person: Person) -> None:
+    person.sites.pages["/none"] = Answer(headers=NONE)
+    person.sites.pages["news.example/frames"] = Answer(
+        "<!doctype html><title>Frames</title>" + "".join(element for element, _ in FRAMES.values())
+    )
+    page = person.open("https://news.example/frames")
+    outcomes = dict(
+        zip(FRAMES, (call(frame, "saveImpression", AD) for frame in page.main_frame.child_frames), strict=True)
+    )
+    assert outcomes == {name: expected for name, (_, expected) in FRAMES.items()}
+    callers = {caller for _, site, caller in stored(person) if site == "news.example"}
+    assert callers == {"news.example", "ads.example"}
+    page.close()
+
+
+def test_nested_frames_and_headers_of_holders(person: Person) -> None:
+    """The chain counts: a holder without the feature has none to pass on, however its own frames are marked."""
+    person.sites.pages["/holds"] = Answer(
+        "<!doctype html><title>Holds</title><iframe src='https://deep.example/'></iframe>"
+    )
+    outer = [
+        ("<iframe src='https://ads.example/holds'></iframe>", None),
+        ("<iframe src='https://ads.example/holds' allow=\"save-impression 'none'\"></iframe>", NOT_ALLOWED),
+        ("<iframe src='https://ads.example/holds' allow='save-impression https://ads.example'></iframe>", None),
+    ]
+    person.sites.pages["news.example/nested"] = Answer("<!doctype html>" + "".join(element for element, _ in outer))
+    page = person.open("https://news.example/nested")
+    outcomes = [call(frame.child_frames[0], "saveImpression", AD) for frame in page.main_frame.child_frames]
+    assert outcomes == [expected for _, expected in outer]
+    assert {(site, caller) for _, site, caller in stored(person)} == {("news.example", "deep.example")}
+    page.close()
+
+    frames = "<!doctype html><iframe src='https://ads.example/'></iframe><iframe src='/'></iframe>"
+    person.sites.pages["strict.example/self"] = Answer(frames, SELF)
+    page = person.open("https://strict.example/self")
+    outcomes = [call(frame, "saveImpression", AD) for frame in page.frames]
+    assert outcomes == [None, NOT_ALLOWED, None]
+    page.close()
+
+
+def test_frames_in_closed_shadow_trees(person: Person) -> None:
+    """No index tells which of them calls, so all of them must allow it."""
+    attach = """(frames) => { const host = document.createElement("div"); document.body.append(host);
+      const root = host.attachShadow({ mode: "closed" });
+      for (const attributes of frames) root.append(Object.assign(document.createElement("iframe"), attributes)); }"""
+    for allow, expected in (("", None), ("save-impression 'none'", NOT_ALLOWED)):
+        page = person.open("https://shadow.example/")
+        frames = [{"src": "https://ads.example/"}, {"src": "https://other.example/", "allow": allow}]
+        with page.expect_event("framenavigated", lambda frame: "ads.example" in frame.url) as navigated:
+            page.evaluate(attach, frames)
+        frame = navigated.value
+        frame.wait_for_load_state()
+        assert call(frame, "saveImpression", AD) == expected
+        page.close()
+
+
+def test_a_header_holds_for_the_first_script(person: Person) -> None:
+    script = f"<script>window.outcome = {SAVE}</script>"
+    person.sites.pages["/first"] = Answer(f"<!doctype html>{script}", NONE)
+    person.sites.pages["/free"] = Answer(f"<!doctype html>{script}")
+    page = person.open("https://race.example/free")
+    assert page.evaluate("outcome") == "saved"
+    outcomes = []
+    for number in range(10):
+        page.goto(f"https://race.example/first?{number}")
+        outcomes.append(page.evaluate("outcome"))
+    assert outcomes == ["NotAllowedError"] * 10
+    page.close()
+
+
+# Headers of responses.
+
+
+def test_headers_of_responses(person: Person) -> None:
+    """By whom each response was, over redirects; not from the cache, not of documents and style sheets."""
+    image, sheet = ("Content-Type", "image/gif"), ("Content-Type", "text/css")
+
+    def save(index: int) -> tuple[str, str]:
+        return "Save-Impression", f"histogram-index={index}"
+
+    person.sites.pages |= {
+        "ads.example/cached.gif": Answer(PIXEL, [save(1), image, ("Cache-Control", "max-age=1000")]),
+        "ads.example/redirect": Answer("", [save(2), ("Location", "https://track.example/pixel.gif")], 302),
+        "track.example/pixel.gif": Answer(PIXEL, [save(3), image]),
+        "ads.example/sheet.css": Answer("a {}", [save(4), sheet]),
+        "ads.example/document": Answer("<!doctype html><img src='https://track.example/deep.gif'>", [save(5)]),
+        "track.example/deep.gif": Answer(PIXEL, [save(6), image]),
+        "ads.example/wrong.gif": Answer(PIXEL, [("Save-Impression", "histogram-index=x"), image]),
+        "blog.example/headers": Answer(
+            "<!doctype html><link rel='stylesheet' href='https://ads.example/sheet.css'>"
+            "<img src='https://ads.example/cached.gif'><img src='https://ads.example/redirect'>"
+            "<img src='https://ads.example/wrong.gif'><iframe src='https://ads.example/document'></iframe>",
+            [save(7)],
+        ),
+    }
+    wanted = {
+        (1, "blog.example", "ads.example"),
+        (2, "blog.example", "ads.example"),
+        (3, "blog.example", "track.example"),
+    }
+    wanted |= {(6, "blog.example", "track.example")}
+    page = person.open("https://blog.example/headers")
+    wait_for(lambda: len(stored(person)) >= len(wanted))
+    assert set(stored(person)) == wanted
+    page.reload()
+    wait_for(lambda: len(stored(person)) >= 2 * len(wanted) - 1)
+    assert sorted(stored(person)) == sorted([*wanted, *(each for each in wanted if each[0] != 1)])
+    page.close()
+
+
+def test_a_report_by_header_is_sent_by_the_page(person: Person) -> None:
+    header = 'aggregation-service="trefoil", histogram-size=4, epsilon=0.1, report-url="/reports"'
+    shared = [("Access-Control-Allow-Origin", "*"), ("Access-Control-Allow-Headers", "content-type")]
+    person.sites.pages["ads.example/measure.gif"] = Answer(
+        PIXEL, [("Measure-Conversion", header), ("Content-Type", "image/gif")]
+    )
+    person.sites.pages["ads.example/reports"] = Answer("", shared)
+    person.sites.pages["shop.example/measure"] = Answer("<!doctype html><img src='https://ads.example/measure.gif'>")
+    page = person.open("https://shop.example/measure")
+
+    def delivered() -> list[Request]:
+        return [one for one in person.sites.requests if one.path == "/reports" and one.method == "POST"]
+
+    wait_for(lambda: bool(delivered()))
+    (request,) = delivered()
+    assert request.headers["origin"] == "https://shop.example" and json.loads(request.body) == [0, 0, 0, 0]
+    assert not {"cookie", "referer"} & set(request.headers)
+    assert request.headers["content-type"] == "application/octet-stream"
+    page.close()
+
+
+# The person's input. Playwright's `goto` is an address that the person entered, and its `evaluate` a gesture.
+
+
+def go(page: Page, address: str) -> None:
+    """Navigate by script, without any action."""
+    with page.expect_navigation(url=address):
+        quietly(page, f"void setTimeout(() => {{ location.href = '{address}'; }})")
+
+
+def opened_by_script(person: Person, address: str) -> Page:
+    """A tab in which nobody has acted."""
+    with person.context.expect_page() as opened:
+        person.worker.evaluate("(url) => chrome.tabs.create({ url }).then(() => null)", address)
+    page = opened.value
+    page.wait_for_url(address)
+    return page
+
+
+def test_one_action_serves_one_site_until_the_tab_leaves_it(person: Person) -> None:
+    person.sites.pages["/text"] = Answer("<!doctype html><p>text</p>")
+    person.sites.pages["/button"] = Answer("<!doctype html><button>b</button><iframe src='/text'></iframe>")
+    page = opened_by_script(person, "https://one.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    page.get_by_role("button").click()
+    assert [quietly(page, SAVE) for _ in range(3)] == ["saved"] * 3
+    # A second after the press a note of it that was held back would have come.
+    page.wait_for_timeout(1500)
+    go(page, "https://two.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    go(page, "https://one.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    # An action in a frame is one in its tab, and an action that was not used goes along to the next site.
+    page.frames[1].get_by_text("text").click()
+    go(page, "https://three.example/button")
+    assert quietly(page, SAVE) == "saved"
+    go(page, "https://four.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    page.close()
+
+
+def test_two_tabs_have_two_activations(person: Person) -> None:
+    acted, other = (opened_by_script(person, f"https://tab{number}.example/") for number in (1, 2))
+    acted.mouse.click(5, 5)
+    assert (quietly(other, SAVE), quietly(acted, SAVE)) == ("NotAllowedError", "saved")
+    acted.close()
+    other.close()
+
+
+def test_an_address_that_was_entered_is_an_action_and_a_reload_is_none(person: Person) -> None:
+    page = person.open("https://entered.example/")
+    assert quietly(page, SAVE) == "saved"
+    page.close()
+    page = opened_by_script(person, "https://reloaded.example/")
+    with page.expect_navigation():
+        quietly(page, "void setTimeout(() => location.reload())")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    page.close()
+
+
+def test_the_badge_counts_the_reports_of_a_site(person: Person) -> None:
+    page = person.open("https://badge.example/")
+    for _ in range(2):
+        call(page, "measureConversion", SALE)
+    text = """chrome.tabs.query({ url: "https://badge.example/*" })
+      .then(([tab]) => chrome.action.getBadgeText({ tabId: tab.id }))"""
+    wait_for(lambda: person.worker.evaluate(text) == "2")
+    page.close()
+
+
+def test_clearing_the_browsers_history_clears_the_device(person: Person) -> None:
+    call(person.tab("https://old.example/"), "saveImpression", AD)
+    assert stored(person)
+    person.worker.evaluate("chrome.history.deleteUrl({ url: 'https://never.example/' })")
+    assert stored(person)
+    person.worker.evaluate("chrome.history.deleteAll()")
+    wait_for(lambda: not stored(person))
