@@ -215,7 +215,7 @@ def _matching_options(batch: ReportTerms, wanted: ReportTerms) -> str:
 
 
 def chosen_limits(
-    budget: float, global_budget: float, epoch_days: int, own_site: str, sites_per_action: int | None
+    budget: float, global_budget: float, epoch_days: int, own_site: str, sites_per_action: int | None, delay_ms: int
 ) -> DeviceLimits:
     """Return the limits of a new device. Quotas keep their parts of the budget of all sites: a half and two eighths."""
     rules = {rule.value: rule for rule in OwnSite}
@@ -235,6 +235,7 @@ def chosen_limits(
         epoch_days=epoch_days,
         own_site=rules[own_site],
         sites_per_action=sites_per_action,
+        delay_ms=delay_ms,
     )
 
 
@@ -455,6 +456,7 @@ def _describe_settings(limits: DeviceLimits) -> str:
     return (
         f"this device: ε = {show(limits.site_budget)} for a site and {show(limits.global_budget)} for all, "
         f"every {describe_epoch_length(limits.epoch_length)}; own ads {limits.own_site.value}; {actions} on one action"
+        f"; reports {limits.delay_ms} ms after their calls"
     )
 
 

@@ -88,7 +88,9 @@ def opened(
         load_tables()
         schedule = schedule or Delayed(limits.delay_ms / 1000, limits.work_ms / 1000)
         try:
-            yield Device(store, seal, clock=clock, limits=limits, schedule=schedule)
+            device = Device(store, seal, clock=clock, limits=limits, schedule=schedule)
+            device.delete_expired()
+            yield device
         finally:
             # Before the database is closed: accepted saves are applied now or lost.
             schedule.close()

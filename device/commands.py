@@ -48,15 +48,16 @@ def create(
     epoch_days: Annotated[int, typer.Option(help="Days of an epoch.")] = 7,
     own_site: Annotated[str, typer.Option(help="A site's own ads: counted, or hidden from its reports.")] = "counted",
     sites_per_action: Annotated[int | None, typer.Option(help="Sites that may call on one action of the user.")] = None,
+    delay_ms: Annotated[int, typer.Option(help="Milliseconds from a call to its report.")] = 1000,
     json_file: JsonFile = None,
 ) -> None:
     """Create a device database. Other commands create one with the defaults if there is none.
 
-    Budgets and epochs are kept with the database and cannot be changed later.
+    All of these are kept with the database and cannot be changed later.
 
     Example: trefoil device create --db ann.db --budget 0.5 --own-site hidden
     """
-    limits = actions.chosen_limits(budget, global_budget, epoch_days, own_site, sites_per_action)
+    limits = actions.chosen_limits(budget, global_budget, epoch_days, own_site, sites_per_action, delay_ms)
     agent.create(db, debug=debug, limits=limits)
     say(f"{db} is a new {'debug ' if debug else ''}device")
     write_json(json_file, {"database": str(db), "debug": debug, "settings": limits.settings()})

@@ -8,9 +8,9 @@ methods below it from top to bottom. The last part of the class is for the perso
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -100,9 +100,10 @@ class Device(Generic[R]):
 
         `action` names the user's action that led here, for devices that bound how many sites may measure on one action.
         """
-        call = self._call(site, intermediary, action)
-        check_kind(options, ConversionOptions, AttributionRequest)
-        return self._report(call, options)
+        with self._pausing(after_success=False):
+            call = self._call(site, intermediary, action)
+            check_kind(options, ConversionOptions, AttributionRequest)
+            return self._report(call, options)
 
     def measure(self, site: str, request: AttributionRequest, *, intermediary: str | None = None) -> R:
         """Return a report for the paper's general attribution request of the querier `site`."""
@@ -112,9 +113,21 @@ class Device(Generic[R]):
         self, site: str, options: LabelOptions, *, intermediary: str | None = None, action: str | None = None
     ) -> R:
         """Return a report of whether a conversion followed an impression that `site` showed (`labelling`)."""
-        call = self._call(site, intermediary, action)
-        check_kind(options, LabelOptions)
-        return self._report(call, options)
+        with self._pausing(after_success=False):
+            call = self._call(site, intermediary, action)
+            check_kind(options, LabelOptions)
+            return self._report(call, options)
+
+    @contextmanager
+    def _pausing(self, *, after_success: bool) -> Iterator[None]:
+        """Let errors leave after a short random pause, and with `after_success` what succeeds too."""
+        try:
+            yield
+        except Exception:
+            self._schedule.pause()
+            raise
+        if after_success:
+            self._schedule.pause()
 
     def _call(self, site: str, intermediary: str | None, action: str | None) -> DeviceCall:
         # The arrival time comes first, so that every part of the call falls into its delay.
@@ -147,13 +160,18 @@ class Device(Generic[R]):
         began = False
         try:
             with self._store.transaction():
-                began = True
-                # Match: which epochs of the window have relevant events.
-                match = self._match(request, call)
-                # Charge: each of them pays its individual privacy loss, from all of its filters or from none.
-                payment = self._charge(request, match, award)
-                # Attribute: divide the value among the events of epochs that paid.
-                numbers = self._attribute(request, match, payment, award)
+                began, measuring = True, self._store.enabled
+                self._weeks.drop_expired(call.now)
+                # Switched off, a device does the same work, since its duration could be seen, and discards it.
+                with nullcontext() if measuring else self._store.discarded():
+                    # Match: which epochs of the window have relevant events.
+                    match = self._match(request, call)
+                    # Charge: each of them pays its individual privacy loss, from all of its filters or from none.
+                    payment = self._charge(request, match, award)
+                    # Attribute: divide the value among the events of epochs that paid.
+                    numbers = self._attribute(request, match, payment, award)
+                if not measuring:
+                    match, payment, numbers = Match(self._unmeasured(request, call)), Payment({}, None), _zeros(request)
                 self._store.log(_record_of(request, call.now, match, payment), self._limits.max_log_records)
             return numbers
         except BaseException as fault:
@@ -166,23 +184,31 @@ class Device(Generic[R]):
     def _match(self, request: CheckedRequest, call: DeviceCall) -> Match:
         """Step 1 of Listing 1: return which usable epochs have relevant events, and on which sites these happened."""
         reach = self._reach(request, call)
-        if not reach.usable:
+        # What the querier's own functions see they could keep: nothing while measurement is off.
+        if not reach.usable or (request.brings_functions and not self._store.enabled):
             return Match(reach)
         return request.match(self._store, reach, call.now, partial(self._cannot_pay, request, reach.window))
 
     def _reach(self, request: CheckedRequest, call: DeviceCall) -> Reach:
-        """Return the requested epochs and those of them that may be used: none while measurement is off."""
+        """Return the requested epochs and those of them that may be used."""
         now = call.now
-        if not self._store.enabled:
-            # A calendar of no device: to read its own would fix where its epochs start.
-            calendar = EpochCalendar(now, self._limits.epoch_length)
-            return Reach(calendar, request.window(calendar, now), (), measuring=False)
         calendar = self._weeks.calendar(now)
         window = request.window(calendar, now)
         if not call.is_admitted(Register.MEASUREMENTS, self._store, self._limits, calendar):
             return Reach(calendar, window, (), measuring=False)
-        self._weeks.close_unreachable(calendar, now)
+        if self._store.enabled:
+            self._weeks.close_unreachable(calendar, now)
         return Reach(calendar, window, self._weeks.usable(calendar, window, now), measuring=True)
+
+    def _unmeasured(self, request: CheckedRequest, call: DeviceCall) -> Reach:
+        """Return what a request reaches while measurement is off: nothing. Prune all the same."""
+        calendar, now = self._weeks.fixed_calendar(), call.now
+        if calendar is None:
+            # A calendar of no device: to read its own would fix where its epochs start.
+            calendar = EpochCalendar(now, self._limits.epoch_length)
+        else:
+            self._weeks.close_unreachable(calendar, now)
+        return Reach(calendar, request.window(calendar, now), (), measuring=False)
 
     def _charge(self, request: CheckedRequest, match: Match, award: Award) -> Payment:
         """Steps 2 and 3: check every filter of an epoch, then consume every filter of that epoch, epoch by epoch.
@@ -238,7 +264,7 @@ class Device(Generic[R]):
     def _charge_worst_case(self, request: CheckedRequest, call: DeviceCall) -> None:
         """Charge every usable epoch for the worst report, best effort: a fault may depend on any epoch's data."""
         with suppress(Exception), self._store.transaction():
-            reach = self._reach(request, call)
+            reach = self._reach(request, call) if self._store.enabled else self._unmeasured(request, call)
             owed = dict.fromkeys(reach.usable, self._worst(request, reach.window))
             payment = Payment(self._pay(request, owed), None, fault=True)
             self._store.log(_record_of(request, call.now, Match(reach), payment), self._limits.max_log_records)
@@ -272,9 +298,10 @@ class Device(Generic[R]):
 
         Return before it is stored, in the order of calls. `kept` is for the person: whether it was stored in the end.
         """
-        call = self._call(site, intermediary, action)
-        check_kind(options, ImpressionOptions)
-        self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
+        with self._pausing(after_success=True):
+            call = self._call(site, intermediary, action)
+            check_kind(options, ImpressionOptions)
+            self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
 
     def save_conversion(
         self,
@@ -286,9 +313,10 @@ class Device(Generic[R]):
         kept: Future[bool] | None = None,
     ) -> None:
         """Save a conversion on `site` for the publishers that it names, under the rules of `save_impression`."""
-        call = self._call(site, intermediary, action)
-        check_kind(options, ConversionEventOptions)
-        self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
+        with self._pausing(after_success=True):
+            call = self._call(site, intermediary, action)
+            check_kind(options, ConversionEventOptions)
+            self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
 
     def _save(self, call: DeviceCall, saved: SavedImpression | SavedConversion, kept: Future[bool] | None) -> None:
         def work() -> None:
@@ -307,14 +335,16 @@ class Device(Generic[R]):
         """
         try:
             with self._store.transaction():
-                calendar = self._weeks.fixed_calendar()
-                if not self._store.enabled or not call.is_admitted(Register.SAVES, self._store, self._limits, calendar):
-                    return False
-                self._store_event(call, saved, calendar)
+                calendar, measuring = self._weeks.fixed_calendar(), self._store.enabled
+                # Switched off, a device does the same work and discards it.
+                with nullcontext() if measuring else self._store.discarded():
+                    if not call.is_admitted(Register.SAVES, self._store, self._limits, calendar):
+                        return False
+                    self._store_event(call, saved, calendar)
         except Exception as error:
             _LOG.warning("an event was not kept: %s", type(error).__name__)
             return False
-        return True
+        return measuring
 
     def _store_event(
         self, call: DeviceCall, saved: SavedImpression | SavedConversion, calendar: EpochCalendar | None
@@ -381,6 +411,14 @@ class Device(Generic[R]):
         self._schedule.drain()
         with self._store.transaction():
             self._store.set_enabled(False)
+
+    def delete_expired(self) -> None:
+        """Delete events whose lifetime is over. Run when a device is opened, and by measurements once an hour.
+
+        Never by a save: under a clock that is set back later, one week's events would decide what is left of others'.
+        """
+        with self._store.transaction():
+            self._weeks.drop_expired(self._clock())
 
     def budget(self) -> list[FilterState]:
         """Return what every filter has paid, for the person alone."""

@@ -58,6 +58,7 @@ CHOSEN = (
     "epoch_days",
     "own_site",
     "sites_per_action",
+    "delay_ms",
 )
 
 

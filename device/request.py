@@ -157,6 +157,11 @@ class CheckedRequest(ABC):
         """Return κ, or 0 without a side query."""
         return self.side_query.kappa if self.side_query else 0
 
+    @property
+    def brings_functions(self) -> bool:
+        """Return whether the querier's own code sees events."""
+        return False
+
     @abstractmethod
     def window(self, calendar: EpochCalendar, now: int) -> Sequence[int]:
         """Return the requested epochs, earliest first."""

@@ -11,7 +11,8 @@ for half the delay there is a flood: then the site that was served least recentl
 another, so that a flood delays the flooder.
 
 Threads of one process share an interpreter, and processes a processor: a sleeper may wake up some milliseconds late
-while others work. So each answer leaves up to `SPREAD` later still, by coins of its own.
+while others work. So each answer leaves up to `SPREAD` later still, by coins of its own, and what returns at once, a
+save or an error, up to `PAUSE` later.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ _LOG = logging.getLogger(__name__)
 
 # The longest random part of an answer's delay.
 SPREAD = 0.020
+# The longest random part of a save or an error: enough for what another call does to the processor's caches, and short
+# for a page that saves many impressions.
+PAUSE = 0.0005
 # How many jobs of one caller may be pending: as many impressions as a week holds of one site. Further ones are dropped.
 MAX_PENDING = 1000
 # How many sites a backlog remembers to have served.
@@ -64,6 +68,10 @@ class Schedule(Protocol):
         """Return the result of `work`, or that of `fallback` if it is not ready in time for a call made at `came`."""
         ...
 
+    def pause(self) -> None:
+        """Wait for the random part of what returns at once."""
+        ...
+
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
         """Wait until all jobs accepted so far are done, and return whether they are."""
         ...
@@ -85,6 +93,9 @@ class AtOnce:
 
     def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:  # noqa: ARG002
         return work()
+
+    def pause(self) -> None:
+        """Do nothing: durations are not hidden."""
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:  # noqa: ARG002 - the protocol's shape
         return True
@@ -222,6 +233,11 @@ class Delayed:
         if (fault := answer.fault) is not None:
             raise fault
         return answer.value
+
+    def pause(self) -> None:
+        # The worker may call, by a querier's function; it must not sleep.
+        if (seconds := self._spread() * PAUSE / SPREAD) > 0 and threading.current_thread() is not self._thread:
+            self._sleep(seconds)
 
     def _put(self, job: Job) -> bool:
         with self._changed:

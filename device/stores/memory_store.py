@@ -53,19 +53,36 @@ class MemoryStore:
             if self._inside:
                 # A custom function calls the device again: a rollback of the outer call would undo the inner charge.
                 raise DatabaseUnavailable("a transaction is under way", kind=ErrorKind.BUSY)
-            before = {**vars(self), "_inside": False}
+            restore = self._snapshot()
             self._inside = True
-            impressions, records = len(self._impressions), len(self._log)
-            events, services = self.conversions.saved, self.services.sets
             try:
                 yield
             except BaseException:
-                vars(self).update(before)
-                del self._impressions[impressions:], self._log[records:]
-                self.conversions.saved, self.services.sets = events, services
+                restore()
                 raise
             finally:
                 self._inside = False
+
+    @contextmanager
+    def discarded(self) -> Iterator[None]:
+        restore = self._snapshot()
+        try:
+            yield
+        finally:
+            restore()
+
+    def _snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the present state."""
+        before = dict(vars(self))
+        impressions, records = len(self._impressions), len(self._log)
+        events, services = self.conversions.saved, self.services.sets
+
+        def restore() -> None:
+            vars(self).update(before)
+            del self._impressions[impressions:], self._log[records:]
+            self.conversions.saved, self.services.sets = events, services
+
+        return restore
 
     def set_enabled(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -153,6 +170,11 @@ class MemoryStore:
         self._actions = {action: noted for action, noted in self._actions.items() if noted[0] >= before}
         return True
 
+    def drop_expired(self, now: int) -> bool:
+        if any(saved.expires < now for saved in self._impressions):
+            self._impressions = [saved for saved in self._impressions if saved.expires >= now]
+        return self.conversions.drop_expired(now)
+
     def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         self._log.append(record)
         if len(self._log) > most:
@@ -201,6 +223,10 @@ class ConversionList:
         gone = {id(saved) for saved in old[:most]}
         self.saved = tuple(saved for saved in self.saved if id(saved) not in gone)
         return len(old) < most
+
+    def drop_expired(self, now: int) -> bool:
+        self.saved = tuple(saved for saved in self.saved if saved.expires >= now)
+        return True
 
     def clear_caller(self, site: str) -> None:
         others = (saved for saved in self.saved if saved.event.caller != site)

@@ -53,6 +53,7 @@ _EVICT = """
 DELETE FROM impression WHERE id IN (
     SELECT id FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?) ORDER BY time, id LIMIT ?)"""
 _DROP = "DELETE FROM impression WHERE id IN (SELECT id FROM impression WHERE time < ? ORDER BY time LIMIT ?)"
+_DROP_EXPIRED = "DELETE FROM {0} WHERE id IN (SELECT id FROM {0} WHERE expires < ? LIMIT ?)"
 # The log is in the order of calls: only its beginning is scanned, so that the cost does not grow with its length.
 _DROP_LOG = "DELETE FROM log WHERE time < ? AND id IN (SELECT id FROM log ORDER BY id LIMIT ?)"
 _DROP_ACTIONS = """
@@ -161,6 +162,16 @@ class SqliteStore:
                 with suppress(sqlite3.Error):
                     self._connection.rollback()
             self._lock.release()
+
+    @contextmanager
+    def discarded(self) -> Iterator[None]:
+        self._connection.execute("SAVEPOINT discarded")
+        try:
+            yield
+        finally:
+            self._connection.execute("ROLLBACK TO discarded")
+            self._connection.execute("RELEASE discarded")
+            self._read_state()
 
     def _commit(self) -> None:
         state = self._now()
@@ -323,6 +334,10 @@ class SqliteStore:
             finished &= self._connection.execute(query, (before, CLEANUP_LIMIT)).rowcount < CLEANUP_LIMIT
         return finished
 
+    def drop_expired(self, now: int) -> bool:
+        dropped = self._connection.execute(_DROP_EXPIRED.format("impression"), (now, CLEANUP_LIMIT)).rowcount
+        return self.conversions.drop_expired(now) and dropped < CLEANUP_LIMIT
+
     def _prune_filters(self, first_epoch: int) -> bool:
         """Prune the next filters in key order, from where the last call stopped. Return whether it reached the end."""
         rows = self._connection.execute(_NEXT_FILTERS, (*self._pruned, CLEANUP_LIMIT)).fetchall()
@@ -390,6 +405,10 @@ class SqlConversions:
 
     def drop_before(self, moment: int, most: int = CLEANUP_LIMIT) -> bool:
         return self._connection.execute(_DROP_CONVERSIONS, (moment, most)).rowcount < most
+
+    def drop_expired(self, now: int) -> bool:
+        dropped = self._connection.execute(_DROP_EXPIRED.format("conversion"), (now, CLEANUP_LIMIT)).rowcount
+        return dropped < CLEANUP_LIMIT
 
     def clear_caller(self, site: str) -> None:
         self._connection.execute("DELETE FROM conversion WHERE caller = ?", (site,))

@@ -112,6 +112,10 @@ class Store(Protocol):
         """Run the block atomically and durably. Raise DatabaseUnavailable after a timeout."""
         ...
 
+    def discarded(self) -> AbstractContextManager[None]:
+        """Run the block inside a transaction, and undo what it changed."""
+        ...
+
     @property
     def enabled(self) -> bool:
         """Return whether the person has measurement switched on."""
@@ -200,6 +204,10 @@ class Store(Protocol):
         """
         ...
 
+    def drop_expired(self, now: int) -> bool:
+        """Delete events of either kind that expired before `now`, in bounded work; return whether none is left."""
+        ...
+
     def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         """Append to the log of reports, and keep its last `most` records."""
         ...
@@ -236,6 +244,10 @@ class ConversionStore(Protocol):
 
     def drop_before(self, moment: int, most: int = CLEANUP_LIMIT) -> bool:
         """Delete at most `most` events dated before `moment`. Return whether none is left."""
+        ...
+
+    def drop_expired(self, now: int) -> bool:
+        """Delete events that expired before `now`, in bounded work; return whether none is left."""
         ...
 
     def clear_caller(self, site: str) -> None:

@@ -105,6 +105,7 @@ def test_an_impression_a_conversion_and_what_they_cost(db: Path, helpers: Path, 
 def test_limits_chosen_at_creation_are_kept_with_the_database(tmp_path: Path, helpers: Path) -> None:
     db, result = tmp_path / "chosen.db", tmp_path / "result.json"
     chosen = ["--budget", 0.3, "--global-budget", 2, "--epoch-days", 1, "--own-site", "hidden", "--sites-per-action", 2]
+    chosen += ["--delay-ms", 300]
     succeed("device", "create", "--db", db, *chosen, "--debug")
     kept = {
         "site_budget": 300_000,
@@ -115,8 +116,11 @@ def test_limits_chosen_at_creation_are_kept_with_the_database(tmp_path: Path, he
         "epoch_days": 1,
         "own_site": "hidden",
         "sites_per_action": 2,
+        "delay_ms": 300,
     }
-    assert "ε = 0.3 for a site and 2 for all" in succeed("device", "budget", "--db", db, "--json", result)
+    shown = succeed("device", "budget", "--db", db, "--json", result)
+    for each in ("ε = 0.3 for a site and 2 for all", "own ads hidden", "2 sites on one action", "300 ms after"):
+        assert each in " ".join(shown.split())
     assert json.loads(result.read_text())["settings"] == kept
     # Own ads are hidden, and ε = 0.3 is all that a site has.
     succeed("device", "impression", "shop.example", "--db", db, "--bucket", "1")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,19 +34,23 @@ from device.budget import FilterKind
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
 from device.errors import DatabaseUnavailable, RangeError
-from device.events import Impression, ImpressionOptions, Selection
+from device.events import ConversionEventOptions, Impression, ImpressionOptions, Selection
+from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE
 from device.report import PlainSeal
-from device.schedule import MAX_PENDING, SPREAD, AtOnce, Backlog, Caller, Delayed, Job, random_spread
+from device.schedule import MAX_PENDING, PAUSE, SPREAD, AtOnce, Backlog, Caller, Delayed, Job, random_spread
 from device.site import parse_site
 from device.stores.memory_store import MemoryStore
+from device.stores.sqlite_store import SqliteStore
 from device.stores.storage import Store
 from protocol.report import seal_report
+from protocol.units import DAY
 from tests.support import protocol_samples as samples
 from tests.support.both_stores import Kind, fresh_store
 from tests.support.processes import TREFOIL, started
 
 OPTIONS = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.01)
+LABEL = LabelOptions(TREFOIL_SERVICE, (1, 1), 2, 0.01, 8 * DAY, (QUERIER,))
 SHOP = Caller("shop.example", "shop.example")
 NEWS = Caller("news.example", "news.example")
 DELAY = 1.0
@@ -386,6 +391,68 @@ def test_a_device_that_is_off_seals_as_much(store: Store) -> None:
         device.disable()
         assert not any(device.measure_conversion(QUERIER, OPTIONS))
     assert seals == ["caller", "worker"] * 3
+
+
+def test_a_device_that_is_off_runs_the_same_statements() -> None:
+    """For saves and measurements of both sides: what is on top undoes them."""
+    calls: dict[str, Callable[[PlainDevice], object]] = {
+        "impression": lambda device: device.save_impression(PUBLISHER, ImpressionOptions(1)),
+        "conversion": lambda device: device.save_conversion(QUERIER, ConversionEventOptions([PUBLISHER])),
+        "measured": lambda device: device.measure_conversion(QUERIER, OPTIONS),
+        "labelled": lambda device: device.measure_impression(PUBLISHER, LABEL),
+    }
+    undoing = ("SAVEPOINT", "ROLLBACK TO", "RELEASE", "SELECT user_version", "-- PRAGMA")
+    with fresh_store(Kind.DISK) as store:
+        assert isinstance(store, SqliteStore)
+        device: PlainDevice = Device(store, PlainSeal(), clock=lambda: NOW)
+        for call in calls.values():
+            call(device)
+        for name, call in calls.items():
+            statements: dict[bool, list[str]] = {}
+            for on in (True, False):
+                (device.enable if on else device.disable)()
+                statements[on] = []
+                store._connection.set_trace_callback(statements[on].append)
+                call(device)
+                store._connection.set_trace_callback(None)
+            # Without their numbers, which are those of other rows.
+            plain = [
+                Counter(re.sub(r"[xX]'[^']*'|\b[0-9]+\b", "", line) for line in each if not line.startswith(undoing))
+                for each in (statements[True], statements[False])
+            ]
+            assert plain[0] == plain[1] and len(plain[0]) > 4, name
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_queriers_own_functions_see_nothing_while_a_device_is_off(store: Store, on: bool) -> None:
+    shown: list[object] = []
+    device: PlainDevice = Device(store, PlainSeal(), clock=lambda: NOW)
+    device.save_impression(PUBLISHER, ImpressionOptions(1))
+    epochs = device.calendar().window(NOW, NOW)
+    if not on:
+        device.disable()
+
+    def relevant(impression: Impression) -> bool:
+        shown.append(impression)
+        return True
+
+    device.measure(QUERIER, AttributionRequest(epochs, 0.1, 2, 1, 2, relevant=relevant))
+    assert bool(shown) is on
+
+
+def test_a_save_and_an_error_have_a_random_part_each() -> None:
+    """Of their own coins: up to `PAUSE`. A measurement that succeeds has another, and no pause."""
+    time, slept = VirtualTime(), list[float]()
+    coins = iter([0.25, 0.5, 1.0])
+    schedule = Delayed(DELAY, WORK, clock=time, sleep=slept.append, spread=lambda: SPREAD * next(coins))
+    with closing(schedule):
+        device: PlainDevice = Device(MemoryStore(debug=True), PlainSeal(), clock=lambda: NOW, schedule=schedule)
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        with pytest.raises(RangeError):
+            device.save_impression(PUBLISHER, ImpressionOptions(-1))
+        with pytest.raises(RangeError):
+            device.measure_conversion(QUERIER, ConversionOptions(TREFOIL_SERVICE, 0))
+    assert slept == [PAUSE / 4, PAUSE / 2, PAUSE]
 
 
 def test_a_flood_by_fifty_callers_leaves_another_sites_report_real(store: Store) -> None:

@@ -18,16 +18,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.experiments.small_worlds import QUERIER, START
+from device import agent
 from device.attribution import Need, Order
 from device.budget import FilterKind, FilterOwner
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.epoch import DeviceCoins, EpochCalendar
 from device.errors import DatabaseError, DatabaseUnavailable
-from device.events import ConversionEvent, Impression, ImpressionOptions, SavedConversion, SavedImpression, Selection
+from device.events import (
+    ConversionEvent,
+    ConversionEventOptions,
+    Impression,
+    ImpressionOptions,
+    SavedConversion,
+    SavedImpression,
+    Selection,
+)
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
 from device.request import SideQuery, SideQueryForm
+from device.schedule import AtOnce
 from device.stores.instance import token_path
 from device.stores.schema import APPLICATION_ID, VERSION
 from device.stores.sqlite_store import SqliteStore
@@ -646,6 +656,58 @@ def test_old_epochs_and_impressions_are_pruned(tmp_path: Path) -> None:
             assert connection.execute("SELECT count(*) FROM impression").fetchone()[0] <= 6
 
 
+@pytest.mark.parametrize("state", ["on", "off"])
+def test_expired_events_are_deleted_by_a_measurement(store: Store, state: str) -> None:
+    """On or off; the standard says SHOULD. Not by a save, whose clock may have jumped."""
+    ann = Ann(store).see(0.1, lifetime_days=3).see(0.1, lifetime_days=20)
+    ann.at(0.1).device.save_conversion("shop.example", ConversionEventOptions(["news.example"], lifetime_days=3))
+    ann.see(0.7)
+    assert len(ann.device.overview().impressions) == 3
+    if state == "off":
+        ann.device.disable()
+    ann.convert(epsilon=0.1)
+    overview = ann.device.overview()
+    assert sorted(each.expires - each.impression.time for each in overview.impressions) == [20 * DAY, 30 * DAY]
+    assert overview.conversions == []
+
+
+def test_expired_events_are_deleted_when_a_device_is_opened(tmp_path: Path) -> None:
+    path, now = tmp_path / "ann.db", NOW
+    agent.create(path, clock=lambda: now)
+    with agent.opened(path, clock=lambda: now, schedule=AtOnce()) as device:
+        device.save_impression("news.example", ImpressionOptions(0, lifetime_days=3))
+        device.disable()
+    now += 3 * DAY + 1
+    with agent.opened(path, clock=lambda: now, schedule=AtOnce()) as device:
+        assert not device.overview().impressions
+
+
+def test_a_device_that_is_off_prunes_too(store: Store) -> None:
+    ann = Ann(store).see(0.1).at(0.5)
+    ann.convert(epsilon=0.1)
+    ann.device.disable()
+    ann.at(20).convert(epsilon=0.1)
+    overview = ann.device.overview()
+    assert not overview.impressions and not overview.filters
+    assert [record.time for record in overview.reports] == [ann.now]
+    # Behind a barrier: a clock set back finds no fresh budget.
+    ann.device.enable()
+    assert ann.see(0.6).convert(epsilon=0.1) == (0, 0)
+
+
+def test_what_is_discarded_leaves_no_trace(store: Store) -> None:
+    with store.transaction():
+        store.save(seen(5))
+        with store.discarded():
+            store.save(seen(7))
+            store.raise_barrier(9)
+            pay(store, SHOP, e0=3)
+            store.set_enabled(False)
+        assert (times(store), store.barrier, paid(store), store.enabled) == ([5], None, {}, True)
+    with store.transaction():
+        assert (times(store), store.barrier, paid(store), store.enabled) == ([5], None, {}, True)
+
+
 def test_one_call_tidies_up_a_bounded_number_of_rows(tmp_path: Path) -> None:
     """However much is left to do: a call must not take longer because a device was not used for a while."""
 
@@ -703,5 +765,9 @@ def test_what_was_deleted_is_not_left_in_the_file(tmp_path: Path, clear: str) ->
             case _:
                 now += 10 * WEEK
                 ask(device)
+        if clear != "prune":
+            # Also while the device is open, in the write-ahead log.
+            held = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+            assert b"a-secret-diary" not in held
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"a-secret-diary" not in left

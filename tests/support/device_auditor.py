@@ -96,6 +96,8 @@ class Auditor:
     emptied: set[Account] = field(default_factory=set)
     acted: dict[tuple[str, int, str], list[str]] = field(default_factory=dict)
     closed: float = -math.inf
+    # The latest time of a measurement: what had expired by then may be gone.
+    latest: float = -math.inf
     on: bool = True
 
     def week(self, moment: int) -> int:
@@ -162,6 +164,10 @@ class Auditor:
     def measure(self, now: int, asked: Asked, action: str | None, report: Sequence[int], seen: Overview) -> None:
         """Check the report, every budget and the log after one conversion, and keep the account."""
         flag = 1 if asked.kappa else 0
+        self.latest = max(self.latest, now)
+        if not self.on:
+            # Weeks out of reach are closed all the same.
+            self._check_barrier(seen)
         if not self.on or not self._admitted("measure", now, action, asked.site):
             self._require(
                 tuple(report) == (0,) * (asked.buckets + flag), "a device that does not measure reports nothing"
@@ -285,7 +291,8 @@ class Auditor:
         kept = Counter(self._in_words(seen))
         missing = [ad for ad in self.ads if kept[ad] == 0]
         strange = kept - Counter(self.ads)
-        self._require(all(self.week(ad.time) <= self.closed for ad in missing), f"{missing} must be kept")
+        gone = (self.week(ad.time) <= self.closed or ad.expires < self.latest for ad in missing)
+        self._require(all(gone), f"{missing} must be kept")
         self._require(not strange, f"{list(strange)} must be gone")
         # What is closed may be forgotten, and is then gone for good.
         self.ads = [ad for ad in self.ads if ad not in missing]
