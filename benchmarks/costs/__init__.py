@@ -1,6 +1,7 @@
 """What a report, a device, noise and validity cost on this machine.
 
 - `report_cost`: bytes of a report, and the time to seal and to open it
+- `device_promises`: saves that are kept, and a shop's reports beside hostile callers
 - `device_timing`: the time of a call to a device, and what its caller can infer from it
 - `noise_cost`: time, bytes, rounds and accuracy of each noise mode
 - `validity`: what dishonest devices cost the helpers

@@ -5,11 +5,14 @@ costs; then with the delay, which is what a caller sees. Each question compares 
 order. A round is a few calls in a row on one device, without the first, which comes after the other device. The area
 under the ROC curve says how well a threshold on the time tells the two apart: 0.5 is a coin, 0 or 1 is certainty.
 A control compares two devices in the same state and so shows the error of the measurement itself. Busy loops beside it
-show the same on a starved machine.
+show the same on a starved machine. What a device promises about saves and under a flood is in `device_promises`.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,21 +20,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
+from benchmarks.costs.device_promises import MOST_FIRST_SAVES, Promises, keep_promises
 from benchmarks.costs.report_cost import BENCH_TIME, Helpers
 from benchmarks.workloads.reports import WorkerPool
 from benchmarks.workloads.seeded import Generator, generator
+from device.browser.host import Host, Pipe
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import RangeError
@@ -39,9 +44,10 @@ from device.events import ConversionEventOptions, Impression, ImpressionOptions,
 from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import HelperSetSeal
-from device.schedule import AtOnce, Delayed, Schedule
+from device.schedule import DRAIN_SECONDS, AtOnce, Delayed, Schedule
 from device.site import load_tables
 from device.stores.sqlite_store import SqliteStore
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.report import SealedReport
 from protocol.units import DAY, HOUR
 
@@ -50,7 +56,6 @@ Samples = npt.NDArray[np.float64]
 BUCKETS = 128
 # The largest shape that the standard's call has.
 WIDE = 1024
-FEATURES = (128, 512)
 PUBLISHERS = 5
 SITE = "shop.example"
 OTHER = "market.example"
@@ -61,8 +66,12 @@ WARM_UP = 20
 # Calls of one round, of which the first is dropped; and rounds that one process does before it reports.
 IN_A_ROW = 5
 ROUNDS_PER_TASK = 5
+# The length of a frame of native messaging, in the machine's own order.
+_FRAME_LENGTH = struct.Struct("=I")
 # Two-sided error probability of a 95 % interval.
 _MISSES = 0.05
+# The areas that count as no better than a coin. For a shift of normal times they are worth 0.011 bit a call.
+NEAR = (0.43, 0.57)
 # The paper measured 9.1 ms at 10 impressions and 57.3 ms at 100, and left the side channel open.
 PAPER_RATIO = 6.3
 LIMITS = DeviceLimits()
@@ -102,10 +111,18 @@ class Kind(Enum):
     CONVERSION = "a conversion"
     WIDE_CONVERSION = "a conversion of the largest shape"
     IMPRESSION = "an impression"
-    LABEL = "a label"
-    WIDE_LABEL = "a wide label"
+    # The same call as a message to the native messaging host, until the last byte of its answer.
+    PIPE = "a conversion at the pipe"
+    LABEL_128 = "a label of 128 features"
+    LABEL_256 = "a label of 256 features"
+    LABEL_512 = "a label of 512 features"
     # The site is one that has called this device before, in the first state; a new one in the second.
     ERROR = "an error"
+
+    @property
+    def features(self) -> int | None:
+        """Return how many features a label has; None for other calls."""
+        return {Kind.LABEL_128: 128, Kind.LABEL_256: 256, Kind.LABEL_512: 512}.get(self)
 
 
 class Question(NamedTuple):
@@ -124,13 +141,16 @@ class Question(NamedTuple):
 
 
 QUESTIONS = (
-    Question("100 or 10 impressions", State.TEN, State.HUNDRED),
     *(Question(f"real or {state.value}", state, State.THIRTY) for state in NULL),
     Question("a conversion: a full device, or an empty one", State.EMPTY, State.FULL),
     Question("a conversion: switched on, or off", State.FULL_OFF, State.FULL),
     Question("the largest shape: full, or null", State.EMPTY, State.FULL, Kind.WIDE_CONVERSION),
-    Question("a label of 128 features: converted, or not", State.NOT_CONVERTED, State.CONVERTED, Kind.LABEL),
-    Question("a label of 512 features: converted, or not", State.NOT_CONVERTED, State.CONVERTED, Kind.WIDE_LABEL),
+    *(
+        Question(f"{kind.value}: converted, or not", State.NOT_CONVERTED, State.CONVERTED, kind)
+        for kind in (Kind.LABEL_128, Kind.LABEL_256, Kind.LABEL_512)
+    ),
+    Question("at the pipe: a full device, or an empty one", State.EMPTY, State.FULL, Kind.PIPE),
+    Question("at the pipe: switched on, or off", State.FULL_OFF, State.FULL, Kind.PIPE),
     Question("a conversion: another site calls, or none", State.FULL, State.FULL, has_company=True),
     Question("an impression: a full device, or an empty one", State.EMPTY, State.FULL, Kind.IMPRESSION),
     Question("an impression: switched on, or off", State.FULL_OFF, State.FULL, Kind.IMPRESSION),
@@ -160,6 +180,11 @@ class Area:
         low, high = self.interval(family)
         return low <= 0.5 <= high
 
+    @property
+    def is_near(self) -> bool:
+        """Return whether the area lies in `NEAR`."""
+        return NEAR[0] <= self.value <= NEAR[1]
+
     def to_json(self, family: int) -> dict[str, object]:
         """Return the interval of this question alone and that of the family."""
         (low, high), (family_low, family_high) = self.interval(), self.interval(family)
@@ -167,6 +192,7 @@ class Area:
             "area": self.value,
             "low": low,
             "high": high,
+            "is_near": self.is_near,
             "is_a_coin": self.is_a_coin(),
             "family_low": family_low,
             "family_high": family_high,
@@ -193,6 +219,34 @@ def _placements(values: Samples, among: Samples) -> Samples:
     ordered = np.sort(among)
     left, right = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
     return np.asarray((left + right) / 2 / len(among), dtype=np.float64)
+
+
+def bits_between(first: Samples, second: Samples) -> float:
+    """Return the bits that one call carries, by the best threshold.
+
+    The threshold is found on half of the rounds and valued on the other half, both ways, less the mean of what a coin
+    would show (Miller and Madow): chosen and valued on the same calls, every coin would show something.
+    """
+    halves = [(first[place::2].ravel(), second[place::2].ravel()) for place in (0, 1)]
+    worth = []
+    for training, holdout in (halves, halves[::-1]):
+        pooled = np.sort(np.concatenate(training))
+        shares = [np.searchsorted(np.sort(side), pooled, side="right") / len(side) for side in training]
+        threshold = pooled[int(np.argmax(np.abs(shares[0] - shares[1])))]
+        calls = sum(map(len, holdout))
+        worth.append(
+            _information([float((side <= threshold).mean()) for side in holdout]) - 1 / (2 * calls * np.log(2))
+        )
+    return max(0.0, float(np.mean(worth)))
+
+
+def _information(shares: Sequence[float]) -> float:
+    """Return the mutual information of a fair bit and a binary signal with these probabilities under its values."""
+
+    def entropy(share: float) -> float:
+        return -sum(part * float(np.log2(part)) for part in (share, 1 - share) if part > 0)
+
+    return entropy(sum(shares) / 2) - sum(map(entropy, shares)) / 2
 
 
 class Window(NamedTuple):
@@ -353,7 +407,10 @@ def ask(task: Task) -> tuple[Samples, Samples]:
         for place, state in enumerate((question.first, question.second)):
             schedule = Delayed(task.delay_ms / 1000, LIMITS.work_ms / 1000)
             device = stack.enter_context(device_in(state, Path(own) / f"{place}.db", schedule=schedule))
-            call = _call(device, state, question.kind, draw, is_second=place == 1)
+            if question.kind is Kind.PIPE:
+                call = stack.enter_context(_at_the_pipe(device))
+            else:
+                call = _call(device, state, question.kind, draw, is_second=place == 1)
             if question.has_company:
                 call = _in_company(call, device, task.delay_ms / 1000, draw, calls_too=place == 1)
             calls.append(call)
@@ -371,11 +428,49 @@ def _call(
         return partial(seconds_of, partial(save, device))
     if kind is Kind.ERROR:
         return _error(device, draw, is_known=not is_second)
-    if kind in (Kind.LABEL, Kind.WIDE_LABEL):
-        label = label_options(FEATURES[kind is Kind.WIDE_LABEL])
+    if kind.features is not None:
+        label = label_options(kind.features)
         return partial(seconds_of, partial(device.measure_impression, PUBLISHER, label))
     wanted = options(state, SHORT, buckets=WIDE if kind is Kind.WIDE_CONVERSION else BUCKETS)
     return partial(seconds_of, partial(device.measure_conversion, SITE, wanted))
+
+
+@contextmanager
+def _at_the_pipe(device: Device[SealedReport]) -> Iterator[Callable[[], float]]:
+    """Serve `device` as the native messaging host does, and yield a function that times one call at the pipe."""
+    (source, asks), (answers, sink) = os.pipe(), os.pipe()
+    with (
+        os.fdopen(asks, "wb") as out,
+        os.fdopen(source, "rb") as read,
+        os.fdopen(answers, "rb") as back,
+        os.fdopen(sink, "wb") as written,
+    ):
+        host = Host(Pipe(read, written), lambda _: nullcontext(device), SealedReport.encode)
+        serving = threading.Thread(target=host.run, daemon=True)
+        serving.start()
+        wanted = {"aggregationService": TREFOIL_SERVICE, "histogramSize": BUCKETS, "epsilon": EPSILON}
+        wanted |= {"credit": [1.0] * 10, "value": 100, "maxValue": 100}
+        chain = [{"origin": f"https://{SITE}", "policy": ""}]
+        measure = {"id": 2, "kind": "measure", "tab": 1, "acted": True, "chain": chain, "options": wanted}
+        _exchange(out, back, {"id": 1, "kind": "hello", "profile": "bench"})
+
+        def call() -> None:
+            if "report" not in _exchange(out, back, measure):
+                raise TrefoilError("the host refused a measurement", kind=ErrorKind.FORBIDDEN)
+
+        yield partial(seconds_of, call)
+        out.close()
+        serving.join(DRAIN_SECONDS)
+
+
+def _exchange(out: BinaryIO, back: BinaryIO, message: Mapping[str, object]) -> dict[str, object]:
+    """Send one frame, and return the next one."""
+    data = json.dumps(message).encode()
+    out.write(_FRAME_LENGTH.pack(len(data)) + data)
+    out.flush()
+    (size,) = _FRAME_LENGTH.unpack(back.read(_FRAME_LENGTH.size))
+    answer: dict[str, object] = json.loads(back.read(size))
+    return answer
 
 
 def _error(device: Device[SealedReport], draw: Generator, *, is_known: bool) -> Callable[[], float]:
@@ -448,7 +543,8 @@ def ask_all(
 
 def _sizes(samples: int) -> list[int]:
     """Return how many rounds each task of a question has."""
-    rounds = max(2, samples // IN_A_ROW)
+    # The first call of a round is dropped.
+    rounds = max(2, samples // (IN_A_ROW - 1))
     return [min(ROUNDS_PER_TASK, rounds - done) for done in range(0, rounds, ROUNDS_PER_TASK)]
 
 
@@ -473,6 +569,7 @@ class DeviceTiming:
 
     costs: Mapping[State, Cost]
     fallback: Samples
+    promises: Promises
     answers: Mapping[Question, tuple[Samples, Samples]]
     conditions: Conditions
 
@@ -498,6 +595,7 @@ class DeviceTiming:
             "samples": len(self.fallback),
             "delay_ms": self.conditions.delay_ms,
             "busy_loops": self.conditions.busy_loops,
+            "promises": self.promises.to_json(),
             "questions": FAMILY,
             "watching": {question.text: self._answer(question, area) for question, area in areas.items()},
         }
@@ -505,10 +603,11 @@ class DeviceTiming:
     def _answer(self, question: Question, area: Area) -> dict[str, object]:
         first, second = self.answers[question]
         medians = [float(np.median(times) * 1000) for times in (first, second)]
-        return {"rounds": len(first), "calls": first.size, "median_ms": medians, **area.to_json(FAMILY)}
+        answer = {"rounds": len(first), "calls": first.size, "median_ms": medians, "bits": bits_between(first, second)}
+        return answer | area.to_json(FAMILY)
 
     def tables(self) -> list[Table]:
-        return [self._time_table(), self._area_table()]
+        return [self._time_table(), self.promises.table(), self._area_table()]
 
     def _time_table(self) -> Table:
         medians = [np.median(self.costs[state].wall) for state in (State.HUNDRED, State.TEN)]
@@ -527,13 +626,14 @@ class DeviceTiming:
         caption = f"alone: one true coin in twenty misses; family: 95 % for all {FAMILY} questions (Bonferroni)"
         title = "what the time tells its caller: area under the curve, 95 % interval"
         table = Table("question", title=title, caption=caption)
-        for column in ("calls", "area", "alone", "family", "a coin?"):
+        for column in ("calls", "area", "alone", "family", "a coin?", "bits"):
             table.add_column(column, justify="right")
         for question, area in self.areas().items():
             intervals = (f"[{low:.3f}, {high:.3f}]" for low, high in (area.interval(), area.interval(FAMILY)))
             coin = "yes" if area.is_a_coin() else "in the family" if area.is_a_coin(FAMILY) else "no"
-            calls = self.answers[question][0].size
-            table.add_row(question.text, str(calls), f"{area.value:.3f}", *intervals, coin)
+            first, second = self.answers[question]
+            bits = f"{bits_between(first, second):.4f}"
+            table.add_row(question.text, str(first.size), f"{area.value:.3f}", *intervals, coin, bits)
         return table
 
 
@@ -544,7 +644,7 @@ def _median_ms(times: Samples) -> float:
 class Conditions(NamedTuple):
     """How questions are asked: in so many processes, of devices with this delay, beside so many busy loops."""
 
-    lanes: int = 8
+    lanes: int = 24
     delay_ms: int = LIMITS.delay_ms
     busy_loops: int = 0
 
@@ -555,7 +655,9 @@ def measure(samples: int, conditions: Conditions, seed: int, advance: Callable[[
         costs = time_without_delay(Path(name), samples, seed, advance)
         fallback = time_fallback(samples)
         with _busy(conditions.busy_loops):
-            return DeviceTiming(costs, fallback, ask_all(Path(name), samples, conditions, seed, advance), conditions)
+            promises = keep_promises(Path(name), min(samples, MOST_FIRST_SAVES), conditions.delay_ms)
+            answers = ask_all(Path(name), samples, conditions, seed, advance)
+    return DeviceTiming(costs, fallback, promises, answers, conditions)
 
 
 @contextmanager
