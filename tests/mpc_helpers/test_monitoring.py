@@ -36,6 +36,7 @@ from protocol.cli.app import app
 from protocol.errors import ErrorKind, Rejection, TrefoilError
 from protocol.files import write_private_file
 from protocol.querier.failure import QueryFailed
+from protocol.querier.result import QueryResult
 from protocol.status import Failure, QueryState
 from protocol.units import DAY
 from tests.mpc_helpers.test_server import Reply, send, small_batch, talking_to, url
@@ -480,19 +481,24 @@ async def test_a_peer_that_is_down_is_on_the_page_and_back_again(
         await until_page(three, lambda reply: reply[0] == 200)
 
 
+async def roll_back(three: ThreeHelpers, backup: Path) -> asyncio.Task[QueryResult]:
+    """Restore helper 2's ledger from before a query, and return the next query, by which both peers notice."""
+    ledger = load_config(three.trio.config_path(1)).ledger
+    await three.stop(1)
+    shutil.copy(ledger, backup)
+    await three.start(1)
+    batch = small_batch(three)
+    await three.ask(three.query(batch), batch)
+    await three.stop(1)
+    shutil.copy(backup, ledger)
+    await three.start(1)
+    again = small_batch(three)
+    return asyncio.create_task(three.ask(three.query(again), again))
+
+
 async def test_a_ledger_that_went_back_is_on_both_pages(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
-        ledger = load_config(three.trio.config_path(1)).ledger
-        await three.stop(1)
-        shutil.copy(ledger, tmp_path / "backup")
-        await three.start(1)
-        batch = small_batch(three)
-        await three.ask(three.query(batch), batch)
-        await three.stop(1)
-        shutil.copy(tmp_path / "backup", ledger)
-        await three.start(1)
-        again = small_batch(three)
-        asking = asyncio.create_task(three.ask(three.query(again), again))
+        asking = await roll_back(three, tmp_path / "backup")
         for party in (0, 2):
             reply = await until_page(three, lambda reply: "ledger" in concerns(reply), party)
             assert any("helper 2 has a ledger that went back" in reason["text"] for reason in reply[1]["reasons"])

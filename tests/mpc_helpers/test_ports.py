@@ -32,7 +32,7 @@ from protocol.wire import Writer
 from tests.mpc_helpers.test_monitoring import until_page
 from tests.mpc_helpers.test_server import small_batch
 from tests.support.raising import raises
-from tests.support.three_helpers import three_helpers
+from tests.support.three_helpers import ThreeHelpers, three_helpers
 
 HOST = "127.0.0.1"
 NOW = 1_800_000_000
@@ -188,19 +188,24 @@ async def test_a_session_does_not_begin_with_a_port_that_cannot_be_reached() -> 
     assert error.value is known
 
 
+async def start_behind(three: ThreeHelpers, port: int) -> None:
+    """Start all, helper 3 with its MPC port at an address at which nobody looks for it; both others notice."""
+    path = three.trio.config_path(2)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "mpc_host": "127.0.0.3", "mpc_ports": [port]}))
+    await asyncio.gather(*(three.start(party) for party in range(3)))
+    for party in (0, 1):
+        status, _ = await until_page(three, lambda reply: f"{HOST}:{port}" in str(reply[1]["reasons"]), party)
+        assert status == 503
+
+
 async def test_a_query_ends_where_a_port_is_blocked_and_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Helper 3 binds its ports to an address at which nobody looks for it: health shows it, and the query fails."""
     monkeypatch.setattr(ports_module.probe, "__defaults__", (0.2,))
     async with three_helpers(tmp_path, start=False) as three:
-        path = three.trio.config_path(2)
         with black_hole() as port:
-            path.write_text(json.dumps({**json.loads(path.read_text()), "mpc_host": "127.0.0.3", "mpc_ports": [port]}))
-            await asyncio.gather(*(three.start(party) for party in range(3)))
-            for party in (0, 1):
-                status, _ = await until_page(three, lambda reply: f"{HOST}:{port}" in str(reply[1]["reasons"]), party)
-                assert status == 503
+            await start_behind(three, port)
 
             def block(party: int, _: object) -> None:
                 if party == 0:

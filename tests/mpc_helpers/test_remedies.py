@@ -22,8 +22,8 @@ from mpc_helpers.service import ports as ports_module
 from protocol.cli.app import app
 from protocol.helper_set import entry_to_json
 from protocol.units import DAY
-from tests.mpc_helpers.test_monitoring import concerns, until_page
-from tests.mpc_helpers.test_ports import HOST, black_hole
+from tests.mpc_helpers.test_monitoring import concerns, roll_back, until_page
+from tests.mpc_helpers.test_ports import HOST, black_hole, start_behind
 from tests.mpc_helpers.test_server import small_batch
 from tests.support.three_helpers import ThreeHelpers, three_helpers
 
@@ -88,12 +88,8 @@ async def test_a_port_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
     monkeypatch.setattr(ports_module.probe, "__defaults__", (0.2,))
     async with three_helpers(tmp_path, start=False) as three:
-        path = three.trio.config_path(2)
         with black_hole() as port:
-            path.write_text(json.dumps({**json.loads(path.read_text()), "mpc_host": "127.0.0.3", "mpc_ports": [port]}))
-            await asyncio.gather(*(three.start(party) for party in range(3)))
-            for party in (0, 1):
-                await until_page(three, lambda reply: "port" in concerns(reply), party)
+            await start_behind(three, port)
         with listen(HOST, (port,)):
             await until_well(three)
 
@@ -103,15 +99,7 @@ async def test_a_ledger_is_rebuilt_and_accepted(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         configs = [three.trio.config_path(party) for party in range(3)]
         ledger = load_config(configs[1]).ledger
-        await three.stop(1)
-        shutil.copy(ledger, tmp_path / "backup")
-        await three.start(1)
-        await until_well(three)
-        await three.stop(1)
-        shutil.copy(tmp_path / "backup", ledger)
-        await three.start(1)
-        again = small_batch(three)
-        asking = asyncio.create_task(three.ask(three.query(again), again))
+        asking = await roll_back(three, tmp_path / "backup")
         for party in (0, 2):
             await until_page(three, lambda reply: "ledger" in concerns(reply), party)
         asking.cancel()
