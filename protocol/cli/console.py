@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -28,14 +29,16 @@ STANDARD_OUTPUT = Path("-")
 # The width of tables where standard output is not a terminal.
 DEFAULT_WIDTH = 120
 BAR_WIDTH = 30
+# A table of so many is shown one cell a line where the terminal is too narrow for it.
+MANY_COLUMNS = 5
 
 
 class PipeConsole(Console):
     """A rich console that folds tables instead of truncating them, and survives a closed pipe (`| head`)."""
 
     def print(self, *objects: Any, **how: Any) -> None:  # Any: whatever rich prints, and how
-        """Print as rich does, with every column of every table folded."""
-        super().print(*(fold(each) if isinstance(each, Table) else each for each in objects), **how)
+        """Print as rich does, with every column of every table folded; a table that is much too wide is turned."""
+        super().print(*(fold(turned(each)) if isinstance(each, Table) else each for each in objects), **how)
 
     def on_broken_pipe(self) -> None:
         """Discard all further output; the command itself goes on. Called by rich."""
@@ -108,6 +111,31 @@ def fold(table: Table) -> Table:
         # rich silently truncates a column that may not wrap.
         column.no_wrap = column.no_wrap and wide_enough
     return table
+
+
+def turned(table: Table) -> Table:
+    """Return a table of many columns with one line for each cell, if the console would break words or numbers."""
+    if len(table.columns) < MANY_COLUMNS or fits(table) or not _breaks_words(fold(table)):
+        return table
+    title_width = min(out.width, len(str(table.title or "")))
+    below = Table(title=table.title, box=None, pad_edge=False, show_header=False, min_width=title_width)
+    below.add_column(style="bold")
+    below.add_column()
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        for column, cell in zip(table.columns, row, strict=True):
+            below.add_row(column.header, cell)
+        below.add_row("", "")
+    return below
+
+
+def _breaks_words(table: Table) -> bool:
+    """Return whether a word of a table would not be whole at the console's width."""
+    screen = Console(file=io.StringIO(), width=out.width, color_system=None)
+    with screen.capture() as captured:
+        screen.print(table)
+    whole = set(re.split(r"[\s│┃]+", captured.get()))
+    cells = [cell for column in table.columns for cell in (column.header, *column.cells) if isinstance(cell, str)]
+    return any(word not in whole for cell in cells for word in cell.split())
 
 
 def fits(table: Table) -> bool:

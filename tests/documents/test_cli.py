@@ -601,6 +601,24 @@ def test_columns_that_may_not_be_broken_are_broken_rather_than_cut(
     assert all(column.no_wrap for column in printed.columns) == (width == 120)
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_table_of_many_columns_keeps_its_words_whole(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `trefoil bench noise` has them: side by side where words fit, and else one below the other, every row."""
+    monkeypatch.setattr(console.out, "_width", width)
+    headings = ("mode", "b", "buckets", "CPU, ms", "bytes sent", "rounds", "var / Laplace", "95 % within", "δ")
+    table = Table(*headings, title="Noise by mode, buckets and scale b")
+    rows = [("local", "10", "16", "0.1", "480", "1", "1.500", "±36", "0")]
+    rows.append(("pairwise", "10", "16", "0.4", "15,326", "11", "1.001", "±30", "6e-39"))
+    for row in rows:
+        table.add_row(*row)
+    console.out.print(table)
+    words = re.split(r"[\s│┃]+", capsys.readouterr().out)
+    assert [cell for row in rows for cell in row if cell not in words] == []
+    assert [word for heading in headings for word in heading.split() if word not in words] == []
+
+
 def test_an_answer(tables: list[Table]) -> None:
     view.show(result_of([1_000_000, 999_000, -12, *[7] * 20]), ["north", "south", "west"])
     check(tables, 1)
