@@ -308,9 +308,9 @@ def convert(
 ) -> JsonResult:
     """Measure one conversion and write its report."""
     with open_for_service(db, helpers, measurement.options.aggregation_service) as (helper_set, device):
-        now = agent.system_clock()
-        request, limits = measurement.on(device, now), device.overview().limits
-        conversion = request.checked(parse_site(site), parse_site(intermediary or site), limits)
+        now, before = agent.system_clock(), device.overview()
+        request = measurement.on(device, now)
+        conversion = request.checked(parse_site(site), parse_site(intermediary or site), before.limits)
         destination.check(conversion, helper_set, now)
         report = device.measure_conversion(site, request, intermediary=intermediary, action=_new_action())
         overview = device.overview()
@@ -322,6 +322,9 @@ def convert(
         bound = report_sensitivity(request.value, request.buckets, len(request.epochs))
         say(f"one week can move it by at most {bound}, and noise is made for {request.query_sensitivity} (Theorem 18)")
     warning = shortfall(conversion, overview)
+    if (len(before.reports), before.reports[-1:]) == (len(overview.reports), overview.reports[-1:]):
+        # To a site it looks like any other; its person may know that it is worth another try.
+        warning = "this report is null: the device had no time to read anything for it, and nothing was paid"
     if warning is not None:
         say(warning)
     result: JsonResult = {"report": sealed.digest.hex(), "bytes": size, "file": str(destination.path)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -35,6 +36,7 @@ from tests.support.protocol_samples import HELPER_SET, helper_entry, signed
 from tests.support.raising import raises
 
 OURS = Path(__file__).parents[1] / "data" / "scenarios"
+T = TypeVar("T")
 PUBLISHER, SHOP, STORE = "news.example", "shop.example", "store.example"
 
 
@@ -211,6 +213,23 @@ def test_a_report_that_no_week_could_pay_for_says_so(db: Path, helpers: Path, tm
         assert convert("1", site)[1] is None
     # The publisher's quota of 4 is spent; this site's own budget is whole.
     assert "none of these weeks" in convert("1", "d.example")[1]
+
+
+def test_a_report_for_which_there_was_no_time_is_said_to_be_null(
+    db: Path, helpers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person's terminal says so; the next one, in time, says nothing."""
+
+    class TooLate(AtOnce):
+        def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:
+            return fallback()
+
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "1")
+    common = ("--db", db, "--helpers", helpers, "--buckets", "4", "--batch", tmp_path / "shop.batch")
+    with monkeypatch.context() as starved:
+        starved.setattr("device.agent.Delayed", lambda *_: TooLate())
+        assert "had no time" in " ".join(succeed("device", "convert", "shop.example", *common).split())
+    assert "null" not in succeed("device", "convert", "shop.example", *common)
 
 
 @pytest.mark.parametrize(
