@@ -201,7 +201,7 @@ def look_over_the_helpers_shoulders(page: Page, where: Map) -> None:
     assert len(set(numbers)) == 3 * len(CAMPAIGNS) and all(int(each, 16) > 2**20 for each in numbers)
     page.get_by_role("button", name="Add up the three parts").click()
     expect(page.locator("#sums .verdict")).to_have_text(f"Your purchase counts for “{CAMPAIGNS[0]}”.")
-    sums = page.locator("#sums code").all_inner_texts()
+    sums = page.locator("#sums code").all_text_contents()
     assert len(set(sums)) == 3 * len(CAMPAIGNS) and all(int(each, 16) > 2**20 for each in sums)
     picture(page, "helpers")
 

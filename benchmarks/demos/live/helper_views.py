@@ -18,7 +18,7 @@ from aiohttp import web
 from benchmarks.demos.live.measurement import Measurement
 from benchmarks.demos.live.web import CAMPAIGNS, Frame, Map, Place
 from device.dashboard.formatting import epsilon
-from device.dashboard.markup import Markup, Node, section, table, tag
+from device.dashboard.markup import Markup, Node, fold, section, table, tag
 from mpc_helpers.local.launcher import Trio
 from protocol.field import P, Vector, add, lift
 from protocol.hpke import PrivateKey
@@ -81,8 +81,8 @@ class HelperViews:
         panels = tag("div", [_panel(view) for view in views], class_="three")
         main += [
             _walk(chosen, len(digests), mine),
-            section("views", "The same report, at each helper", panels),
             _sums(report, views, chosen, is_yours=is_yours, added="add" in request.query),
+            section("views", "The same report, at each helper", panels),
             _public(report),
         ]
         return self._frame.show("What a helper sees", main)
@@ -180,8 +180,9 @@ def _sums(report: SealedReport, views: Sequence[View], chosen: int, *, is_yours:
 
 def _pair_panel(name: str, total: Vector) -> Markup:
     rows = [[label, tag("code", f"{int(number):016x}")] for label, number in zip(CAMPAIGNS, total, strict=True)]
-    listing = table("Noise: any number is as likely as any other", ["Campaign", "Sum"], rows)
-    return tag("div", tag("h3", name), _picture([total]), listing, class_="panel")
+    listing = table("Any number is as likely as any other", ["Campaign", "Sum"], rows)
+    numbers = fold(name.lower().replace(" ", "-"), "Noise, in numbers", listing)
+    return tag("div", tag("h3", name), _picture([total]), numbers, class_="panel")
 
 
 def _sum_panel(numbers: Sequence[int]) -> Markup:
