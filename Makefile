@@ -81,7 +81,8 @@ chaos: $(READY)
 
 load: $(READY)
 	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/processes/test_load.py tests/protocol/test_collector.py \
-		tests/mpc_helpers/test_withdrawal.py tests/mpc_helpers/test_server.py tests/processes/test_noise_channels.py
+		tests/mpc_helpers/test_withdrawal.py tests/mpc_helpers/test_server.py tests/processes/test_noise_channels.py \
+		tests/device/test_browser_install.py tests/device/test_browser_hostile.py
 
 alerts: $(READY)
 	TREFOIL_ALERTS=all $(BIN)/python -m pytest -s --timeout 1800 tests/processes/test_alerts.py
