@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,15 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Frame, Page, Playwright, sync_playwright
 
+from device.agent import system_clock
+from device.browser.profiles import services_folder
 from device.web.conformance import CONFIG, whole
+from mpc_helpers.local.launcher import launched_helpers
+from protocol.batch import BatchWriter
+from protocol.report import SealedReport
 from tests.support.browser import needs_chromium
 from tests.support.extension import (
+    REAL_HOST,
     Answer,
     Installation,
     Person,
@@ -25,10 +32,12 @@ from tests.support.extension import (
     quietly,
     wait_for,
 )
+from tests.support.processes import TREFOIL
 
 pytestmark = needs_chromium
 OURS = Path(__file__).parents[1] / "data" / "scenarios"
 STANDARD = Path(__file__).parents[3] / "shared" / "w3c" / "e2e-tests"
+SHOP = "shop.example"
 AD = {"histogramIndex": 1}
 SALE = {"aggregationService": "trefoil", "histogramSize": 4, "epsilon": 0.1}
 SAVE = "navigator.attribution.saveImpression({ histogramIndex: 1 }).then(() => 'saved', (error) => error.name)"
@@ -513,3 +522,52 @@ def test_clearing_the_browsers_history_clears_the_device(person: Person) -> None
     assert stored(person)
     person.worker.evaluate("chrome.history.deleteAll()")
     wait_for(lambda: not stored(person))
+
+
+# The whole story.
+
+
+def test_an_ad_and_a_purchase_are_counted_by_three_helpers(
+    playwright: Playwright, sites: Sites, tmp_path: Path, person: Person
+) -> None:
+    """Two https sites, one person's browser with the real host, three running helpers, and the shop's query."""
+    sites.pages["shop.example/buy"] = Answer("<!doctype html><button id='buy'>Buy</button>")
+    sites.pages["news.example/ad"] = Answer("<!doctype html><a id='ad' href='https://shop.example/buy'>An ad</a>")
+    launched = launched_helpers(tmp_path / "trio", now=system_clock(), sites={SHOP: [SHOP]}, options={"processes": 0})
+    with launched as running:
+        installation = Installation(tmp_path / "person", REAL_HOST)
+        services_folder(installation.data).mkdir(parents=True)
+        helper_set = running.trio.helper_set_path
+        (services_folder(installation.data) / "trefoil.json").write_bytes(helper_set.read_bytes())
+        with browser_with(playwright, sites, installation) as real:
+            real.wait_ready()
+            real.ask("switch", on=True)
+            report = ad_and_purchase(real.context.new_page())
+            assert real.ask("overview", origin=f"https://{SHOP}")["spent"] > 0
+        with BatchWriter(tmp_path / "shop.batch") as batch:
+            batch.add(SealedReport.decode(report))
+        key = running.trio.site_key_path(SHOP)
+        arguments = ["--reports", tmp_path / "shop.batch", "--helpers", helper_set, "--site-key", key]
+        answer = tmp_path / "answer.json"
+        # A process of its own: Playwright's event loop is running in this one.
+        subprocess.run([*TREFOIL, "query", "run", *map(str, arguments), "--json", str(answer)], check=True, timeout=120)
+    result = json.loads(answer.read_text())
+    assert (result["reports_submitted"], result["reports_counted"], len(result["answer"])) == (1, 1, 16)
+
+
+def ad_and_purchase(page: Page) -> bytes:
+    """Click the ad, then buy, as a person does; what the shop gets."""
+    page.goto("https://news.example/ad")
+    page.evaluate(
+        """() => { document.getElementById("ad").onclick = () => {
+          navigator.attribution.saveImpression({ histogramIndex: 3, conversionSites: ["shop.example"] }); }; }"""
+    )
+    page.click("#ad")
+    page.wait_for_url("https://shop.example/buy")
+    page.evaluate(
+        """(sale) => { document.getElementById("buy").onclick = () => {
+          window.sold = navigator.attribution.measureConversion(sale).then((made) => Array.from(made.report)); }; }""",
+        {"aggregationService": "trefoil", "histogramSize": 16, "value": 5, "maxValue": 5, "epsilon": 0.5},
+    )
+    page.click("#buy")
+    return bytes(page.evaluate("sold"))
