@@ -130,7 +130,7 @@ def bench_throughput(
 @bench.command("device")
 def bench_device(
     samples: Annotated[int, typer.Option(min=10, help="Calls of each state, and of each question.")] = 240,
-    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for answers at the same time.")] = 24,
+    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for answers at the same time.")] = 42,
     delay_ms: Annotated[int, typer.Option(min=200, max=60_000, help="The device's delay in milliseconds.")] = 1000,
     busy: Annotated[int, typer.Option(min=0, max=100, help="Busy loops beside it, for a starved machine.")] = 0,
     seed: Annotated[int, typer.Option(help="Drives the order of the calls, never keys or nonces.")] = 1,

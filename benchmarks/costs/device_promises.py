@@ -37,7 +37,7 @@ MOST_FIRST_SAVES = 100
 SAVES_OF_A_PAGE = 20
 PAGES = 20
 # Commands that run at the same time.
-COMMANDS = 4
+COMMANDS = 8
 HOSTILE_CALLERS = 50
 REPORTS_IN_A_FLOOD = 10
 # An answer may leave so many seconds after its delay and its random part.

@@ -65,7 +65,7 @@ EPSILON = 0.00002
 WARM_UP = 20
 # Calls of one round, of which the first is dropped; and rounds that one process does before it reports.
 IN_A_ROW = 5
-ROUNDS_PER_TASK = 5
+ROUNDS_PER_TASK = 10
 # The length of a frame of native messaging, in the machine's own order.
 _FRAME_LENGTH = struct.Struct("=I")
 # Two-sided error probability of a 95 % interval.
@@ -644,7 +644,7 @@ def _median_ms(times: Samples) -> float:
 class Conditions(NamedTuple):
     """How questions are asked: in so many processes, of devices with this delay, beside so many busy loops."""
 
-    lanes: int = 24
+    lanes: int = 42
     delay_ms: int = LIMITS.delay_ms
     busy_loops: int = 0
 
