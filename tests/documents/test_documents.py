@@ -23,7 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("protocol", "device", "mpc_helpers", "benchmarks", "tests")
 SUFFIXES = {".py", ".md", ".js", ".css", ".svg", ".toml", ".json"}
 # Runs of the standard's own cases, for whoever has them beside the repository.
-MAY_NAME_SHARED = {"tests/device/test_conformance.py", "tests/device/test_http_headers.py"}
+MAY_NAME_SHARED = {
+    "tests/device/test_browser_extension.py",
+    "tests/device/test_conformance.py",
+    "tests/device/test_http_headers.py",
+}
 
 _DOCUMENT = re.compile(r"[\w./-]*\w\.md\b")
 _SECTION = re.compile(r"([\w./-]*\w\.md),\s+\"([^\"\n]+)\"")
