@@ -493,7 +493,7 @@ def test_the_script_has_the_standards_names_shapes_and_errors(browser: Browser, 
         report: report instanceof Uint8Array && report.length,
         errors: [
           await caught(() => api.saveImpression()),
-          await caught(() => api.saveImpression({ histogramIndex: "x" })),
+          await caught(() => api.saveImpression({ histogramIndex: 1n })),
           await caught(() => api.saveImpression({ histogramIndex: 1e6 })),
           await caught(() => api.saveImpression({ histogramIndex: 1, conversionSites: ["localhost"] })),
           await caught(() => api.measureConversion({ ...good, aggregationService: "other" })),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from device.browser.install import EXTENSION
 from device.dashboard.markup import STATIC, Markup, Node, page, tag
 from device.dashboard.security import MAX_BODY, bind_loopback, content_security_policy, origin_of, security_middleware
 
@@ -117,7 +118,8 @@ def exact_histogram(credited: Sequence[int | None]) -> list[int]:
 _LIVE = Path(__file__).parent / "static"
 ROLES = Path(__file__).parents[3] / "protocol" / "pictures" / "roles.svg"
 _TYPES = {".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
-_FILES = {path.name: path for path in (*STATIC.iterdir(), *_LIVE.iterdir(), ROLES)}
+# The object in the page is the extension's own; `loopback.js` brings its calls to the agent of the demonstration.
+_FILES = {path.name: path for path in (*STATIC.iterdir(), *_LIVE.iterdir(), ROLES, EXTENSION / "attribution.js")}
 
 
 class Step(NamedTuple):
@@ -162,6 +164,8 @@ class Frame:
 
     def show(self, title: str, main: Node, *, scripts: tuple[str, ...] = (), refresh: bool = False) -> web.Response:
         """Return a page. `scripts` are names of static files; `refresh` reloads it after a second, without a script."""
+        if scripts:
+            scripts = ("loopback.js", *scripts)
         head = [
             tag("link", rel="stylesheet", href="/static/live.css"),
             tag("meta", http_equiv="refresh", content="1") if refresh else None,

@@ -1,56 +1,34 @@
-// navigator.attribution in the standard's names and shapes, forwarded to the device agent on this machine.
-// A browser that has the API would do this by itself, and no page could look in between.
+// What stands in for the extension here: the calls of attribution.js go to the device agent on this machine, and so do
+// the headers of responses to a page's own fetch. What comes with a page itself only a real browser could see.
 "use strict";
 
 (() => {
   const agent = document.querySelector('meta[name="trefoil-agent"]').content;
-  const services = new Map([["trefoil", Object.freeze({ protocol: "trefoil" })]]);
   const request = window.fetch.bind(window);
-  const errors = { RangeError, ReferenceError, TypeError };
+  const methods = { save: "saveImpression", measure: "measureConversion" };
 
-  function thrown({ error, message }) {
-    return error in errors ? new errors[error](message) : new DOMException(message, error);
+  async function post(method, passed) {
+    const headers = { "Content-Type": "application/json" };
+    const response = await request(`${agent}/${method}`, { method: "POST", headers, body: JSON.stringify(passed), credentials: "omit" });
+    return response.json();
   }
-
-  async function call(method, options) {
-    const response = await request(`${agent}/${method}`, {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(options ?? null),
-      credentials: "omit",
-    });
-    const answer = await response.json();
-    if (!response.ok) throw thrown(answer);
-    return answer;
+  const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  async function answerTo(kind, options) {
+    try {
+      const { error, message, report } = await post(methods[kind], options);
+      if (error !== undefined) return { error, message };
+      return report === undefined ? {} : { report: bytesOf(report).buffer };
+    } catch {
+      return { error: "OperationError", message: "The device cannot be reached." };
+    }
   }
+  globalThis.__trefoil = { services: ["trefoil"], call: (kind, options, done) => answerTo(kind, options).then(done) };
 
-  // The API's other form: headers of a response. What comes with a page itself only a real browser could see.
-  async function heed(response) {
+  window.fetch = async (...passed) => {
+    const response = await request(...passed);
     const saveImpression = response.headers.get("Save-Impression");
     const measureConversion = response.headers.get("Measure-Conversion");
-    if (saveImpression !== null || measureConversion !== null) {
-      await call("responseHeaders", { saveImpression, measureConversion });
-    }
+    if (saveImpression !== null || measureConversion !== null) await post("responseHeaders", { saveImpression, measureConversion });
     return response;
-  }
-
-  class Attribution {
-    get aggregationServices() {
-      return services;
-    }
-
-    async saveImpression(options) {
-      await call("saveImpression", options);
-      return {};
-    }
-
-    async measureConversion(options) {
-      const { report } = await call("measureConversion", options);
-      return { report: Uint8Array.from(atob(report), (character) => character.charCodeAt(0)) };
-    }
-  }
-
-  window.fetch = async (...passed) => heed(await request(...passed));
-  const attribution = new Attribution();
-  Object.defineProperty(Navigator.prototype, "attribution", { get: () => attribution, configurable: true });
+  };
 })();
