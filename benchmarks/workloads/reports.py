@@ -273,13 +273,14 @@ def reports(
     ] = False,
     invalid: Annotated[int, typer.Option(help="Add this many dishonest devices, of every kind in turn.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Decides what is in the reports, never their keys or nonces.")] = 1,
+    unit: Annotated[str, typer.Option(help="Name of the unit of value; a browser's reports have count.")] = "purchases",
     json_file: JsonFile = None,
 ) -> None:
     """Make a batch of reports from a seeded workload, on all cores.
 
     Example: trefoil reports --helpers /tmp/trefoil/helpers.json --count 10000 --skew 1 --show-truth --out shop.batch
     """
-    terms = _terms(site, epsilon, buckets, kappa)
+    terms = _terms(site, epsilon, buckets, kappa, unit)
     check_file("--out", out)
     workload = Workload(terms, count, seed, skew, flagged, invalid)
     with console.progress("sealing", count) as advance:
@@ -296,11 +297,11 @@ def reports(
     console.write_json(json_file, made)
 
 
-def _terms(site: str, epsilon: float, buckets: int, kappa: int) -> ReportTerms:
+def _terms(site: str, epsilon: float, buckets: int, kappa: int, unit: str) -> ReportTerms:
     """Return the terms of reports that are made now."""
     hour = coarse_time(int(time.time()))  # noqa: TID251 - an edge: the reports are made now
     paid, most = entitlement(epsilon), 2 * MAX_VALUE
-    return ReportTerms(site, site, hour, paid, most, buckets, kappa, unit="purchases", cap=MAX_VALUE, spread=1)
+    return ReportTerms(site, site, hour, paid, most, buckets, kappa, unit=unit, cap=MAX_VALUE, spread=1)
 
 
 def _table(truth: Sequence[int], unit: str) -> Table:

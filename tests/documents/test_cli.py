@@ -226,7 +226,7 @@ SUCCESSES = [
     "regression plan --features features.json --reports 20000 --rate 0.05",
     "device label news.example --db ann.db --helpers trio/helpers.json --features features.json --field hour=2"
     " --field advertiser=a.example --ago 700000 --advertiser a.example --batch news.batch --records news.records",
-    "reports --helpers trio/helpers.json --count 3 --buckets 4 --out crowd.batch --show-truth",
+    "reports --helpers trio/helpers.json --count 3 --buckets 4 --unit count --out crowd.batch --show-truth",
     "batch ls crowd.batch",
     "query audit crowd.batch",
     "batch check crowd.batch",
