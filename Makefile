@@ -30,7 +30,7 @@ $(READY): pyproject.toml
 		  echo "hint:  make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "== making the virtual environment in $(VENV) (once; about a minute)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments,cluster,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[experiments,cluster,postgres,dev]'
 	@# Optional: without it helpers open payloads one at a time, and one line says so.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lanes]' 2>/dev/null || true
 	@$(BIN)/python -m protocol.lanes_build

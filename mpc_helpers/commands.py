@@ -359,6 +359,23 @@ def ledger_upgrade(config: ConfigFile, json: JsonFile = None) -> None:
     write_json(json, {"ledger": str(loaded.ledger)})
 
 
+@ledger.command("take-over")
+def ledger_take_over(config: ConfigFile, json: JsonFile = None) -> None:
+    """Fence a helper whose host is dead or paused, so that another host can open the ledger in PostgreSQL.
+
+    The fenced helper changes nothing any more, whatever it does when it wakes. Then start the helper here.
+
+    Example: trefoil ledger take-over --config /etc/trefoil/config.json
+    """
+    from mpc_helpers.ledger.rebuild import take_over
+    from protocol.cli.console import say, write_json
+
+    loaded, membership = _load(config)
+    ended = take_over(loaded, membership)
+    say(f"fenced; {ended} of its sessions ended: start this host's helper")
+    write_json(json, {"ended": ended})
+
+
 @ledger.command("check")
 def ledger_check(config: ConfigFile, json: JsonFile = None) -> None:
     """Verify a ledger in full: all that is stored, and the whole chain of its moves. Stop this helper first.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.costs import device_timing, noise_cost, report_cost, validity
+from benchmarks.costs import device_timing, ledger_cost, noise_cost, report_cost, validity
 from benchmarks.results import tables
 from benchmarks.results.origin import ROOT, rerun, write_results
 from benchmarks.throughput.grid import Extra
@@ -145,6 +145,23 @@ def bench_device(
     for table in result.tables():
         console.out.print(table)
     write_results(json_file, result.to_json(), seed)
+
+
+@bench.command("ledger")
+def bench_ledger(
+    rows: Annotated[list[int] | None, typer.Option(min=300_000, help="Reports in the ledger; may be repeated.")] = None,
+    ledger: Annotated[str, typer.Option(metavar="URL", help="A PostgreSQL database, instead of a SQLite file.")] = "",
+    json_file: JsonFile = None,
+) -> None:
+    """Measure a report ledger as it grows: lookup and reserve, opening, forgetting a day, bytes a report.
+
+    Example: trefoil bench ledger --rows 1000000 --rows 10000000 --json ledger.json
+    """
+    sizes = rows or [1_000_000]
+    with console.progress("reports", max(sizes)) as advance:
+        costs = ledger_cost.measure(ledger_cost.parse_location(ledger), sizes, advance)
+    console.out.print(ledger_cost.show(costs))
+    write_results(json_file, ledger_cost.to_json(costs), seed=1)
 
 
 @bench.command("results")

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import ErrorKind, TrefoilError
@@ -78,6 +80,51 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class PostgresLocation:
+    """A ledger in PostgreSQL: `postgresql://user@host/database?schema=…`. It holds no password, so it may be logged.
+
+    The password comes from a file (`passfile=…`, `PGPASSFILE`), a service (`service=…`) or a client certificate.
+    """
+
+    url: str
+    schema: str
+
+    @classmethod
+    def parse(cls, url: str) -> PostgresLocation:
+        """Check a URL. Another host is reached only over TLS with a verified certificate."""
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query))
+        schema = options.pop("schema", "trefoil")
+        if parts.password is not None or "password" in options:
+            message = "the ledger's URL has a password, which would be in logs and process lists"
+            raise ConfigError(message, "Put it in a file that only the helper reads, and name it: passfile=/path")
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,50}", schema):
+            raise ConfigError(f"a ledger's schema is a short name in lower case, not {schema!r}", _HINT)
+        host = options.get("host", parts.hostname or "")
+        # On a socket libpq ignores it.
+        if options.setdefault("sslmode", "verify-full") != "verify-full" and not host.startswith("/"):
+            message = f"the ledger's URL has sslmode={options['sslmode']} for another host"
+            raise ConfigError(message, "Use sslmode=verify-full, with sslrootcert=/path; or a socket on this host.")
+        return cls(urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(options), "")), schema)
+
+    def with_schema(self, schema: str) -> PostgresLocation:
+        """Return the location of another schema in the same database."""
+        return PostgresLocation(self.url, schema)
+
+    def conninfo(self) -> str:
+        """Return what libpq connects by."""
+        return self.url
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{parts.path}?schema={self.schema}"
+
+
+# Where a helper's ledger is: a file, or a database.
+LedgerLocation = Path | PostgresLocation
+
+
+@dataclass(frozen=True, slots=True)
 class HelperConfig:
     """All settings of an installed helper. Paths are absolute once loaded."""
 
@@ -89,7 +136,7 @@ class HelperConfig:
     host: str
     port: int
     helper_set: Path
-    ledger: Path
+    ledger: LedgerLocation
     data: Path
     sites: Mapping[str, Site]
     previous_helper_sets: tuple[Path, ...] = ()
@@ -126,6 +173,13 @@ class HelperConfig:
     def tls(self) -> TlsIdentity:
         """This helper's certificate and its key."""
         return TlsIdentity(self.tls_certificate, self.tls_key)
+
+    @property
+    def ledger_file(self) -> Path:
+        """The ledger's file, for what a database has no counterpart of."""
+        if not isinstance(self.ledger, Path):
+            raise ConfigError(f"the ledger {self.ledger} is not a file", _HINT, kind=ErrorKind.WRONG_FILE)
+        return self.ledger
 
     @property
     def failed_proofs(self) -> Path:
@@ -178,8 +232,11 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
         hint = f"Known are: {', '.join(sorted(names))}."
         raise ConfigError(f"unknown field {unknown[0]!r}", hint, kind=ErrorKind.UNKNOWN_FIELD)
     values: dict[str, Any] = dict(stored)
-    for name in ("identity_key", "hpke_keys", "tls_certificate", "tls_key", "helper_set", "ledger", "data"):
+    for name in ("identity_key", "hpke_keys", "tls_certificate", "tls_key", "helper_set", "data"):
         values[name] = folder / _typed(values, name, str)
+    ledger = _typed(values, "ledger", str)
+    in_database = ledger.startswith(("postgresql://", "postgres://"))
+    values["ledger"] = PostgresLocation.parse(ledger) if in_database else folder / ledger
     if "metrics_token" in values:
         values["metrics_token"] = folder / _typed(values, "metrics_token", str)
     values["previous_helper_sets"] = tuple(folder / entry for entry in _list_of(values, "previous_helper_sets", str))

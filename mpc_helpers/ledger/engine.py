@@ -99,6 +99,9 @@ class LedgerEngine(Protocol):
     def open(self, owner: LedgerOwner) -> LedgerConnection:
         """Open the ledger of `owner`, locked by this process. A damaged, newer or foreign one is refused, untouched."""
 
+    def end_other_sessions(self, owner: LedgerOwner) -> int:
+        """Fence the process that holds the ledger and end its sessions, where the database has sessions."""
+
     def verify(self, connection: Any) -> None:
         """Verify what the database stores, in time that grows with it. Raise if it is damaged."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpc_helpers.identity.config import LedgerLocation, PostgresLocation
 from mpc_helpers.ledger.attempt import Failpoint, QueryName
 from mpc_helpers.ledger.database import Chain, Database, PeerHeads
 from mpc_helpers.ledger.engine import LEDGER_ID_SIZE, LedgerEngine, LedgerError, LedgerOwner, check_chain
@@ -21,9 +22,19 @@ from protocol.errors import ErrorKind
 from protocol.status import Failure, QueryState
 
 
-def engine_at(location: Path | LedgerEngine) -> LedgerEngine:
+def engine_at(location: LedgerLocation | LedgerEngine) -> LedgerEngine:
     """Return the engine for a ledger's location. An engine is its own location."""
-    return SqliteEngine(location) if isinstance(location, Path) else location
+    if isinstance(location, Path):
+        return SqliteEngine(location)
+    if not isinstance(location, PostgresLocation):
+        return location
+    try:
+        # Here, because psycopg is an extra.
+        from mpc_helpers.ledger.postgres_engine import PostgresEngine
+    except ImportError:
+        message = f"the ledger {location} needs psycopg, which is not installed"
+        raise LedgerError(message, "Run: pip install 'trefoil[postgres]'", kind=ErrorKind.MISSING_DEPENDENCY) from None
+    return PostgresEngine(location)
 
 
 class QueryChanged(LedgerError):
@@ -92,7 +103,7 @@ class ReportLedger:
 
     def __init__(
         self,
-        location: Path | LedgerEngine,
+        location: LedgerLocation | LedgerEngine,
         owner: LedgerOwner,
         *,
         failpoint: Callable[[Failpoint], None] = lambda _: None,
@@ -107,7 +118,9 @@ class ReportLedger:
         self.queries = QueryRecords(self._database)
 
     @classmethod
-    def create(cls, location: Path, owner: LedgerOwner, *, entropy: Callable[[int], bytes] = os.urandom) -> None:
+    def create(
+        cls, location: LedgerLocation, owner: LedgerOwner, *, entropy: Callable[[int], bytes] = os.urandom
+    ) -> None:
         """Create an empty ledger with a helper's new keys. Never to replace a lost one: see `rebuild`."""
         engine_at(location).create(owner, entropy(LEDGER_ID_SIZE))
 

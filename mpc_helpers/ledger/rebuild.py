@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpc_helpers.identity.config import HelperConfig
+from mpc_helpers.identity.config import HelperConfig, LedgerLocation
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.engine import LEDGER_ID_SIZE, LedgerError, LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger, engine_at
@@ -86,20 +86,29 @@ def owner_of(membership: Membership) -> LedgerOwner:
 def create(config: HelperConfig, membership: Membership) -> None:
     """Create a helper's ledger. Run once, before its first start; never by a daemon: a missing ledger may be lost."""
     marker = config.data / LEDGER_CREATED
-    if marker.exists() and not config.ledger.exists():
+    if marker.exists() and not engine_at(config.ledger).exists():
         raise LedgerError(
             f"this helper has had a ledger: {marker} exists",
             "An empty one would count reports again. Rebuild the lost one from both peers: trefoil ledger rebuild",
             kind=ErrorKind.ROLLED_BACK,
         )
-    config.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if isinstance(config.ledger, Path):
+        config.ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     ReportLedger.create(config.ledger, owner_of(membership))
     write_atomically(marker, b"")
 
 
 def upgrade(config: HelperConfig, membership: Membership) -> None:
     """Upgrade a ledger of the last format. Run while this helper's daemon is stopped; may be killed and repeated."""
-    SqliteEngine(config.ledger).upgrade(owner_of(membership))
+    SqliteEngine(config.ledger_file).upgrade(owner_of(membership))
+
+
+def take_over(config: HelperConfig, membership: Membership) -> int:
+    """Fence the process that holds this helper's ledger, and return how many of its sessions were ended.
+
+    Run on the host that takes over, when the other is dead or paused.
+    """
+    return engine_at(config.ledger).end_other_sessions(owner_of(membership))
 
 
 def check(config: HelperConfig, membership: Membership) -> LedgerHead:
@@ -144,7 +153,7 @@ def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now
 
 
 def rebuild_ledger(
-    location: Path,
+    location: LedgerLocation,
     owner: LedgerOwner,
     entries: Sequence[Entries],
     newest: int,

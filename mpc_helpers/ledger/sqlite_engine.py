@@ -131,6 +131,11 @@ class SqliteEngine:
             raise
         return db
 
+    def end_other_sessions(self, _: LedgerOwner) -> int:
+        """Refuse: only a process of this host can have a file open, and the operator can stop that."""
+        message = f"{self} is a file, which only processes of this host can have open"
+        raise LedgerError(message, "Stop the process that has it open.", kind=ErrorKind.WRONG_FILE)
+
     def verify(self, connection: LedgerConnection) -> None:
         """Read every page of the file. Raise if one is damaged."""
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()

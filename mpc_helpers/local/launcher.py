@@ -25,6 +25,7 @@ from pathlib import Path
 from mpc_helpers.identity import keygen, tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
+from mpc_helpers.ledger.ledger import engine_at
 from mpc_helpers.ledger.rebuild import create as create_ledger
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.header import check_site
@@ -180,7 +181,7 @@ def _configure(
     }
     keygen.write_config(path.parent, helper.name, {**fields, **options})
     config = load_config(path)
-    if not config.ledger.exists() and not config.data.exists():
+    if not engine_at(config.ledger).exists() and not config.data.exists():
         create_ledger(config, load_membership(config, now))
 
 

@@ -197,6 +197,7 @@ RUN_ELSEWHERE = {
     "ledger rebuild": "helper_commands",
     "ledger upgrade": "report_ledger",
     "ledger check": "report_ledger",
+    "ledger take-over": "postgres_ledger",
     "bench validity": "checked_queries",
     "bench noise": "costs",
     "bench throughput": "throughput",

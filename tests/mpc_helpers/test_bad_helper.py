@@ -343,7 +343,7 @@ async def test_a_ledger_that_went_back(tmp_path: Path) -> None:
     """Restored from a backup, it would count its reports again: both peers know better and name it."""
     async with three_helpers(tmp_path) as three:
         batch = five_reports(three)
-        path = load_config(three.trio.config_path(BAD)).ledger
+        path = load_config(three.trio.config_path(BAD)).ledger_file
         await three.stop(BAD)
         backup = path.read_bytes()
         await three.start(BAD)

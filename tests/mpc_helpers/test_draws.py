@@ -20,6 +20,7 @@ import pytest
 
 from mpc_helpers import helper as helper_module
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AgreementError, Attempt, AttemptTerms, Negotiation
+from mpc_helpers.identity.config import LedgerLocation
 from mpc_helpers.ledger.attempt import AttemptOutcome, AttemptState, Reservation
 from mpc_helpers.ledger.engine import LedgerError, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
@@ -33,6 +34,7 @@ from protocol.querier.saved_query import QueryOptions
 from protocol.shares import PARTIES
 from tests.mpc_helpers.test_report_ledger import NO, digests, hours, name
 from tests.support.bad_helper import BAD, HONEST, agreement_of, five_reports
+from tests.support.ledger_places import new_location, on_each_engine
 from tests.support.raising import raises
 from tests.support.three_agreements import QUERY, ThreeAgreements, play
 from tests.support.three_helpers import ThreeHelpers, three_helpers
@@ -42,16 +44,21 @@ OWNER = LedgerOwner(0, b"k" * 32)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    ReportLedger.create(tmp_path / "ledger.db", OWNER)
-    return tmp_path / "ledger.db"
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerLocation:
+    place = new_location(request.param, tmp_path)
+    ReportLedger.create(place, OWNER)
+    return place
 
 
 @pytest.fixture
-def ledger(path: Path) -> Iterator[ReportLedger]:
-    opened = ReportLedger(path, OWNER)
+def ledger(location: LedgerLocation) -> Iterator[ReportLedger]:
+    opened = ReportLedger(location, OWNER)
     yield opened
     opened.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_each_engine(metafunc)
 
 
 # The ledger counts.
@@ -73,7 +80,7 @@ def worn(ledger: ReportLedger, *reports: int, most: int | None = PAIRWISE_DRAWS)
     ]
 
 
-def test_only_an_attempt_given_up_before_its_mpc_does_not_count(path: Path, ledger: ReportLedger) -> None:
+def test_only_an_attempt_given_up_before_its_mpc_does_not_count(location: LedgerLocation, ledger: ReportLedger) -> None:
     """Before the MPC, in it, after the vote, and by a crash, which might have been anywhere."""
     for number in range(1, 6):
         ledger.moves.abort(reserved(ledger, 1, number, 5), "deadline")
@@ -94,14 +101,14 @@ def test_only_an_attempt_given_up_before_its_mpc_does_not_count(path: Path, ledg
     assert worn(ledger, 5, 6) == [True, False]
     attempt = reserved(ledger, 3, 1, 6)
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     assert again.moves.sweep() == [attempt]
     assert again.attempts.draws(name(3).key) == 1
     assert worn(again, 5) == [True]
     again.close()
 
 
-def test_sqlite_itself_refuses_one_draw_too_many(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_itself_refuses_one_draw_too_many(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, PAIRWISE_DRAWS + 1):
         attempt = reserved(ledger, 1, number, 5)
         ledger.moves.begin(attempt)

@@ -483,7 +483,7 @@ async def test_a_peer_that_is_down_is_on_the_page_and_back_again(
 
 async def roll_back(three: ThreeHelpers, backup: Path) -> asyncio.Task[QueryResult]:
     """Restore helper 2's ledger from before a query, and return the next query, by which both peers notice."""
-    ledger = load_config(three.trio.config_path(1)).ledger
+    ledger = load_config(three.trio.config_path(1)).ledger_file
     await three.stop(1)
     shutil.copy(ledger, backup)
     await three.start(1)

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mpc_helpers.commands import app
-from mpc_helpers.identity.config import HelperConfig, load_config
+from mpc_helpers.identity.config import HelperConfig, LedgerLocation, PostgresLocation, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger import engine
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
@@ -38,6 +38,7 @@ from protocol.querier.saved_query import QueryOptions
 from protocol.status import Failure, QueryState
 from protocol.units import DAY, HOUR
 from protocol.vote import Vote
+from tests.support.ledger_places import in_postgres, new_location, on_each_engine
 from tests.support.raising import raises
 from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 
@@ -50,16 +51,29 @@ NO = [ReceivedVote(1, Vote.ABORTED, b"no of 2"), ReceivedVote(2, Vote.RENOUNCED,
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    ReportLedger.create(tmp_path / "ledger.db", OWNER)
-    return tmp_path / "ledger.db"
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> LedgerLocation:
+    """An empty ledger, on each engine in turn; see `pytest_generate_tests`."""
+    place = new_location(request.param, tmp_path)
+    ReportLedger.create(place, OWNER)
+    return place
 
 
 @pytest.fixture
-def ledger(path: Path) -> Iterator[ReportLedger]:
-    ledger = ReportLedger(path, OWNER)
+def path(location: LedgerLocation) -> Path:
+    """The file of a ledger, for what only a file has."""
+    assert isinstance(location, Path)
+    return location
+
+
+@pytest.fixture
+def ledger(location: LedgerLocation) -> Iterator[ReportLedger]:
+    ledger = ReportLedger(location, OWNER)
     yield ledger
     ledger.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_each_engine(metafunc)
 
 
 def digests(*reports: int) -> Digests:
@@ -225,19 +239,19 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("statement", ILLEGAL)
-def test_sqlite_itself_refuses(path: Path, ledger: ReportLedger, statement: str) -> None:
-    """Whatever a bug or a hand writes, the file's own triggers stop it."""
+def test_the_database_itself_refuses(location: LedgerLocation, ledger: ReportLedger, statement: str) -> None:
+    """Whatever a bug or a hand writes, the database's own triggers stop it."""
     attempt = reserve(ledger, 1, 1, 5)
     ledger.moves.vote(attempt, b"sealed")
     ledger.moves.keep_votes(attempt, NO[:1])
-    ledger.close()
-    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match=ILLEGAL[statement]):
-        db.execute(statement)
+    dialect = in_postgres(statement) if isinstance(location, PostgresLocation) else statement
+    with pytest.raises(LedgerError, match=f"(?i){ILLEGAL[statement]}"), ledger._database.transaction() as connection:
+        connection.execute(dialect)
 
 
 def test_a_query_has_one_live_attempt_and_rising_numbers(ledger: ReportLedger) -> None:
     first = reserve(ledger, 1, 3, 5)
-    with pytest.raises(LedgerError, match="UNIQUE"):
+    with pytest.raises(LedgerError, match=r"(?i)unique"):
         reserve(ledger, 1, 4, 6)
     ledger.moves.abort(first, "")
     with pytest.raises(LedgerError, match="above the last"):
@@ -272,7 +286,9 @@ def test_nobody_takes_from_voted_on_or_from_a_smaller_query(ledger: ReportLedger
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(path: Path, ledger: ReportLedger, debug: bool) -> None:
+def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(
+    location: LedgerLocation, ledger: ReportLedger, debug: bool
+) -> None:
     """The last guard before a sum: a real report in a debug query would be answered without noise."""
     good = [debug] * 700
     for mixed in (*([*good[:at], not debug, *good[at:]] for at in (0, 600, 700)), [not debug] * 701):
@@ -287,11 +303,13 @@ def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(path: Path, ledger
     assert standing(ledger, 5) is Standing.FREE
 
 
-def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(path: Path, ledger: ReportLedger) -> None:
+def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(
+    location: LedgerLocation, ledger: ReportLedger
+) -> None:
     reserved, voted = reserve(ledger, 1, 1, 1), reserve(ledger, 2, 1, 2)
     ledger.moves.vote(voted, b"sealed")
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     assert again.moves.sweep() == [reserved]
     record = again.attempts.find(voted)
     assert record is not None
@@ -301,14 +319,16 @@ def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(path: Path,
 
 
 @pytest.mark.parametrize("share", ["x'00'", "NULL"])
-def test_what_is_released_is_the_share_that_was_voted_for(path: Path, ledger: ReportLedger, share: str) -> None:
+def test_what_is_released_is_the_share_that_was_voted_for(
+    location: LedgerLocation, ledger: ReportLedger, share: str
+) -> None:
     attempt = reserve(ledger, 1, 1, 5)
     ledger.moves.vote(attempt, b"sealed")
     ledger.moves.keep_votes(attempt, YES)
-    ledger.close()
     statement = f"UPDATE attempts SET state = 'released', sealed_share = {share} WHERE number = 1"  # noqa: S608
-    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="once"):
-        db.execute(statement)
+    dialect = in_postgres(statement) if isinstance(location, PostgresLocation) else statement
+    with pytest.raises(LedgerError, match="once"), ledger._database.transaction() as connection:
+        connection.execute(dialect)
 
 
 SECRET = b"a sealed share that was never released" * 400
@@ -341,7 +361,7 @@ def test_a_share_that_will_not_be_released_is_erased_with_the_move(path: Path, l
 
 
 @pytest.mark.parametrize("step", [Failpoint.RENOUNCE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT])
-def test_erasing_is_part_of_the_transaction(path: Path, ledger: ReportLedger, step: Failpoint) -> None:
+def test_erasing_is_part_of_the_transaction(location: LedgerLocation, ledger: ReportLedger, step: Failpoint) -> None:
     """Killed before the commit the share is still there, for the attempt is still voted; after it, neither is."""
     attempt = reserve(ledger, 1, 1, 5)
     ledger.moves.vote(attempt, SECRET)
@@ -354,7 +374,7 @@ def test_erasing_is_part_of_the_transaction(path: Path, ledger: ReportLedger, st
     with pytest.raises(KeyboardInterrupt):
         ledger.moves.renounce(attempt, NO[:1], "")
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     record = again.attempts.find(attempt)
     assert record is not None
     before = step is Failpoint.RENOUNCE_BEFORE_COMMIT
@@ -386,7 +406,7 @@ def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
     assert np.array_equal(ledger.reports.lookup(twice, np.repeat(when, 2), name(9).key), np.repeat(kinds, 2))
 
 
-def test_the_watermark_rises_forgets_whole_days_and_refuses(path: Path, ledger: ReportLedger) -> None:
+def test_the_watermark_rises_forgets_whole_days_and_refuses(location: LedgerLocation, ledger: ReportLedger) -> None:
     """A day goes with its last hour, not before: a report of that hour could still be admitted."""
     yesterday = TIME - DAY
     release(ledger, reserve(ledger, 1, 1, 5, time=yesterday))
@@ -406,7 +426,7 @@ def test_the_watermark_rises_forgets_whole_days_and_refuses(path: Path, ledger: 
     with raises(ErrorKind.EXPIRED, Conflict):
         reserve(ledger, 4, 1, 5, time=yesterday)
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     assert again.reports.watermark == end
     again.close()
 
@@ -460,21 +480,23 @@ def test_only_the_last_moves_are_verified_on_opening(
     again.close()
 
 
-def test_a_lost_ledger_is_rebuilt_with_everything_of_both_peers_spent(tmp_path: Path) -> None:
+def test_a_lost_ledger_is_rebuilt_with_everything_of_both_peers_spent(engine_name: str, tmp_path: Path) -> None:
+    lost = new_location(engine_name, tmp_path / "lost")
     entries = []
     for helper, reports in ((1, (5, 6)), (2, (6, 7))):
         owner = LedgerOwner(helper, b"k" * 32)
-        ReportLedger.create(tmp_path / f"{helper}.db", owner)
-        peer = ReportLedger(tmp_path / f"{helper}.db", owner)
+        place = new_location(engine_name, tmp_path / str(helper))
+        ReportLedger.create(place, owner)
+        peer = ReportLedger(place, owner)
         reserve(peer, 1, 1, *reports)
         peer.moves.abort(reserve(peer, 2, 1, 8), "")
         peer.reports.advance_watermark(TIME - 20 * DAY + helper)
         entries.append(peer.reports.export())
         peer.close()
     with raises(ErrorKind.TOO_FEW, LedgerError):
-        rebuild_ledger(tmp_path / "new.db", OWNER, entries[:1], TIME)
-    rebuild_ledger(tmp_path / "new.db", OWNER, entries, TIME)
-    rebuilt = ReportLedger(tmp_path / "new.db", OWNER)
+        rebuild_ledger(lost, OWNER, entries[:1], TIME)
+    rebuild_ledger(lost, OWNER, entries, TIME)
+    rebuilt = ReportLedger(lost, OWNER)
     assert [standing(rebuilt, report) for report in (5, 6, 7)] == [Standing.SEEN] * 3
     assert standing(rebuilt, 8) is Standing.FREE
     assert rebuilt.reports.watermark == TIME - 20 * DAY + 2
@@ -557,14 +579,14 @@ def test_an_edited_ledger_breaks_its_chain(path: Path, ledger: ReportLedger, edi
         ReportLedger(path, OWNER)
 
 
-def test_a_second_process_is_kept_out(path: Path, ledger: ReportLedger) -> None:
+def test_a_second_process_is_kept_out(location: LedgerLocation, ledger: ReportLedger) -> None:
     reserve(ledger, 1, 1, 5)
     with raises(ErrorKind.BUSY, LedgerError) as refused:
-        ReportLedger(path, OWNER)
+        ReportLedger(location, OWNER)
     assert "Another process" in refused.value.hint
 
 
-def test_a_full_disk_leaves_nothing_half_written(ledger: ReportLedger) -> None:
+def test_a_full_disk_leaves_nothing_half_written(path: Path, ledger: ReportLedger) -> None:
     pages = ledger._database.connection.execute("PRAGMA page_count").fetchone()[0]
     ledger._database.connection.execute(f"PRAGMA max_page_count = {pages}")
     with raises(ErrorKind.NO_SPACE, LedgerError):
@@ -575,7 +597,7 @@ def test_a_full_disk_leaves_nothing_half_written(ledger: ReportLedger) -> None:
     reserve(ledger, 1, 1, *range(2000))
 
 
-def test_the_chain_counts_every_move_and_knows_its_past(path: Path, ledger: ReportLedger) -> None:
+def test_the_chain_counts_every_move_and_knows_its_past(location: LedgerLocation, ledger: ReportLedger) -> None:
     start = ledger.chain.head
     attempt = reserve(ledger, 1, 1, 5)
     reserved = ledger.chain.head
@@ -589,25 +611,25 @@ def test_the_chain_counts_every_move_and_knows_its_past(path: Path, ledger: Repo
     )
     head = ledger.chain.head
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     assert again.chain.head == head
     again.close()
 
 
-def test_what_a_move_rested_on_is_remembered_with_it(path: Path, ledger: ReportLedger) -> None:
+def test_what_a_move_rested_on_is_remembered_with_it(location: LedgerLocation, ledger: ReportLedger) -> None:
     head = LedgerHead(b"p" * 16, 7, b"h" * 32)
     ledger.peer_heads.remember(1, head)
     reserve(ledger, 1, 1, 5)
     ledger.peer_heads.remember(2, head)
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     assert (again.peer_heads.of(1), again.peer_heads.of(2)) == (head, None)
     again.peer_heads.forget(1)
     assert again.peer_heads.of(1) is None
     again.close()
 
 
-def test_always_synchronous_full(ledger: ReportLedger) -> None:
+def test_always_synchronous_full(path: Path, ledger: ReportLedger) -> None:
     assert ledger._database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
@@ -620,7 +642,7 @@ def test_a_copied_ledger_is_the_same_ledger(path: Path, ledger: ReportLedger) ->
     copy.close()
 
 
-def test_query_states_survive_and_a_changed_query_is_refused(path: Path, ledger: ReportLedger) -> None:
+def test_query_states_survive_and_a_changed_query_is_refused(location: LedgerLocation, ledger: ReportLedger) -> None:
     ledger.queries.record(QueryRecord(name(1), QueryState.QUEUED, 10))
     failed = QueryRecord(
         name(1), QueryState.FAILED, 11, Failure(QueryState.AGREEING, 2, "helper 3 does not answer", "Wait.")
@@ -630,7 +652,7 @@ def test_query_states_survive_and_a_changed_query_is_refused(path: Path, ledger:
         ledger.queries.record(QueryRecord(QueryName(name(1).key, b"e" * 32), QueryState.QUEUED, 12))
     ledger.queries.record(QueryRecord(name(2), QueryState.RELEASED, 5))
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     assert again.queries.find(name(1).key) == failed
     assert again.queries.find(name(3).key) is None
     assert [entry.state for entry in again.queries.all()] == [QueryState.RELEASED, QueryState.FAILED]
@@ -641,13 +663,13 @@ def withdrawn(rank: int) -> QueryRecord:
     return QueryRecord(name(rank), QueryState.WITHDRAWN, 20, Failure(QueryState.QUEUED, None, "withdrawn"))
 
 
-def test_a_withdrawn_query_stays_withdrawn_and_gets_no_attempt(path: Path, ledger: ReportLedger) -> None:
+def test_a_withdrawn_query_stays_withdrawn_and_gets_no_attempt(location: LedgerLocation, ledger: ReportLedger) -> None:
     """Enforced by the file itself, so that no bug above it can revive the query."""
     ledger.queries.record(QueryRecord(name(1), QueryState.FAILED, 10, Failure(QueryState.AGREEING, None, "x")))
     ledger.queries.record(withdrawn(1))
     ledger.queries.record(withdrawn(2))
     ledger.close()
-    again = ReportLedger(path, OWNER)
+    again = ReportLedger(location, OWNER)
     for rank in (1, 2):
         with pytest.raises(LedgerError, match="stays so"):
             again.queries.record(QueryRecord(name(rank), QueryState.QUEUED, 30))
@@ -825,7 +847,7 @@ async def test_an_operator_upgrades_and_checks_a_ledger(tmp_path: Path) -> None:
         lose(three, 0)
         config, membership = opened(three, 0)
         key = membership.identity.public.hex().upper()
-        with closing(sqlite3.connect(config.ledger)) as db:
+        with closing(sqlite3.connect(config.ledger_file)) as db:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.executescript(FORMAT_4.read_text().replace((b"k" * 32).hex().upper(), key))
             db.execute("PRAGMA user_version = 4")
@@ -845,7 +867,7 @@ def opened(three: ThreeHelpers, party: int) -> tuple[HelperConfig, Membership]:
 
 
 def lose(three: ThreeHelpers, party: int) -> None:
-    path = opened(three, party)[0].ledger
+    path = opened(three, party)[0].ledger_file
     for file in path.parent.glob(path.name + "*"):
         file.unlink()
 
@@ -929,7 +951,7 @@ async def test_a_peer_cannot_have_all_reports_refused_by_a_large_watermark(tmp_p
             with raises(ErrorKind.OUT_OF_RANGE, TrefoilError) as refused:
                 rebuild(config, membership, files, real_now())
             assert "helper-3" in str(refused.value)
-            assert not config.ledger.exists()
+            assert not config.ledger_file.exists()
 
 
 async def test_a_ledger_is_not_created_where_one_has_been(tmp_path: Path) -> None:
@@ -940,4 +962,4 @@ async def test_a_ledger_is_not_created_where_one_has_been(tmp_path: Path) -> Non
         with raises(ErrorKind.ROLLED_BACK, TrefoilError) as refused:
             create(config, membership)
         assert "trefoil ledger rebuild" in refused.value.hint
-        assert not config.ledger.exists()
+        assert not config.ledger_file.exists()

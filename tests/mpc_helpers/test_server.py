@@ -493,7 +493,7 @@ async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None
 
 async def test_a_ledger_is_never_made_by_the_daemon(tmp_path: Path) -> None:
     async with three_helpers(tmp_path, start=False) as three:
-        ledger = load_config(three.trio.config_path(0)).ledger
+        ledger = load_config(three.trio.config_path(0)).ledger_file
         ledger.unlink()
         with pytest.raises(LedgerError) as caught:
             await three.start(0)

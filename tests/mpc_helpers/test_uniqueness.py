@@ -168,7 +168,7 @@ async def lose_ledger(three: ThreeHelpers, party: int) -> None:
     """All helpers stop; this one's disk is gone."""
     for each in range(3):
         await three.stop(each)
-    path = opened(three, party)[0].ledger
+    path = opened(three, party)[0].ledger_file
     for file in path.parent.glob(path.name + "*"):
         file.unlink()
 
@@ -181,7 +181,7 @@ async def test_a_helper_without_its_ledger_does_not_start(tmp_path: Path) -> Non
         with raises(ErrorKind.FILE_MISSING, LedgerError):
             await three.start(1)
         config, _ = opened(three, 1)
-        assert not config.ledger.exists()
+        assert not config.ledger_file.exists()
 
 
 async def test_a_ledger_rebuilt_from_both_peers_counts_everything_as_spent(tmp_path: Path) -> None:

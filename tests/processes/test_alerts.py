@@ -220,7 +220,7 @@ def test_every_rule_fires_when_it_should_and_none_before(tmp_path: Path) -> None
         fires("TrefoilHousekeepingFails")
         running.helpers[1].stop()
         LastRound(config[1].data).accept(real_now() - DAY)
-        _mark_disputed(config[1].ledger)
+        _mark_disputed(config[1].ledger_file)
         running.restart(1)
         fires("TrefoilClockHeld", "TrefoilDisputed")
         with listen("127.0.0.1") as taken:
@@ -232,12 +232,12 @@ def test_every_rule_fires_when_it_should_and_none_before(tmp_path: Path) -> None
         running.restart(1)
         running.helpers[0].stop()
         fires("TrefoilHelperDown", "TrefoilPeerDown")
-        shutil.copy(config[0].ledger, tmp_path / "old-ledger")
+        shutil.copy(config[0].ledger_file, tmp_path / "old-ledger")
         running.restart(0)
         until_ready(running)
         assert asker.ask(asker.batch(3))[1]
         running.helpers[0].stop()
-        shutil.copy(tmp_path / "old-ledger", config[0].ledger)
+        shutil.copy(tmp_path / "old-ledger", config[0].ledger_file)
         running.restart(0)
         asker.ask(asker.batch(3), seconds=15)
         fires("TrefoilLedgerRefused")

@@ -242,7 +242,7 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(trio: ChaosTrio) -> None:
     asked = trio.new_query()
     assert asyncio.run(trio.answer(asked)) == TRUTH
     trio.helper(party).stop()
-    ledger = load_config(trio.running.trio.config_path(party)).ledger
+    ledger = load_config(trio.running.trio.config_path(party)).ledger_file
     good = ledger.read_bytes()
     damaged = bytearray(good)
     damaged[len(good) // 2 : len(good) // 2 + 4096] = bytes(4096)

@@ -1,0 +1,39 @@
+"""Where a test puts a ledger: in a file or in PostgreSQL, on which the same tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mpc_helpers.identity.config import LedgerLocation
+from tests.support import private_postgres
+
+ENGINES = ("sqlite", "postgres")
+
+
+def new_location(engine: str, folder: Path) -> LedgerLocation:
+    """A place where no ledger is yet."""
+    folder.mkdir(exist_ok=True)
+    return folder / "ledger.db" if engine == "sqlite" else private_postgres.server().location()
+
+
+def on_each_engine(metafunc: pytest.Metafunc) -> None:
+    """Run a test that has a `location` or an `engine_name` on both engines, unless it looks at the `path` of a file."""
+    skipped = private_postgres.why_not()
+    postgres = pytest.param("postgres", marks=pytest.mark.skipif(bool(skipped), reason=skipped))
+    engines = ["sqlite"] if "path" in metafunc.fixturenames else ["sqlite", postgres]
+    for fixture in {"location", "engine_name"} & set(metafunc.fixturenames):
+        metafunc.parametrize(fixture, engines, indirect=fixture == "location")
+
+
+def in_postgres(statement: str) -> str:
+    """The statement with bytes as PostgreSQL writes them."""
+    zeros = "decode(repeat('00', 32), 'hex')"
+    for sqlite, other in (
+        ("randomblob(32)", "sha256('new')"),
+        ("zeroblob(32)", zeros),
+        ("x'00'", "decode('00', 'hex')"),
+    ):
+        statement = statement.replace(sqlite, other)
+    return statement

@@ -1,0 +1,103 @@
+"""A PostgreSQL server of the tests' own: a temporary cluster on a socket, where its binaries are found.
+
+PostgreSQL refuses to run as root, so it runs as another user where the tests run as root.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+from mpc_helpers.identity.config import PostgresLocation
+
+_NUMBERS = itertools.count()
+_USERS = ("postgres", "nobody")
+
+
+def why_not() -> str:
+    """The reason why there can be no server here; empty if there can."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        return "psycopg is not installed"
+    if _binaries() is None:
+        return "no PostgreSQL binaries are found"
+    if os.geteuid() == 0 and (_user() is None or shutil.which("setpriv") is None):
+        return "PostgreSQL does not run as root, and there is no other user to run it as"
+    return ""
+
+
+def _binaries() -> Path | None:
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    if places:
+        return places[-1].parent
+    there = shutil.which("initdb")
+    return Path(there).resolve().parent if there else None
+
+
+def _user() -> pwd.struct_passwd | None:
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    return next((names[name] for name in _USERS if name in names), None)
+
+
+class PrivatePostgres:
+    """One cluster in memory, where there is such a place."""
+
+    def __init__(self) -> None:
+        shared = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(prefix="trefoil-pg-", dir=shared if os.access(shared, os.W_OK) else None))
+        self._as: list[str] = []
+        user = _user()
+        if os.geteuid() == 0 and user is not None:
+            os.chown(self.folder, user.pw_uid, user.pw_gid)
+            self._as = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        self._run("initdb", "--auth=trust", "--username=trefoil", "--encoding=UTF8", "--no-locale", "--no-sync")
+        self.start()
+        atexit.register(self.remove)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        binaries = _binaries()
+        assert binaries is not None
+        command = [*self._as, str(binaries / program), "-D", str(self.folder / "data"), *arguments]
+        with (self.folder / "output").open("ab") as output:
+            done = subprocess.run(
+                command, stdout=output, stderr=output, cwd=self.folder, timeout=120, check=False, env={"LC_ALL": "C"}
+            )
+        if done.returncode:
+            raise RuntimeError((self.folder / "output").read_text()[-2000:])
+
+    def start(self) -> None:
+        """Start the server; after an immediate stop it recovers first."""
+        settings = f"-k {self.folder} -c listen_addresses= -c max_connections=60 -c shared_buffers=64MB"
+        self._run("pg_ctl", "start", "-w", "-t", "60", "-l", str(self.folder / "log"), "-o", settings)
+
+    def stop_immediately(self) -> None:
+        """Stop as in a power cut: no checkpoint, and every session ends where it is."""
+        self._run("pg_ctl", "stop", "-m", "immediate", "-w", "-t", "60")
+
+    def remove(self) -> None:
+        """Stop the server and remove all of it."""
+        try:
+            self.stop_immediately()
+        except (RuntimeError, subprocess.SubprocessError):
+            time.sleep(0.1)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def location(self, schema: str = "") -> PostgresLocation:
+        """A place for a ledger that no other test uses."""
+        name = schema or f"ledger_{os.getpid()}_{next(_NUMBERS)}"
+        return PostgresLocation.parse(f"postgresql://trefoil@/postgres?host={self.folder}&schema={name}")
+
+
+@cache
+def server() -> PrivatePostgres:
+    """The cluster of this process, made when the first test asks."""
+    return PrivatePostgres()
