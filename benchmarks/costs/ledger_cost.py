@@ -20,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 from rich.table import Table
 
+from benchmarks.workloads import seeded
 from mpc_helpers.identity.config import LedgerLocation, PostgresLocation
 from mpc_helpers.ledger.attempt import QueryName, ReceivedVote, Reservation
 from mpc_helpers.ledger.engine import LedgerOwner
@@ -119,7 +120,7 @@ def _spend(ledger: ReportLedger, batch: Reservation) -> None:
 
 def _batches() -> Iterator[Reservation]:
     """Yield batches of new reports, each of the seven days up to one of thirty in turn."""
-    rng = np.random.default_rng(1)  # noqa: TID251  (a workload)
+    rng = seeded.generator(1)
     debug = np.zeros(BATCH, dtype=np.bool_)
     number = 0
     while True:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from mpc_helpers.identity.tls import TlsIdentity
 from protocol.errors import ErrorKind, TrefoilError
@@ -105,7 +105,7 @@ class PostgresLocation:
         if options.setdefault("sslmode", "verify-full") != "verify-full" and not host.startswith("/"):
             message = f"the ledger's URL has sslmode={options['sslmode']} for another host"
             raise ConfigError(message, "Use sslmode=verify-full, with sslrootcert=/path; or a socket on this host.")
-        return cls(urlunsplit((parts.scheme, parts.netloc, parts.path, urlencode(options), "")), schema)
+        return cls(f"{parts.scheme}://{parts.netloc}{parts.path}?{urlencode(options)}", schema)
 
     def with_schema(self, schema: str) -> PostgresLocation:
         """Return the location of another schema in the same database."""

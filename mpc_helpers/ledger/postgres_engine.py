@@ -272,12 +272,14 @@ class PostgresEngine:
             connection = PostgresConnection(self.location)
             try:
                 self._check(connection, owner)
-                connection.raw.execute("UPDATE ledger SET epoch = epoch + 1")
+                # First, because a session within a transaction has the row of the epoch locked.
                 ended = connection.raw.execute(
-                    "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory'"
-                    " AND classid = %s AND objid = 'ledger'::regclass::oid AND pid <> pg_backend_pid()",
+                    "SELECT count(*) FILTER (WHERE pg_terminate_backend(pid, 30000)) FROM pg_locks"
+                    " WHERE locktype = 'advisory' AND classid = %s AND objid = 'ledger'::regclass::oid"
+                    " AND pid <> pg_backend_pid()",
                     (APPLICATION_ID,),
                 ).fetchone()
+                connection.raw.execute("UPDATE ledger SET epoch = epoch + 1")
                 return int(ended[0]) if ended else 0
             finally:
                 connection.close()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from mpc_helpers.identity.config import LedgerLocation
+from mpc_helpers.ledger import ledger as ledger_module
 from tests.support import private_postgres
 
 ENGINES = ("sqlite", "postgres")
@@ -25,6 +30,19 @@ def on_each_engine(metafunc: pytest.Metafunc) -> None:
     engines = ["sqlite"] if "path" in metafunc.fixturenames else ["sqlite", postgres]
     for fixture in {"location", "engine_name"} & set(metafunc.fixturenames):
         metafunc.parametrize(fixture, engines, indirect=fixture == "location")
+
+
+@contextmanager
+def ledgers_in_postgres() -> Iterator[None]:
+    """Put every ledger that is created or opened at a path into PostgreSQL instead, under that path."""
+    from mpc_helpers.ledger.postgres_engine import PostgresEngine
+
+    @cache
+    def engine_of(path: Path) -> PostgresEngine:
+        return PostgresEngine(private_postgres.server().location())
+
+    with mock.patch.object(ledger_module, "engine_at", engine_of):
+        yield
 
 
 def in_postgres(statement: str) -> str:

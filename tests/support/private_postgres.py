@@ -84,7 +84,9 @@ class PrivatePostgres:
         self._run("pg_ctl", "stop", "-m", "immediate", "-w", "-t", "60")
 
     def remove(self) -> None:
-        """Stop the server and remove all of it."""
+        """Stop the server and remove all of it. Idempotent."""
+        if not self.folder.exists():
+            return
         try:
             self.stop_immediately()
         except (RuntimeError, subprocess.SubprocessError):

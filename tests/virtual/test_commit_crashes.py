@@ -42,6 +42,8 @@ from tests.support.commit_world import (
     run,
     violations,
 )
+from tests.support.ledger_places import ledgers_in_postgres
+from tests.support.private_postgres import why_not
 
 FULL_MATRIX = bool(os.environ.get("TREFOIL_FULL_MATRIX"))
 
@@ -94,6 +96,34 @@ def test_planned_crashes(runs: Runs, show: Callable[[str], None]) -> None:
     show(_matrix(table, hit))
     missed = {(h, s, n) for h in range(3) for s in Failpoint for n in (1, 2)} - set(hit)
     assert not missed, f"failpoints never exercised: {sorted((h + 1, s.value, n) for h, s, n in missed)}"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@hashed_signatures()
+def test_planned_crashes_on_postgres(runs: Runs, show: Callable[[str], None]) -> None:
+    """The same protocol over ledgers in PostgreSQL: a crash of one helper at each failpoint that scenarios reach.
+
+    By default one helper for each failpoint, in turn, and in the first scenario that reaches it.
+    """
+    hit: Counter[Point] = Counter()
+    done: set[Failpoint] = set()
+    with ledgers_in_postgres():
+        for name, (queries, plan) in SCENARIOS.items() if FULL_MATRIX else list(SCENARIOS.items())[:2]:
+            dry, found = runs.broken(queries, plan)
+            assert found == [], name
+            for number, (party, failpoint) in enumerate(sorted(dry.reached, key=lambda at: (at[1].value, at[0]))):
+                turn = len(done) % 3 == party or failpoint.value.startswith("give up")
+                if not FULL_MATRIX and (failpoint in done or not turn):
+                    continue
+                done.add(failpoint)
+                _show_progress(name, number, len(dry.reached))
+                crash = frozenset({(party, failpoint, 1)})
+                world, found = runs.broken(queries, dataclasses.replace(plan, crashes=plan.crashes | crash))
+                hit.update(world.crashed)
+                assert found == [], (name, party + 1, failpoint.value)
+    show(f"crashes on PostgreSQL: {sum(hit.values())}, at {len(done)} of {len(Failpoint)} failpoints")
+    assert {failpoint for _, failpoint, _ in hit} == done
+    assert len(done) >= 15
 
 
 def _show_progress(name: str, number: int, cells: int) -> None:
