@@ -97,6 +97,7 @@ def _at(ledger: ReportLedger, batches: Iterator[Reservation], opening: float, ro
         ledger.moves.vote(batch.attempt_id, b"share")
         ledger.moves.release(batch.attempt_id, _YES)
     look, reserve, wall = (1e6 * statistics.median(each) / BATCH for each in (looking, reserving, walls))
+    ledger.measure()
     size = ledger.sizes()[0]
     forgotten, forgetting = _forget_a_day(ledger) if last else (0, 0.0)
     engine = "PostgreSQL" if _server(ledger) else "SQLite"

@@ -387,6 +387,18 @@ def _growth_of_median(records: list[Record]) -> float:
     return long / short - 1
 
 
+def _ledger() -> str:
+    def row(cost: Record) -> Sequence[object]:
+        forgotten = f"{cost['forget_seconds']:.2f} s for {cost['forgotten_rows']:,}" if cost["forgotten_rows"] else ""
+        cpu = cost["lookup_cpu_us"] + cost["reserve_cpu_us"]
+        figures = (f"{cpu:.1f}", f"{cost['wall_us']:.0f}", f"{cost['open_seconds']:.3f} s", forgotten)
+        return (cost["engine"], cost["rows"], *figures, f"{cost['bytes_per_report']:.0f}")
+
+    costs = [cost for name in ("ledger", "ledger-postgres") for cost in stored(name)["ledgers"]]
+    columns = ("engine", "reports", "processor µs", "wall clock µs", "opening", "forgetting a day", "bytes a report")
+    return table(columns, map(row, costs))
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "throughput": _throughput,
     "profile": _profile,
@@ -394,6 +406,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "ten_million": lambda: day(largest(16)),
     "report": _report,
     "validity": _validity,
+    "ledger": _ledger,
     "device": _device,
     "device_areas": _device_areas,
     "noise": _noise,

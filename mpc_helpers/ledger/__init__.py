@@ -4,6 +4,8 @@
 - `schema`: the tables, and the rules that the database itself enforces on them
 - `engine`: the seam between a ledger and its database
 - `sqlite_engine`: the embedded engine: one file, created atomically, opened only by its owner
+- `postgres_schema`: the same tables and rules in PostgreSQL, and the fence
+- `postgres_engine`: a ledger in PostgreSQL: one writer, lost connections, commits in doubt
 - `database`: the open database, its transactions, and the hash chain of its moves
 - `reports`: which reports are spent, and the attempt that holds each
 - `moves`: reserve, vote, release, renounce, free, abort: each in one transaction

@@ -123,8 +123,14 @@ class LedgerEngine(Protocol):
     def add_reports_table(self, connection: Any, table: str) -> None:
         """Create an empty table of reports with its rules, in the current transaction."""
 
+    def drop_reports_table(self, connection: Any, table: str) -> None:
+        """Drop a table of reports with its rules, in the current transaction."""
+
+    def measure(self) -> None:
+        """Measure what `sizes` returns, where that takes a database's time."""
+
     def sizes(self) -> tuple[int, int]:
-        """Return the bytes of the ledger with its log, and of the log."""
+        """Return the bytes of the ledger with its log, and of the log. Never waits for a database."""
 
 
 def first_head(ledger_id: bytes) -> bytes:

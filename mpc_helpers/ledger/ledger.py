@@ -134,8 +134,13 @@ class ReportLedger:
         """Return the wall-clock time spent on reports and moves since the ledger was opened."""
         return self._database.seconds
 
+    def measure(self) -> int:
+        """Measure the ledger's size, and return how many reports it holds. Reads all of them, in slices."""
+        self._database.engine.measure()
+        return self.reports.count()
+
     def sizes(self) -> tuple[int, int]:
-        """Return the bytes of the ledger with its log, and of the log."""
+        """Return the bytes of the ledger with its log, and of the log; of a database, when it was measured last."""
         return self._database.engine.sizes()
 
     def verify(self) -> None:

@@ -202,6 +202,7 @@ class PostgresEngine:
 
     def __init__(self, location: PostgresLocation) -> None:
         self.location = location
+        self._bytes = 0
 
     def __str__(self) -> str:
         return str(self.location)
@@ -340,19 +341,27 @@ class PostgresEngine:
 
     def add_reports_table(self, connection: PostgresConnection, table: str) -> None:
         """Create an empty table of reports with its triggers."""
-        connection.run(drop_functions(table))
         for statement in reports_table(table):
             connection.run(statement)
 
-    def sizes(self) -> tuple[int, int]:
-        """Return the bytes of the ledger's tables and indexes. The log is the whole server's, and not counted."""
+    def drop_reports_table(self, connection: PostgresConnection, table: str) -> None:
+        """Drop a table of reports and its functions, which do not go with it."""
+        connection.run(f"DROP TABLE {table}")
+        connection.run(drop_functions(table))
+
+    def measure(self) -> None:
+        """Measure the ledger's tables and indexes. The log is the whole server's, and not counted."""
         with self.errors(), self._session() as raw:
             row = raw.execute(
                 "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
                 " WHERE relkind = 'r' AND relnamespace = %s::regnamespace",
                 (self.location.schema,),
             ).fetchone()
-            return (int(row[0]) if row else 0), 0
+        self._bytes = int(row[0]) if row else 0
+
+    def sizes(self) -> tuple[int, int]:
+        """Return the bytes when they were measured last, and none for the log."""
+        return self._bytes, 0
 
     def _session(self) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.location.conninfo(), autocommit=True, connect_timeout=10)

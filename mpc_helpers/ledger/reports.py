@@ -131,7 +131,7 @@ class Reports:
             # The rule on this deletion is what guards the tables.
             connection.execute(f"DELETE FROM days WHERE {over}")  # noqa: S608  (constant)
             for day in days:
-                connection.execute(f"DROP TABLE {day_table(day)}")
+                self._database.engine.drop_reports_table(connection, day_table(day))
             if NO_DAY in days:
                 self._database.engine.add_reports_table(connection, UNDATED)
         return days

@@ -187,6 +187,13 @@ class SqliteEngine:
         for rule in reports_rules(table):
             connection.execute(_trigger(rule, "AFTER"))
 
+    def drop_reports_table(self, connection: LedgerConnection, table: str) -> None:
+        """Drop a table of reports. Its triggers go with it."""
+        connection.execute(f"DROP TABLE {table}")
+
+    def measure(self) -> None:
+        """Do nothing: the size of a file is at hand."""
+
     def sizes(self) -> tuple[int, int]:
         """Return the bytes of the file and its write-ahead log together, and of the log."""
         log = _size(self.path.with_name(f"{self.path.name}-wal"))

@@ -178,7 +178,7 @@ class Housekeeping:
     async def round(self) -> None:
         """Do what is reversible first, then check the clock, then do what is not."""
         await self.queries.tidy()
-        self.rows = await asyncio.to_thread(self.ledger.reports.count)
+        self.rows = await asyncio.to_thread(self.ledger.measure)
         try:
             now = await self._follow_clock()
         except ClockDoubted as error:

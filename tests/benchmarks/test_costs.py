@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.costs import noise_cost, report_cost
+from benchmarks.costs import ledger_cost, noise_cost, report_cost
 from mpc_helpers.mpc.joint import circuit
 from mpc_helpers.mpc.noise import MAX_SCALE
 from mpc_helpers.mpc.terms import SumTerms
@@ -149,6 +149,19 @@ def test_the_command_and_its_json(tmp_path: Path) -> None:
     assert 1 <= joint["variance_over_laplace"] < 1.0075
     assert joint["half_width_95"] < local["half_width_95"] < pairwise["half_width_95"]
     assert local["delta"] == pairwise["delta"] == 0 < joint["delta"] < 2**-52
+
+
+def test_a_ledger_is_measured_at_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "ledger.json"
+    monkeypatch.setattr(ledger_cost, "BATCH", 500)
+    command = ["bench", "ledger", "--rows", "300000", "--rows", "302500", "--json", str(target)]
+    done = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert done.exit_code == 0
+    small, large = json.loads(target.read_text())["ledgers"]
+    assert (small["rows"], large["rows"], small["engine"]) == (300_000, 302_500, "SQLite")
+    assert small["lookup_cpu_us"] > 0 and small["reserve_cpu_us"] > 0 and 40 < small["bytes_per_report"] < 100
+    # One day of thirty, or a little more: batches overlap.
+    assert small["forgotten_rows"] == 0 < large["forgotten_rows"] < 302_500 / 15
 
 
 def test_a_size_that_no_mode_takes_says_so() -> None:

@@ -200,6 +200,7 @@ RUN_ELSEWHERE = {
     "ledger take-over": "postgres_ledger",
     "bench validity": "checked_queries",
     "bench noise": "costs",
+    "bench ledger": "costs",
     "bench throughput": "throughput",
     "bench device": "device_timing",
     "experiment bias": "experiments_commands",

@@ -10,6 +10,9 @@
 - `display_worlds`: the same with a handful of conversions, and publishers that ask
 - `commit_world`: three ledgers over a network that loses, delays and repeats, and worlds to play
 - `three_agreements`: three helpers that agree and spend in virtual time
+- `private_postgres`: a PostgreSQL server of the tests' own
+- `ledger_places`: where a test puts a ledger: in a file or in PostgreSQL
+- `postgres_client`: a process that moves such a ledger and kills or stops itself
 - `joint_trio`: three parties that draw joint noise, honest or not, with its clear twin
 - `three_helpers`: three helpers in one process over real HTTPS
 - `mistakes`: what people get wrong on the command line, a folder to do it in, and every command there is
