@@ -35,6 +35,7 @@ _LONGEST = (
     "test_throughput.py",
     "test_stopping.py",
     "test_commit_crashes.py",
+    "test_postgres_ledger.py",
     "test_helper.py",
     "test_launcher.py",
     "test_device_commands.py",
