@@ -102,6 +102,9 @@ class LedgerEngine(Protocol):
     def end_other_sessions(self, owner: LedgerOwner) -> int:
         """Fence the process that holds the ledger and end its sessions, where the database has sessions."""
 
+    def check_readable(self, owner: LedgerOwner) -> None:
+        """Raise a `LedgerError` unless this is the ledger of `owner`. Writes nothing and takes it from nobody."""
+
     def verify(self, connection: Any) -> None:
         """Verify what the database stores, in time that grows with it. Raise if it is damaged."""
 

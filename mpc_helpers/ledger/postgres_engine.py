@@ -264,6 +264,15 @@ class PostgresEngine:
                 raise
         return connection
 
+    def check_readable(self, owner: LedgerOwner) -> None:
+        """Raise a `LedgerError` unless this is the ledger of `owner`. The process that holds it is not disturbed."""
+        with self.errors():
+            connection = PostgresConnection(self.location)
+            try:
+                self._check(connection, owner)
+            finally:
+                connection.close()
+
     def end_other_sessions(self, owner: LedgerOwner) -> int:
         """Fence the process that holds the ledger and end its session. Return how many sessions were ended.
 

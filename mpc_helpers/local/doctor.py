@@ -17,8 +17,8 @@ from pathlib import Path
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
+from mpc_helpers.ledger.ledger import engine_at
 from mpc_helpers.ledger.rebuild import owner_of
-from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from mpc_helpers.local.visits import (
     HERE,
     SECONDS,
@@ -205,13 +205,13 @@ def _check_files(config: HelperConfig, now: int) -> list[CheckResult]:
 
 
 def _check_ledger(config: HelperConfig, membership: Membership) -> CheckResult:
-    path = config.ledger
+    place = config.ledger
     # SQLite leaves files of its own beside a ledger that it reads, and the helper could not use those of another user.
-    if path.exists() and path.stat().st_uid != os.geteuid():
-        text, remedy = f"{path} was not checked: it belongs to another user", "Run this as the helper's user."
+    if isinstance(place, Path) and place.exists() and place.stat().st_uid != os.geteuid():
+        text, remedy = f"{place} was not checked: it belongs to another user", "Run this as the helper's user."
         return problem(Subject.LEDGER, HERE, text, remedy, stops=False)
     try:
-        SqliteEngine(path).check_readable(owner_of(membership))
+        engine_at(place).check_readable(owner_of(membership))
     except TrefoilError as error:
         if error.kind is ErrorKind.BUSY:
             return CheckResult(Subject.LEDGER, HERE, Severity.OK, "open in the running helper, which checked it")
@@ -222,7 +222,8 @@ def _check_ledger(config: HelperConfig, membership: Membership) -> CheckResult:
 def _check_disk(config: HelperConfig) -> list[CheckResult]:
     """Check that the helper may write where its ledger and its columns are, and that space is left beyond the spare."""
     findings = []
-    for folder in dict.fromkeys((config.ledger.parent, config.data)):
+    folders = [place.parent for place in (config.ledger,) if isinstance(place, Path)]
+    for folder in dict.fromkeys((*folders, config.data)):
         existing = next(each for each in (folder, *folder.parents) if each.exists())
         if not os.access(existing, os.W_OK | os.X_OK):
             remedy = "Make the helper's user its owner, or run this as that user."

@@ -98,7 +98,7 @@ async def test_a_ledger_is_rebuilt_and_accepted(tmp_path: Path) -> None:
     """Helper 2 came back with a copy from before the last query: the commands of all three operators, in order."""
     async with three_helpers(tmp_path) as three:
         configs = [three.trio.config_path(party) for party in range(3)]
-        ledger = load_config(configs[1]).ledger
+        ledger = load_config(configs[1]).ledger_file
         asking = await roll_back(three, tmp_path / "backup")
         for party in (0, 2):
             await until_page(three, lambda reply: "ledger" in concerns(reply), party)
