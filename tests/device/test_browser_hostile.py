@@ -237,6 +237,24 @@ def test_a_call_that_is_too_long_for_the_host_is_refused(plain: Person) -> None:
     page.close()
 
 
+@pytest.mark.parametrize("lifecycle", ["prerender", "cached", "pending_deletion"])
+def test_a_document_that_the_person_does_not_see_may_not_call(plain: Person, lifecycle: str) -> None:
+    """It has the tab of the page that began it, which may be open to its site. The worker is asked as the browser asks
+    it: with a debugger attached, as here, Chromium prerenders nothing.
+    """
+    page = plain.open("https://prerender.example/")
+    assert call(page, "saveImpression", {"histogramIndex": 1}) is None
+    ask = """(documentLifecycle) => chrome.tabs.query({ url: "https://prerender.example/*" }).then(async ([tab]) => {
+      const { documentId } = await chrome.webNavigation.getFrame({ tabId: tab.id, frameId: 0 });
+      const origin = "https://prerender.example";
+      const sender = { tab, frameId: 0, documentId, documentLifecycle, origin, url: tab.url };
+      const message = { call: "save", options: { histogramIndex: 1 }, place: null, acted: false };
+      return (await onCall(message, sender)).error ?? "saved"; })"""
+    assert plain.worker.evaluate(ask, "active") == "saved"
+    assert plain.worker.evaluate(ask, lifecycle) == "NotAllowedError"
+    page.close()
+
+
 # Broken hosts.
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import os
 import ssl
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -296,26 +294,6 @@ def browser_with(playwright: Playwright, sites: Sites, installation: Installatio
         yield Person(context, sites, installation)
     finally:
         context.close()
-
-
-@contextmanager
-def browser_alone(sites: Sites, installation: Installation, address: str) -> Iterator[None]:
-    """The same browser with nobody attached, which some features of it need. Pages tell their server."""
-    installation.prepare()
-    command = [str(CHROMIUM), *installation.flags, *sites.flags, f"--user-data-dir={installation.user_data}", address]
-    with ExitStack() as stack:
-        process = stack.enter_context(
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        )
-        try:
-            yield
-        finally:
-            # The whole group that was started here: the browser's wrapper has children.
-            os.killpg(process.pid, 15)
-            try:
-                process.wait(WAIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
