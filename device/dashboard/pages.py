@@ -120,9 +120,7 @@ _QUOTAS = (
     "These may add up to more than all sites together. A report can rest on ads that several sites showed: each of "
     "them is charged its whole cost, as any one of them might be behind it, while the total is charged once."
 )
-_SERVED = (
-    "This page is served by your own machine to this browser alone. It holds no script and nothing from elsewhere."
-)
+_SERVED = "This page comes from your own machine, for this browser alone. It loads nothing from elsewhere."
 
 
 _COLUMNS = {

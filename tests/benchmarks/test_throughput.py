@@ -18,15 +18,21 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.throughput import baselines as peers
-from benchmarks.throughput import baselines as plaintext
-from benchmarks.throughput import baselines as yardstick
-from benchmarks.throughput import grid, measurement, view
-from benchmarks.throughput import point as stages
-from benchmarks.throughput import view as command
+from benchmarks.throughput import baselines, grid, measurement, view
 from benchmarks.throughput.baselines import Opens, PeerCost, PlaintextCost
 from benchmarks.throughput.grid import Cell, Extra, Grid, cells_of
-from benchmarks.throughput.point import Baselines, BatchRun, Counters, HelperCounters, Range, ThroughputPoint
+from benchmarks.throughput.point import (
+    PROFILE,
+    STAGES,
+    Baselines,
+    BatchRun,
+    Counters,
+    HelperCounters,
+    Range,
+    ThroughputPoint,
+    profile,
+    timeline,
+)
 from benchmarks.workloads.reports import Workload, make_batch
 from mpc_helpers.local.launcher import launched_helpers
 from mpc_helpers.service import monitoring as service_processes
@@ -56,10 +62,10 @@ RATIOS = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer rounds: nothing is asserted about speed here."""
     monkeypatch.setattr(measurement, "INGEST_ROUNDS", 1)
-    monkeypatch.setattr(peers, "NAIVE_REPORTS", 10)
-    monkeypatch.setattr(peers, "NAIVE_RUNS", 1)
+    monkeypatch.setattr(baselines, "NAIVE_REPORTS", 10)
+    monkeypatch.setattr(baselines, "NAIVE_RUNS", 1)
     monkeypatch.setattr(grid, "EPSILON_MICROS", 50_000_000)
-    monkeypatch.setattr(yardstick, "SECONDS", 0.01)
+    monkeypatch.setattr(baselines, "SECONDS", 0.01)
 
 
 def invoke(*arguments: str) -> str:
@@ -83,11 +89,11 @@ def test_the_command_end_to_end(tmp_path: Path) -> None:
         for name, (low, high) in point["ranges"].items():
             assert low <= point["ratios"][name] <= high
         assert len(point["runs"]) == 2
-        assert set(point["seconds"]) == {*stages.STAGES, "total"}
+        assert set(point["seconds"]) == {*STAGES, "total"}
         spent = [value for stage, value in point["seconds"].items() if stage != "total"]
         assert min(spent) >= 0
         assert sum(spent) == pytest.approx(point["seconds"]["total"])
-        assert set(point["profile"]) == set(stages.PROFILE)
+        assert set(point["profile"]) == set(PROFILE)
         assert sum(point["profile"].values()) == pytest.approx(point["cpu_seconds"]["total"])
         assert all(50 < value < 2000 for value in point["peak_rss_mb"].values())
         for helper, processes in point["peak_rss_mb_by_process"].items():
@@ -145,7 +151,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    monkeypatch.setattr(command, "measure_grid", lambda *_: pytest.fail("the work has begun"))
+    monkeypatch.setattr(view, "measure_grid", lambda *_: pytest.fail("the work has begun"))
     done = CliRunner().invoke(app, ["bench", "throughput", *arguments])
     assert isinstance(done.exception, TrefoilError)
     assert datum in str(done.exception)
@@ -175,8 +181,8 @@ def opens(bare: float, trusted: float) -> Opens:
 
 
 def measured(seconds: float, cpu: Mapping[str, float] | None, size: float = 1000, bare: float = 1e-5) -> BatchRun:
-    spent = dict.fromkeys(stages.STAGES, seconds / len(stages.STAGES))
-    shown = dict.fromkeys(stages.PROFILE, 0.1)
+    spent = dict.fromkeys(STAGES, seconds / len(STAGES))
+    shown = dict.fromkeys(PROFILE, 0.1)
     sizes, memory = {"uploaded": size}, {"helper 1": 200.0}
     return BatchRun({"total": seconds, **spent}, cpu, shown, opens(bare, 2e-5), sizes, {}, memory, {}, 0, 1.0)
 
@@ -263,15 +269,15 @@ def test_stages_are_those_of_the_slowest_helper_and_add_up() -> None:
         QueryState.COMPUTING: 0.2,
         QueryState.VOTING: 0.05,
     }
-    found = stages.timeline(7.0, 1.0, 0.01, {0: quick, 1: slow, 2: quick}, used)
-    assert tuple(found) == stages.STAGES
+    found = timeline(7.0, 1.0, 0.01, {0: quick, 1: slow, 2: quick}, used)
+    assert tuple(found) == STAGES
     assert found["open"] == pytest.approx(3.0)
     assert found["expand"] == pytest.approx(1.0)
     assert found["ledger"] == 0.3
     assert found["agreement"] == pytest.approx(0.6)
     assert sum(found.values()) == pytest.approx(7.0)
     # It began while others still received their columns: those seconds are not counted twice.
-    early = stages.timeline(5.5, 1.0, 0.01, {0: quick, 1: slow, 2: quick}, used)
+    early = timeline(5.5, 1.0, 0.01, {0: quick, 1: slow, 2: quick}, used)
     assert early["transfer"] == pytest.approx(0.34)
     assert sum(early.values()) == pytest.approx(5.5)
 
@@ -279,14 +285,14 @@ def test_stages_are_those_of_the_slowest_helper_and_add_up() -> None:
 def test_the_profile_adds_up_to_all_that_was_used() -> None:
     used = Counters((counters(0.1, open=6.0, sum=1.0),) * 3)
     received = Counters((replace(counters(), processes={"daemon": 0.75}),) * 3)
-    found = stages.profile(used, received)
+    found = profile(used, received)
     assert found is not None
     assert found["receive"] == pytest.approx(3 * 0.75)
     assert found["chunks"] == pytest.approx(3 * 2.0)
     assert found["agree"] == pytest.approx(3 * (2.0 - 0.75 - 0.25))
     assert sum(found.values()) == pytest.approx(used.cpu_seconds)
     silent = Counters((replace(counters(), processes={}),) * 3)
-    assert stages.profile(silent, received) is None
+    assert profile(silent, received) is None
 
 
 def test_counters_are_read_from_a_metrics_page() -> None:
@@ -349,23 +355,23 @@ def test_costs_are_per_report_and_sustained_ones_the_mean_of_all_rounds(monkeypa
     def work() -> None:
         now[0] += 2.0 if now[0] else 6.0
 
-    assert plaintext.sustain(work, 4, 14) == PlaintextCost(14 / 20, 7 / 20)
+    assert baselines.sustain(work, 4, 14) == PlaintextCost(14 / 20, 7 / 20)
     now[0] = 0.0
-    assert plaintext.measure(work, 4, rounds=3) == PlaintextCost(2 / 4, 1 / 4)
+    assert baselines.measure(work, 4, rounds=3) == PlaintextCost(2 / 4, 1 / 4)
     assert PlaintextCost.mean([PlaintextCost(1, 2), PlaintextCost(3, 6)]) == PlaintextCost(2, 4)
 
 
 @pytest.mark.usefixtures("quick")
 def test_the_naive_program_runs() -> None:
     """Three MPyC processes; all of them together use more processor time than one does."""
-    found = peers.measure_naive(4)
+    found = baselines.measure_naive(4)
     assert found.reports == 10
     assert found.cost.seconds > 0 < found.cost.cpu_seconds
 
 
 def test_a_baseline_program_that_fails_says_so() -> None:
     def run(program: str) -> dict[str, float]:
-        return peers._run([sys.executable, "-c", program], {}, 30.0, "the program")
+        return baselines._run([sys.executable, "-c", program], {}, 30.0, "the program")
 
     with raises(ErrorKind.UNAVAILABLE, TrefoilError) as caught:
         run("import no_such_module")
@@ -373,7 +379,7 @@ def test_a_baseline_program_that_fails_says_so() -> None:
     with raises(ErrorKind.MALFORMED):
         run("pass")
     with raises(ErrorKind.TIMEOUT):
-        peers._run([sys.executable, "-c", "import time; time.sleep(9)"], {}, 0.01, "the program")
+        baselines._run([sys.executable, "-c", "import time; time.sleep(9)"], {}, 0.01, "the program")
     answer = {"seconds": 2.0, "cpu_seconds": 3.0}
     assert run(f"print('noise'); print({json.dumps(json.dumps(answer))})") == answer
 
