@@ -172,13 +172,16 @@ class AttemptTerms:
     most_draws: int | None = None
     keeps_rest: bool = False
     names_little: bool = True
+    # The query's Δ, at which a failure says what can be asked for.
+    sensitivity: int = 1
 
     @classmethod
     def of(cls, query: Query, parameters: bytes, minimum: int, most_draws: int | None) -> AttemptTerms:
         """Return the terms of every attempt at a query."""
         names_little = query.version != VERSION_WITHOUT_REST
         name = QueryName.of(query)
-        return cls(name, query.debug, parameters, minimum, most_draws, query.keeps_rest, names_little)
+        rest, reach = query.keeps_rest, query.sensitivity
+        return cls(name, query.debug, parameters, minimum, most_draws, rest, names_little, reach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,9 +321,9 @@ class Negotiation:
         # Defence in depth: the check has confirmed them already.
         if self.batch.evidence is not None and (accepted & ~self.batch.evidence.check_results.confirmed).any():
             raise ProtocolError("a report was accepted whose numbers were never checked", kind=ErrorKind.BAD_PROOF)
-        digests, debug, hours = self.batch.digests, self.batch.debug, self.batch.hours
-        whole = bool(accepted.all())
-        digests = digests if whole else Selected(digests, accepted)
+        digests, debug, hours, amounts = self.batch.digests, self.batch.debug, self.batch.hours, self.batch.amounts
+        every = bool(accepted.all())
+        digests = digests if every else Selected(digests, accepted)
         self.accepted = accepted
         return Reservation(
             attempt_id_of(self.query, self.number, [proposal.encode() for proposal in proposals], digests),
@@ -328,9 +331,11 @@ class Negotiation:
             self.number,
             self.terms.debug,
             digests,
-            debug if whole else debug[accepted],
-            hours if whole else hours[accepted],
-            most_draws=self.terms.most_draws,
+            debug if every else debug[accepted],
+            hours if every else hours[accepted],
+            self.terms.most_draws,
+            amounts if every or amounts is None else amounts.chosen(accepted),
+            whole=not self.terms.keeps_rest,
         )
 
     def attempt(self) -> Attempt:

@@ -62,13 +62,6 @@ class Preparation:
 
     async def collect_proposals(self, negotiation: Negotiation) -> None:
         """Propose until all three proposals of one number are in and checked. Nothing is reserved yet."""
-        if negotiation.terms.keeps_rest:
-            raise AgreementError(
-                "the ledger of this helper can only use reports up; nothing was spent",
-                "Submit a new query with --use-up and --new.",
-                party=self._parties.party,
-                kind=ErrorKind.DISABLED,
-            )
         self._negotiations.begin(negotiation)
         async with self._or_abort(negotiation):
             await self._until_complete(negotiation, self._retry.first_delay)
@@ -143,23 +136,23 @@ class Preparation:
         while True:
             self._alarms.check()
             standings = await self._offload(
-                lambda: self._ledger.reports.lookup(batch.digests, batch.hours, key, most_draws)
+                lambda: self._ledger.reports.lookup(batch.digests, batch.hours, key, most_draws, batch.amounts)
             )
             # The watermark may have risen since Admit. Reports below it are left out; the query goes on.
             watermark = await self._offload(lambda: self._ledger.reports.watermark)
             expired = batch.admitted & (batch.hours <= watermark // TIME_STEP)
             admitted = batch.admitted & ~expired
             seen = admitted & (standings == Standing.SEEN)
-            invalid = admitted & batch.invalid & ~seen
-            free: Mask = admitted & ~seen & ~invalid
+            little = admitted & (standings == Standing.LITTLE)
+            invalid = admitted & batch.invalid & ~seen & ~little
+            free: Mask = admitted & ~seen & ~little & ~invalid
             if drawn := int(np.count_nonzero(free & (standings == Standing.DRAWN))):
                 aborts = await self._offload(lambda: self._ledger.attempts.aborts_by_party(key))
                 raise drawn_too_often(negotiation, drawn, aborts)
             busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
-                negotiation.set_rejections(
-                    {Rejection.SEEN: seen, Rejection.INVALID: invalid, Rejection.EXPIRED: expired}
-                )
+                rejected = {Rejection.SEEN: seen, Rejection.TOO_LITTLE_LEFT: little}
+                negotiation.set_rejections(rejected | {Rejection.INVALID: invalid, Rejection.EXPIRED: expired})
                 return free
             negotiation.waiting_for = f"{busy} reports that another query holds"
             await negotiation.pause(self._retry.max_agree_delay)
@@ -194,11 +187,20 @@ class Preparation:
         negotiation.frozen = True
         accepted = await self._offload(negotiation.accepted_by_all)
         if (count := int(np.count_nonzero(accepted))) < negotiation.terms.minimum:
-            raise too_few(negotiation, count)
+            raise too_few(negotiation, count, await self._offload(lambda: self._affordable(negotiation)))
         if await self._share_check.check(negotiation, accepted):
             return True
         negotiation.least_number = negotiation.number + 1
         return False
+
+    def _affordable(self, negotiation: Negotiation) -> int | None:
+        """Return the largest ε at which this helper would propose as many reports as the query needs."""
+        batch, reports = negotiation.batch, self._ledger.reports
+        if batch.amounts is None:
+            return None
+        left = reports.left(batch.digests, batch.hours, batch.amounts, negotiation.query.key)
+        left[~batch.admitted | batch.invalid | (batch.hours <= reports.watermark // TIME_STEP)] = 0
+        return batch.amounts.affordable(left, negotiation.terms.minimum, negotiation.terms.sensitivity)
 
     async def _reserved_by_all(self, negotiation: Negotiation) -> bool:
         reserved = await self._reserve_here(negotiation)

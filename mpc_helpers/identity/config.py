@@ -247,9 +247,6 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
         if not isinstance(values.get(name, False), bool):
             message = f"the field {name!r} must be true or false"
             raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
-    if values.get("spend_in_parts"):
-        message = "spend_in_parts is on, and the ledger of this release can only use reports up"
-        raise ConfigError(message, "Set it to false, or leave it out.", kind=ErrorKind.DISABLED)
     if "noise_modes" in values:
         values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
     for name, kind in (("name", str), ("host", str), ("port", int)):

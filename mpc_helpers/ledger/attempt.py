@@ -14,6 +14,7 @@ from typing import assert_never
 import numpy as np
 import numpy.typing as npt
 
+from protocol.amounts import Amounts
 from protocol.batch import DIGEST_SPAN, DigestRows
 from protocol.errors import ErrorKind, ProtocolError, WireEnum
 from protocol.header import TIME_STEP
@@ -107,7 +108,8 @@ class Reservation:
 
     `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them. `hours`
     are the hours in the headers, as this helper read them under the digests: they decide where a report is recorded.
-    `most_draws` limits the noise draws a report may be in, this one included; None means no limit.
+    `most_draws` limits the noise draws a report may be in, this one included; None means no limit. A `whole` attempt
+    uses its reports up; another takes of each what `amounts` say. None: all that was paid is needed, whatever it was.
     """
 
     attempt_id: bytes
@@ -118,8 +120,14 @@ class Reservation:
     debug_reports: npt.NDArray[np.bool_] = field(repr=False)
     hours: npt.NDArray[np.uint32] = field(repr=False)
     most_draws: int | None = None
+    amounts: Amounts | None = field(default=None, repr=False)
+    whole: bool = True
 
     def __post_init__(self) -> None:
+        if len(self.digests) != len(self.digests if self.amounts is None else self.amounts):
+            raise ProtocolError("a reservation has one amount for each report", kind=ErrorKind.INCONSISTENT)
+        if self.amounts is None and not self.whole and len(self.digests):
+            raise ProtocolError("a part of a report is an amount", kind=ErrorKind.INCONSISTENT)
         if not (len(self.debug_reports) == len(self.hours) == len(self.digests)):
             message = "a reservation has one debug flag and one hour for each report"
             raise ProtocolError(message, kind=ErrorKind.INCONSISTENT)

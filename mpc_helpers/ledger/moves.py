@@ -72,6 +72,14 @@ class Attempts:
         with self._database.reading() as connection:
             return Counter(dict(connection.execute(ended, (query_key,)).fetchall()))
 
+    def voted_since(self, party: int, sequence: int) -> bool:
+        """Return whether `party` voted YES for an attempt that was reserved here after move `sequence`."""
+        later = (
+            "SELECT count(*) FROM moves JOIN votes ON votes.attempt = moves.attempt"
+            " WHERE moves.state = 'reserved' AND moves.sequence > ? AND votes.party = ? AND votes.vote = 'yes'"
+        )
+        return bool(self._database.value(later, sequence, party))
+
     def _select(self, condition: str, *values: bytes) -> list[AttemptRecord]:
         columns = "attempt, attempt_id, query_key, query_digest, number, state, voted, sealed_share, reason"
         with self._database.reading() as connection:
@@ -184,8 +192,8 @@ class Moves:
         (attempt,) = connection.execute("SELECT max(attempt) + 1 FROM attempts").fetchone()
         connection.execute(
             "INSERT INTO attempts"
-            " (attempt, attempt_id, query_key, query_digest, number, debug, newest, most_draws, state, voted)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'reserved', 0)",
+            " (attempt, attempt_id, query_key, query_digest, number, debug, newest, most_draws, whole, state, voted)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'reserved', 0)",
             (
                 attempt,
                 reservation.attempt_id,
@@ -195,6 +203,7 @@ class Moves:
                 int(reservation.debug),
                 reservation.newest,
                 reservation.most_draws,
+                int(reservation.whole),
             ),
         )
         self._before_mpc.add(reservation.attempt_id)

@@ -1,13 +1,13 @@
 """Create, export and rebuild a helper's ledger, outside the daemon.
 
-A lost ledger is rebuilt as the union of both peers' entries, all counted as spent (COMMIT.md, "A lost ledger"). It is
-never restored from a backup: reports spent since would be counted again.
+A lost ledger is rebuilt from both peers' entries, with all that is undecided counted as taken (COMMIT.md, "A lost
+ledger"). It is never restored from a backup: what was taken since would be counted again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from protocol.helper_set import message_realm
 from protocol.keys import SIGNATURE_SIZE, verify_signature
 from protocol.wire import HASH_SIZE, Reader, Writer
 
-FORMAT = 2
+FORMAT = 3
 # Tolerance for clock skew and for the hours at which helpers prune.
 WATERMARK_SLACK = 86400
 # A marker in the data folder: a ledger was created, so a missing one was lost.
@@ -36,17 +36,22 @@ _LABEL = "ledger entries"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The entries of one helper's ledger, for the peer that lost its own."""
+    """The entries of one helper's ledger, for the peer that lost its own, and the head at which they were read."""
 
     party: int
     lost_by: int
     entries: Entries
+    head: LedgerHead
 
     def seal(self, membership: Membership) -> bytes:
         """Sign the entries for the helper that lost its own. Run by the helper whose entries they are."""
         entries, content = self.entries, Writer().uint(FORMAT, 2).uint(self.party, 1).uint(self.lost_by, 1)
-        digests = np.ascontiguousarray(entries.digests).tobytes()
-        content.uint(entries.watermark, 8).uint(len(entries.digests), 8).fixed(digests, len(digests))
+        content.fixed(self.head.ledger_id, LEDGER_ID_SIZE).uint(self.head.sequence, 8).fixed(
+            self.head.digest, HASH_SIZE
+        )
+        content.uint(entries.watermark, 8).uint(len(entries.digests), 8)
+        for column in (entries.digests, entries.left.astype(">u4"), entries.draws):
+            content.fixed(np.ascontiguousarray(column).tobytes(), column.nbytes)
         body = content.done()
         signature = membership.identity.sign(_LABEL, _bound(membership) + body)
         return Writer().fixed(signature, SIGNATURE_SIZE).done() + body
@@ -63,9 +68,10 @@ class Export:
         if not verify_signature(key, _LABEL, _bound(membership) + body, signature):
             message = f"the entries are not signed by {membership.name(party)}"
             raise ProtocolError(message, kind=ErrorKind.BAD_SIGNATURE)
+        head = LedgerHead(reader.fixed(LEDGER_ID_SIZE), reader.uint(8), reader.fixed(HASH_SIZE))
         entries = _read_entries(reader)
         reader.finish()
-        return cls(party, lost_by, entries)
+        return cls(party, lost_by, entries, head)
 
 
 def _bound(membership: Membership) -> bytes:
@@ -75,7 +81,8 @@ def _bound(membership: Membership) -> bytes:
 def _read_entries(reader: Reader) -> Entries:
     watermark, count = reader.uint(8), reader.uint(8)
     digests = np.frombuffer(reader.fixed(HASH_SIZE * count), dtype=np.uint8).reshape(-1, HASH_SIZE)
-    return Entries(watermark, digests)
+    left = np.frombuffer(reader.fixed(4 * count), dtype=">u4").astype(np.uint32)
+    return Entries(watermark, digests, left, np.frombuffer(reader.fixed(count), dtype=np.uint8))
 
 
 def owner_of(membership: Membership) -> LedgerOwner:
@@ -123,8 +130,14 @@ def export(config: HelperConfig, membership: Membership, lost_by: int, path: Pat
     if lost_by not in membership.peers:
         raise TrefoilError(f"helper {lost_by + 1} is not a peer", kind=ErrorKind.UNKNOWN_NAME)
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
-        entries = ledger.reports.export()
-    write_atomically(path, Export(membership.party, lost_by, entries).seal(membership), 0o600)
+        entries, head = ledger.reports.export(), ledger.chain.head
+    write_atomically(_exported(config, lost_by), str(head.sequence).encode())
+    write_atomically(path, Export(membership.party, lost_by, entries, head).seal(membership), 0o600)
+
+
+def _exported(config: HelperConfig, lost_by: int) -> Path:
+    """Return the file that says how far this ledger was when it was last exported for a peer."""
+    return config.data / f"ledger-exported-{lost_by + 1}"
 
 
 def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now: int) -> None:
@@ -149,7 +162,8 @@ def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now
             )
     # Peers admit no report that is from the future, so none of these is later than their clocks allow.
     newest = now + WATERMARK_SLACK
-    rebuild_ledger(config.ledger, owner_of(membership), [entry.entries for entry in exports], newest)
+    heads = {entry.party: entry.head for entry in exports}
+    rebuild_ledger(config.ledger, owner_of(membership), [entry.entries for entry in exports], newest, heads)
 
 
 def rebuild_ledger(
@@ -157,12 +171,14 @@ def rebuild_ledger(
     owner: LedgerOwner,
     entries: Sequence[Entries],
     newest: int,
+    heads: Mapping[int, LedgerHead] | None = None,
     *,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> None:
-    """Create a new ledger that counts everything both peers hold as spent, atomically.
+    """Create a new ledger that leaves of each report the less of what both peers leave, atomically.
 
-    `newest` is a time that no report of them is after: they are forgotten when the watermark has reached it.
+    `newest` is a time that no report of them is after: they are forgotten when the watermark has reached it. `heads`
+    are those of the peers' ledgers: a peer whose ledger goes back behind its own entries is noticed.
     """
     if len(entries) != 2:
         raise LedgerError(
@@ -173,15 +189,29 @@ def rebuild_ledger(
     with engine_at(location).draft() as draft:
         draft.create(owner, entropy(LEDGER_ID_SIZE))
         with closing(ReportLedger(draft, owner)) as ledger:
-            for peer in entries:
-                ledger.reports.import_as_spent(peer, newest)
+            ledger.reports.import_from_peers(entries, newest)
+            for party, head in (heads or {}).items():
+                ledger.peer_heads.remember(party, head)
+            ledger.peer_heads.save()
 
 
 def accept_peer(config: HelperConfig, membership: Membership, party: int) -> None:
-    """Forget the head of a peer's ledger, once both honest operators have verified that it was rebuilt."""
+    """Forget the head of a peer's ledger, once both honest operators have verified that it was rebuilt.
+
+    Refused if that peer voted YES for an attempt that was reserved here after its entries were exported: a ledger that
+    was rebuilt from them does not know what that attempt took.
+    """
     if party not in membership.peers:
         raise TrefoilError(f"helper {party + 1} is not a peer", kind=ErrorKind.UNKNOWN_NAME)
+    note = _exported(config, party)
+    exported = int(note.read_bytes()) if note.exists() else 0
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
+        if ledger.attempts.voted_since(party, exported):
+            raise LedgerError(
+                f"{membership.name(party)} has voted since this helper last exported its entries for it",
+                "Export again, have it rebuild its ledger from both peers' new files, and then accept it.",
+                kind=ErrorKind.ROLLED_BACK,
+            )
         ledger.peer_heads.forget(party)
 
 

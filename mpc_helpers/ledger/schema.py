@@ -8,6 +8,10 @@ Reports are stored by the day of their header's hour, one table for each day. Th
 has one day, and a digest that is unique within its day is unique. Reports whose day this ledger cannot know are in
 `undated`: those recorded before there were days, and those that peers listed after this ledger was lost. Their rows
 never change. A report of them that is reserved again is first copied to its day, and from then on the copy counts.
+
+`before` is what a report has left without the attempt that it points to, `after` what it has left if that attempt is
+released, in micros of its own ε; `before` is NULL for all that its header says. Released amounts are folded in when the
+report is pointed on, so that no other move changes more than one row.
 """
 
 from __future__ import annotations
@@ -20,9 +24,9 @@ from protocol.units import DAY
 
 # "TfNL" in ASCII, in the file's header: identifies a report ledger without opening it.
 APPLICATION_ID = 0x54664E4C
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
-# Row 0 of `attempts` owns the reports imported from both peers after a lost ledger: spent by an unknown attempt.
+# Row 0 of `attempts` owns the reports imported from both peers after a lost ledger: taken from by unknown attempts.
 ELSEWHERE = 0
 # Later than any report.
 NEVER_PRUNED = 2**62
@@ -51,7 +55,8 @@ CREATE TABLE attempts (
     sealed_share BLOB,
     reason TEXT NOT NULL DEFAULT '',
     drawn INTEGER NOT NULL DEFAULT 1 CHECK (drawn IN (0, 1)),
-    most_draws INTEGER CHECK (most_draws > 0)
+    most_draws INTEGER CHECK (most_draws > 0),
+    whole INTEGER NOT NULL DEFAULT 1 CHECK (whole IN (0, 1))
 );
 CREATE UNIQUE INDEX one_live_attempt_per_query ON attempts (query_key) WHERE state <> 'aborted';
 CREATE INDEX attempts_of_query ON attempts (query_key, number);
@@ -91,18 +96,36 @@ CREATE TABLE queries (
 # The entry that owns what was spent before a ledger was rebuilt.
 FIRST_ATTEMPT = """
 INSERT INTO attempts VALUES (:attempt, :nobody, :nobody, :nobody, 0, NULL, :newest, 'released', 0, NULL,
-    'spent before this ledger began', 1, NULL)
+    'spent before this ledger began', 1, NULL, 0)
 """
 
+# A part takes something, and not more than is left. What peers left of a report says nothing of what was taken.
+AFTER = "CHECK (after >= 0 AND (after < before OR attempt = 0))"
 # The columns of each table of reports.
-REPORTS = """
-CREATE TABLE {table} (
+REPORTS = f"""
+CREATE TABLE {{table}} (
     digest BLOB PRIMARY KEY NOT NULL,
     attempt INTEGER NOT NULL,
     debug INTEGER CHECK (debug IN (0, 1)),
-    draws INTEGER NOT NULL DEFAULT 0
+    draws INTEGER NOT NULL DEFAULT 0,
+    before INTEGER,
+    after INTEGER NOT NULL DEFAULT 0 {AFTER}
 ) WITHOUT ROWID
 """
+
+# The most that a row of `reports` can leave for another attempt, with the row of `attempts` that it points to. :paid is
+# what the report's header says. Peers may have claimed more of a report that this ledger learnt from them.
+MOST = (
+    "CASE WHEN state <> 'released' THEN coalesce(reports.before, :paid)"
+    f" WHEN attempts.attempt = {ELSEWHERE} AND reports.after > :paid THEN :paid ELSE reports.after END"
+)
+# What is left of a report of the row `reports`; NULL while its attempt is undecided.
+LEFT = (
+    f"(SELECT CASE WHEN state IN ('aborted', 'released') THEN {MOST} END"  # noqa: S608  (constants)
+    " FROM attempts WHERE attempts.attempt = reports.attempt)"
+)
+# The draws that came to nothing, over all answers of a report: a release neither counts nor resets them.
+FAILED_DRAW = "CASE WHEN state = 'aborted' THEN drawn ELSE 0 END"
 
 
 class Change(Enum):
@@ -159,7 +182,7 @@ RULES = (
         "only the state of an attempt changes",
         "(NEW.attempt, NEW.attempt_id, NEW.query_key, NEW.query_digest, NEW.number, NEW.debug, NEW.newest)"
         " IS NOT (OLD.attempt, OLD.attempt_id, OLD.query_key, OLD.query_digest, OLD.number, OLD.debug, OLD.newest)"
-        " OR NEW.most_draws IS NOT OLD.most_draws",
+        " OR (NEW.most_draws, NEW.whole) IS NOT (OLD.most_draws, OLD.whole)",
     ),
     Rule(
         "a_vote_stores_its_share",
@@ -288,12 +311,37 @@ _EVERY_TABLE = (
 )
 _DAY_RULES = (
     *_EVERY_TABLE,
+    # What was taken before is counted, once. From NULL nothing can be checked, and nothing was taken.
+    Rule(
+        "amounts_add_up",
+        "",
+        _UPDATE,
+        "what is left of a report is what its last attempt left",
+        "NEW.before IS NULL OR (SELECT CASE WHEN state = 'aborted' THEN NEW.before <> coalesce(OLD.before, NEW.before)"  # noqa: S608
+        f" WHEN attempt = {ELSEWHERE} THEN NEW.before > OLD.after ELSE NEW.before <> OLD.after END"
+        " FROM attempts WHERE attempt = OLD.attempt)",
+    ),
+    Rule(
+        "leave_nothing_of_whole",
+        "",
+        _UPDATE,
+        "a query that does not keep the rest leaves nothing",
+        "NEW.after <> 0 AND (SELECT whole FROM attempts WHERE attempt = NEW.attempt) = 1",
+    ),
+    Rule(
+        "go_to_reservations",
+        "",
+        _UPDATE,
+        "a report is pointed at an attempt that is being reserved",
+        "(SELECT state FROM attempts WHERE attempt = NEW.attempt) <> 'reserved'",
+    ),
     Rule(
         "stay_locked",
         "",
         _UPDATE,
         "the report is held by a live attempt",
-        "(SELECT state FROM attempts WHERE attempt = OLD.attempt) <> 'aborted' OR NEW.digest <> OLD.digest",
+        "(SELECT state FROM attempts WHERE attempt = OLD.attempt) NOT IN ('aborted', 'released')"
+        " OR NEW.digest <> OLD.digest",
     ),
     # Otherwise a report that was spent before there were days would begin again on its day.
     Rule(
@@ -302,21 +350,25 @@ _DAY_RULES = (
         _INSERT,
         "the report is recorded already, without its day",
         "EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest"
-        " AND (attempt, debug, draws) IS NOT (NEW.attempt, NEW.debug, NEW.draws))",
+        " AND (attempt, debug, draws, before, after)"
+        " IS NOT (NEW.attempt, NEW.debug, NEW.draws, NEW.before, NEW.after))",
     ),
     Rule(
-        "begin_without_draws",
+        "begin_in_full",
         "",
         _INSERT,
-        "a report that is new here was in no draw",
-        "NEW.draws <> 0 AND NOT EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest)",
+        "a report that is new here was in no draw, and is used up or keeps the rest of all that was paid",
+        "NOT EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest) AND (NEW.draws <> 0"
+        " OR (NEW.before IS NULL AND NEW.after <> 0)"
+        " OR (SELECT whole FROM attempts WHERE attempt = NEW.attempt)"
+        " <> CASE WHEN NEW.before IS NULL THEN 1 ELSE 0 END)",
     ),
     Rule(
         "draws_add_up",
         "",
         _UPDATE,
         "the draws that a report was in are counted",
-        "NEW.draws <> OLD.draws + (SELECT drawn FROM attempts WHERE attempt = OLD.attempt)",
+        f"NEW.draws <> OLD.draws + (SELECT {FAILED_DRAW} FROM attempts WHERE attempt = OLD.attempt)",  # noqa: S608
     ),
     Rule(
         "draws_are_few",
@@ -330,7 +382,9 @@ _DAY_RULES = (
         "",
         _UPDATE,
         "a debug report in a real attempt, or the reverse",
-        "NEW.debug IS NOT OLD.debug OR NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)",
+        # Peers cannot say a report's kind. Its header does, once it is in a batch.
+        "NEW.debug IS NOT coalesce(OLD.debug, NEW.debug)"
+        " OR NEW.debug IS NOT (SELECT debug FROM attempts WHERE attempt = NEW.attempt)",
     ),
 )
 _UNDATED_RULES = (

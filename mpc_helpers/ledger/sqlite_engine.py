@@ -19,6 +19,7 @@ from mpc_helpers.ledger.engine import (
     damaged,
 )
 from mpc_helpers.ledger.schema import (
+    AFTER,
     APPLICATION_ID,
     ELSEWHERE,
     FIRST_ATTEMPT,
@@ -219,7 +220,12 @@ class SqliteEngine:
         """Make the tables and triggers of the new format around the old rows."""
         for (trigger,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
             db.execute(f"DROP TRIGGER {trigger}")
+        # Every attempt used its reports up: released ones leave nothing, aborted ones all that the header says.
+        db.execute("ALTER TABLE attempts ADD COLUMN whole INTEGER NOT NULL DEFAULT 1 CHECK (whole IN (0, 1))")
+        db.execute("UPDATE attempts SET whole = 0 WHERE attempt = ?", (ELSEWHERE,))
         db.execute("ALTER TABLE reports RENAME TO undated")
+        db.execute("ALTER TABLE undated ADD COLUMN before INTEGER")
+        db.execute(f"ALTER TABLE undated ADD COLUMN after INTEGER NOT NULL DEFAULT 0 {AFTER}")
         db.execute("CREATE TABLE days (day INTEGER PRIMARY KEY, newest INTEGER NOT NULL)")
         for rule in reports_rules(UNDATED):
             db.execute(_trigger(rule, "AFTER"))

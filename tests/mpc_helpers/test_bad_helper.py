@@ -29,6 +29,7 @@ from mpc_helpers.helper import AttemptFailed
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.ledger.attempt import AttemptState, VoteStatus
 from mpc_helpers.ledger.engine import LedgerHead
+from mpc_helpers.ledger.reports import EVERYTHING
 from mpc_helpers.mpc.channel import lost
 from mpc_helpers.mpc.noisy_sum import local_sum
 from mpc_helpers.mpc.session import MpcError, Stage
@@ -234,7 +235,10 @@ async def test_no_to_both_gives_the_reports_back(tmp_path: Path) -> None:
         await never_released(three, three.query(batch, SHORT), batch, "failed")
         for party in HONEST:
             reports = agreement_of(three, party).ledger.reports
-            assert (reports.count(), len(reports.export().digests)) == (5, 0), "recorded, and free"
+            found = reports.export()
+            assert (reports.count(), len(found.digests)) == (5, 5)
+            assert found.left.tolist() == [EVERYTHING] * 5, "recorded, and free"
+            assert found.draws.tolist() == [1] * 5
 
 
 async def test_a_new_attempt_after_a_release_is_answered_with_the_release(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A report's ε in parts, at a helper: amounts from headers, the setting, and what a ledger without amounts refuses."""
+"""A report's ε in parts, at helpers: amounts from headers, the setting, and answers up to what was paid."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ import pytest
 from mpc_helpers.agreement.messages import pack_mask
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation
 from mpc_helpers.identity.config import ConfigError, load_config
+from mpc_helpers.ledger.engine import LedgerError
+from mpc_helpers.ledger.rebuild import accept_peer, export, rebuild
 from mpc_helpers.local.launcher import prepare
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.policy import Policy, Refusal
 from protocol.amounts import Amount, Amounts
+from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.left_out import code_of, counts_of
+from protocol.noise import NoiseMode
 from protocol.querier.ask import Querier
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.query import VERSION_WITHOUT_REST, SignedQuery, make_permits
 from protocol.shares import PARTIES
 from protocol.units import need
+from tests.mpc_helpers.test_report_ledger import lose, opened
 from tests.support import protocol_samples as samples
 from tests.support.commit_world import AskedQuery
 from tests.support.raising import raises
-from tests.support.three_helpers import real_now, terms, three_helpers
+from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
 
 PART = QueryOptions(epsilon_micros=200_000, seconds=30, keeps_rest=True)
 
@@ -107,17 +112,17 @@ def test_the_terms_of_an_attempt_follow_from_the_query() -> None:
     assert AttemptTerms.of(samples.query(), bytes(32), 1, None).names_little
 
 
-def test_the_setting_waits_for_a_ledger_with_amounts(tmp_path: Path) -> None:
-    """Neither at a start nor at a reload may a helper announce what its ledger cannot do."""
+def test_the_setting_is_off_unless_it_is_on(tmp_path: Path) -> None:
     path = prepare(tmp_path / "trio", now=real_now()).config_path(1)
     assert not load_config(path).spend_in_parts
     stored = json.loads(path.read_text())
-    for value, kind in ((True, ErrorKind.DISABLED), ("yes", ErrorKind.WRONG_TYPE), (1, ErrorKind.WRONG_TYPE)):
+    for value in ("yes", 1):
         path.write_text(json.dumps(stored | {"spend_in_parts": value}))
-        with raises(kind, ConfigError):
+        with raises(ErrorKind.WRONG_TYPE, ConfigError):
             load_config(path)
-    path.write_text(json.dumps(stored | {"spend_in_parts": False}))
-    assert not load_config(path).spend_in_parts
+    for setting in (True, False):
+        path.write_text(json.dumps(stored | {"spend_in_parts": setting}))
+        assert load_config(path).spend_in_parts is setting
 
 
 def test_any_helper_prevents_it_and_says_which_it_is(tmp_path: Path) -> None:
@@ -149,14 +154,71 @@ async def test_three_helpers_use_reports_up_unless_all_three_are_set_otherwise(t
             await three.ask(three.query(batch, replace(PART, keeps_rest=False)), batch)
 
 
-async def test_a_ledger_without_amounts_keeps_no_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if no policy stood before it: nothing is proposed, let alone reserved."""
-    monkeypatch.setattr(Policy, "_check_terms", lambda *_: None)
-    async with three_helpers(tmp_path) as three:
+async def refused(three: ThreeHelpers, batch: BatchReader, micros: int, reason: Rejection) -> QueryFailed:
+    """Ask for a part that no helper grants; return the failure."""
+    with pytest.raises(QueryFailed) as failed:
+        await three.ask(three.query(batch, replace(PART, epsilon_micros=micros)), batch)
+    assert failed.value.shortfall is not None
+    assert failed.value.shortfall.left_out == ({reason: 5},) * PARTIES
+    return failed.value
+
+
+async def test_answers_cost_together_at_most_what_was_paid(tmp_path: Path) -> None:
+    """0.2 + 0.5 + 0.2 + 0.1 of 1, in two noise modes, with a ledger that is lost and rebuilt in between."""
+    async with three_helpers(tmp_path, options={"spend_in_parts": True}) as three:
         batch = three.batch(three.seal([[1, 0, 0, 0]] * 5, terms(4)))
-        with raises(ErrorKind.ABORTED, QueryFailed):
+
+        async def answered(micros: int, noise: NoiseMode) -> bool:
+            wishes = replace(PART, epsilon_micros=micros, noise=noise)
+            return (await three.ask(three.query(batch, wishes), batch)).answer.counted == 5
+
+        assert await answered(200_000, NoiseMode.LOCAL)
+        assert await answered(500_000, NoiseMode.PAIRWISE)
+        for party in range(PARTIES):
+            await three.stop(party)
+        lose(three, 1)
+        for party in (0, 2):
+            export(*opened(three, party), 1, tmp_path / f"from-{party}")
+        rebuild(*opened(three, 1), [tmp_path / "from-0", tmp_path / "from-2"], real_now())
+        for party in (0, 2):
+            accept_peer(*opened(three, party), 1)
+        for party in range(PARTIES):
+            await three.start(party)
+        little = await refused(three, batch, 300_001, Rejection.TOO_LITTLE_LEFT)
+        assert "0.3 " in little.hint, "what can be asked for"
+        assert await answered(200_000, NoiseMode.LOCAL)
+        await refused(three, batch, 100_001, Rejection.TOO_LITTLE_LEFT)
+        assert await answered(100_000, NoiseMode.PAIRWISE)
+        await refused(three, batch, 1, Rejection.SEEN)
+        await refused(three, batch, 15_625, Rejection.SEEN)
+        # Helper 2 has voted since. A ledger rebuilt from the files of that time would leave 0.3 again.
+        for party in range(PARTIES):
+            await three.stop(party)
+        for party in (0, 2):
+            with raises(ErrorKind.ROLLED_BACK, LedgerError):
+                accept_peer(*opened(three, party), 1)
+
+
+async def test_one_helper_whose_setting_is_off_refuses_and_the_rest_can_be_used_up(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path, options={"spend_in_parts": True}) as three:
+        batch = three.batch(three.seal([[1, 0, 0, 0]] * 5, terms(4)))
+        assert (await three.ask(three.query(batch, PART), batch)).answer.counted == 5
+        await three.stop(1)
+        path = three.trio.config_path(1)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"spend_in_parts": False}))
+        await three.start(1)
+        with raises(ErrorKind.REFUSED, QueryFailed) as off:
             await three.ask(three.query(batch, PART), batch)
-        assert (await three.ask(three.query(batch), batch)).answer.counted == 5
+        assert off.value.http_status == 422 and "helper 2" in off.value.hint
+        # What is left of split reports can still be used up, and no more than that.
+        whole = replace(PART, keeps_rest=False)
+        with pytest.raises(QueryFailed) as failed:
+            await three.ask(three.query(batch, replace(whole, epsilon_micros=800_001)), batch)
+        assert failed.value.shortfall is not None
+        assert failed.value.shortfall.left_out == ({Rejection.TOO_LITTLE_LEFT: 5},) * PARTIES
+        assert (await three.ask(three.query(batch, replace(whole, epsilon_micros=300_000)), batch)).answer.counted == 5
+        with raises(ErrorKind.ALREADY_COUNTED, QueryFailed):
+            await three.ask(three.query(batch, replace(whole, epsilon_micros=100_000)), batch)
 
 
 async def test_a_query_of_version_2_is_answered_and_fetched(tmp_path: Path) -> None:

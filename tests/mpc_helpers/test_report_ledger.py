@@ -109,6 +109,10 @@ def standing(ledger: ReportLedger, report: int, rank: int = 9) -> Standing:
     return Standing(int(ledger.reports.lookup(digests(report), hours(1), name(rank).key)[0]))
 
 
+def nothing(watermark: int) -> Entries:
+    return Entries(watermark, digests(), np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.uint8))
+
+
 def state(ledger: ReportLedger, attempt_id: bytes) -> AttemptState | None:
     record = ledger.attempts.find(attempt_id)
     return record.state if record else None
@@ -203,9 +207,9 @@ ILLEGAL = {
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, voted = 0 WHERE number = 1": "once",
     "DELETE FROM attempts": "never deleted",
     "DELETE FROM reports_20000": "by whole days",
-    "UPDATE reports_20000 SET attempt = 1, draws = draws + 1": "held by a live attempt",
-    "UPDATE reports_20000 SET attempt = 1": "draws that a report was in",
-    "INSERT INTO undated VALUES (zeroblob(32), 1, 0, 0)": "comes from peers",
+    "UPDATE reports_20000 SET attempt = 1": "held by a live attempt",
+    "UPDATE reports_20000 SET attempt = 1, draws = draws + 1": "draws that a report was in",
+    "INSERT INTO undated VALUES (zeroblob(32), 1, 0, 0, NULL, 0)": "comes from peers",
     "DELETE FROM days": "above the watermark",
     "UPDATE days SET newest = 0": "never changed",
     "INSERT INTO days VALUES (-5, 0)": "not above the watermark",
@@ -217,22 +221,22 @@ ILLEGAL = {
     "UPDATE ledger SET watermark = -1": "never goes back",
     "UPDATE ledger SET party = 2": "owner never changes",
     "DELETE FROM ledger": "permanent",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
-    " FROM attempts WHERE number = 1": "above the last",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 1, NULL"
-    " FROM attempts WHERE number = 1": "UNIQUE",
-    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', 1, x'00', '', 1, NULL"
-    " FROM attempts WHERE number = 1": "begins as reserved",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 1, 0, 0, 'reserved', 0, NULL, '', 1,"
+    " NULL, 1 FROM attempts WHERE number = 1": "above the last",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 1,"
+    " NULL, 1 FROM attempts WHERE number = 1": "UNIQUE",
+    "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, 0, 0, 'voted', 1, x'00', '', 1,"
+    " NULL, 1 FROM attempts WHERE number = 1": "begins as reserved",
     "INSERT INTO attempts SELECT 50, randomblob(32), query_key, query_digest, 2, NULL, 0, 'reserved', 0, NULL, '', 1,"
-    " NULL FROM attempts WHERE number = 1": "a debug query or a real one",
+    " NULL, 1 FROM attempts WHERE number = 1": "a debug query or a real one",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, debug = 1 WHERE number = 1": "only the state",
     "UPDATE reports_20000 SET debug = 1": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 1, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, NULL, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 0, 0, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 0, 1)": "new here was in no draw",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 1, 0, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, NULL, 0, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 0, 0, 0, 1, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 0, 1, NULL, 0)": "new here was in no draw",
     "INSERT INTO attempts SELECT 50, randomblob(32), zeroblob(32), query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 0,"
-    " NULL FROM attempts WHERE number = 1": "begins as reserved",
+    " NULL, 1 FROM attempts WHERE number = 1": "begins as reserved",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, drawn = 0 WHERE number = 1": "made counts",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, most_draws = 9 WHERE number = 1": "only the state",
 }
@@ -519,7 +523,7 @@ def test_an_existing_ledger_is_never_replaced(path: Path) -> None:
     with raises(ErrorKind.FILE_EXISTS, LedgerError):
         ReportLedger.create(path, OWNER)
     with raises(ErrorKind.FILE_EXISTS, LedgerError):
-        rebuild_ledger(path, OWNER, [Entries(0, digests()), Entries(0, digests())], TIME)
+        rebuild_ledger(path, OWNER, [nothing(0), nothing(0)], TIME)
     assert path.read_bytes() == before
     assert path.stat().st_mode & 0o777 == 0o600
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -767,13 +771,21 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
+ATTEMPT = (
+    "attempt, attempt_id, query_key, query_digest, number, debug, newest, state, voted, sealed_share, reason, drawn,"
+    " most_draws"
+)
+
+
 def holders(path: Path) -> list[Any]:
-    """Every row of every table but the reports', and every report's."""
+    """Every row of every table but the reports', and every report's, in the columns of the old format."""
     with closing(sqlite3.connect(path)) as db:
-        tables = ("ledger", "attempts", "votes", "moves", "peer_heads", "queries")
+        tables = ("ledger", "votes", "moves", "peer_heads", "queries")
         rows = [db.execute(f"SELECT * FROM {table}").fetchall() for table in tables]  # noqa: S608
+        rows.append(db.execute(f"SELECT {ATTEMPT} FROM attempts").fetchall())  # noqa: S608
         names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        return [*rows, db.execute(f"SELECT * FROM {'undated' if 'undated' in names else 'reports'}").fetchall()]  # noqa: S608
+        reports = "undated" if "undated" in names else "reports"
+        return [*rows, db.execute(f"SELECT digest, attempt, debug, draws FROM {reports}").fetchall()]  # noqa: S608
 
 
 def test_an_old_ledger_is_refused_with_what_to_do_and_nothing_is_lost_in_the_upgrade(old: Path) -> None:
@@ -821,7 +833,7 @@ def test_reports_of_an_old_ledger_go_on_with_their_draws_on_their_day(old: Path)
     with closing(sqlite3.connect(old)) as db:
         for fresh in (10, 21):
             with pytest.raises(sqlite3.IntegrityError, match="recorded already"):
-                db.execute("INSERT INTO reports_20000 VALUES (?, 8, 0, 0)", (digests(fresh).tobytes(),))
+                db.execute("INSERT INTO reports_20000 VALUES (?, 8, 0, 0, NULL, 0)", (digests(fresh).tobytes(),))
         with pytest.raises(sqlite3.IntegrityError, match="never changed here"):
             db.execute("UPDATE undated SET attempt = 8")
 
@@ -946,8 +958,7 @@ async def test_a_peer_cannot_have_all_reports_refused_by_a_large_watermark(tmp_p
             export(*opened(three, party), 1, file)
         _, bad = opened(three, 2)
         for claimed in (real_now(), 2**62):
-            nothing = Entries(claimed, np.empty((0, 32), dtype=np.uint8))
-            files[1].write_bytes(Export(2, 1, nothing).seal(bad))
+            files[1].write_bytes(Export(2, 1, nothing(claimed), LedgerHead(b"i" * 16, 0, bytes(32))).seal(bad))
             with raises(ErrorKind.OUT_OF_RANGE, TrefoilError) as refused:
                 rebuild(config, membership, files, real_now())
             assert "helper-3" in str(refused.value)

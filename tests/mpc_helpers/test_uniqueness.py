@@ -219,6 +219,10 @@ async def test_an_empty_ledger_in_its_place_is_refused_and_even_if_accepted_coun
         for party in range(3):
             await three.stop(party)
         for party in (0, 2):
+            # It voted for the answer, and nothing was ever exported that a rebuilt ledger could know it from.
+            with raises(ErrorKind.ROLLED_BACK, LedgerError):
+                accept_peer(*opened(three, party), 1)
+            export(*opened(three, party), 1, tmp_path / "never used")
             accept_peer(*opened(three, party), 1)
         await restart(three, 0, 1, 2)
         assert seen(await story.ask(range(4, 12))) == [4, 0, 4]

@@ -38,8 +38,9 @@ from mpc_helpers.agreement.peers import Hooks, Parties, RetryPolicy
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, Reservation, VoteStatus
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.reports import Reports, Standing
+from mpc_helpers.ledger.reports import Reports
 from mpc_helpers.ledger.schema import HOURS_PER_DAY, REPORTS, day_table, last_hour
+from protocol.amounts import Amount, Amounts
 from protocol.batch import Digests, batch_root, sorted_order
 from protocol.errors import Rejection
 from protocol.helper_set import message_realm
@@ -133,17 +134,27 @@ async def inline(call: Callable[[], T]) -> T:
     return call()
 
 
+# What every report paid, in micros.
+PAID = 1_000
+
+
 @dataclass(frozen=True)
 class AskedQuery:
-    """A query over reports named by small integers."""
+    """A query over reports named by small integers, that takes `need` of the `PAID` of each."""
 
     name: QueryName
     reports: tuple[int, ...]
     deadline: float = 60.0
+    need: int = PAID
 
     @classmethod
-    def of(cls, rank: int, reports: Iterable[int], deadline: float = 60.0) -> AskedQuery:
-        return cls(QueryName(bytes([rank]) * 32, hashlib.sha256(b"query %d" % rank).digest()), tuple(reports), deadline)
+    def of(cls, rank: int, reports: Iterable[int], deadline: float = 60.0, need: int = PAID) -> AskedQuery:
+        name = QueryName(bytes([rank]) * 32, hashlib.sha256(b"query %d" % rank).digest())
+        return cls(name, tuple(reports), deadline, need)
+
+    @property
+    def keeps_rest(self) -> bool:
+        return self.need < PAID
 
     def digests(self) -> Digests:
         rows = np.array([list(report_digest(report)) for report in self.reports], dtype=np.uint8)
@@ -159,6 +170,7 @@ class AskedQuery:
             np.zeros(count, dtype=np.bool_),
             np.ones(count, dtype=np.bool_),
             {},
+            amounts=Amounts(count, (Amount(PAID, 1, self.need),)),
         )
 
 
@@ -188,6 +200,8 @@ class CommitWorld:
     queries: tuple[AskedQuery, ...]
     plan: FaultPlan
     honest: tuple[int, ...] = (0, 1, 2)
+    # The hour in every report's header.
+    hour: int = 1
     tamper: Callable[[int, int, Envelope], Envelope | None] | None = None
     block: Callable[[int, int, Envelope], bool] | None = None
     prepare: Callable[[Path], None] = lambda _path: None
@@ -401,11 +415,14 @@ class Node:
         self.failpoint(Failpoint.ANSWER_AFTER_SEND)
         self.world.ended[(self.party, query.name.key)] = "released"
 
+    def terms(self, query: AskedQuery) -> AttemptTerms:
+        return AttemptTerms(query.name, False, bytes(32), keeps_rest=query.keeps_rest)
+
     async def attempt(self, query: AskedQuery) -> None:
         now = asyncio.get_running_loop().time
         deadline = max(min(now() + 25, query.deadline), now() + 0.1)
         batch = query.batch()
-        agreed = await self.agreement.agree(AttemptTerms(query.name, False, bytes(32)), batch, deadline)
+        agreed = await self.agreement.agree(self.terms(query), batch, deadline)
         attempt = await self.agreement.preparation.reserve(agreed)
         self._note(attempt, batch)
         self.failpoint(Failpoint.COMPUTE)
@@ -464,9 +481,8 @@ def _safety(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]:
     found += [f"S3: helper {who[0]} sent different bytes" for who, shares in bytes_of.items() if len(shares) > 1]
     found += ["one attempt id, two sets" for sets in world.accepted.values() if len(sets) > 1]
     answers = [(key, attempt_id) for key, ids in let_out.items() for attempt_id in ids]
-    for (_, one), (_, other) in itertools.combinations(answers, 2):
-        if _union(world.accepted[one]) & _union(world.accepted[other]):
-            found.append("S1: two released answers share a report")
+    if any(taken > PAID for taken in _taken(world, answers).values()):
+        found.append("S1: released answers that share a report cost more than was paid")
     for _, attempt_id in answers:
         for party, ledger in ledgers.items():
             record = ledger.attempts.find(attempt_id)
@@ -486,19 +502,25 @@ def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]
             found.append(f"L1: {query.name.key[:1].hex()} ended differently: {states}")
         if any(world.ended.get((party, query.name.key)) is None for party in ledgers):
             found.append(f"L1: {query.name.key[:1].hex()} never ended at some helper")
-    won = {query.name.key for query in world.queries if world.ended.get((0, query.name.key)) == "released"}
-    spent = _union(reports for query in world.queries if query.name.key in won for reports in [_digests(query)])
-    for query in world.queries:
-        for party, ledger in ledgers.items():
-            standing = ledger.reports.lookup(query.batch().digests, query.batch().hours, bytes(32))
-            unspent = np.array([bytes(row) not in spent for row in query.digests()])
-            if np.any(standing[unspent] != Standing.FREE):
-                found.append(f"L1: reports of a query that ended without answer are locked at helper {party}")
+    for party, ledger in ledgers.items():
+        records = [ledger.attempts.live(query.name.key) for query in world.queries]
+        taken = _taken(world, [(record.query.key, record.attempt_id) for record in records if record])
+        for query in world.queries:
+            batch = dataclasses.replace(query.batch(), hours=np.full(len(query.reports), world.hour, dtype=np.uint32))
+            assert batch.amounts is not None
+            left = ledger.reports.left(batch.digests, batch.hours, batch.amounts, bytes(32))
+            if left.tolist() != [PAID - taken[bytes(row)] for row in batch.digests[:]]:
+                found.append(f"L1: helper {party} does not leave what was paid less what answers cost")
     return found
 
 
-def _digests(query: AskedQuery) -> frozenset[bytes]:
-    return frozenset(report_digest(report) for report in query.reports)
+def _taken(world: CommitWorld, answers: Iterable[tuple[bytes, bytes]]) -> Counter[bytes]:
+    """What the answers cost each report, by their query's keys and attempt ids."""
+    needs = {query.name.key: query.need for query in world.queries}
+    taken: Counter[bytes] = Counter()
+    for key, attempt_id in answers:
+        taken.update(dict.fromkeys(_union(world.accepted[attempt_id]), needs[key]))
+    return taken
 
 
 def _union(sets: Iterable[frozenset[bytes]]) -> frozenset[bytes]:
@@ -511,7 +533,7 @@ def point_regardless(reports: Reports, connection: Any, attempt: int, reservatio
     connection.execute(REPORTS.format(table=table).replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
     connection.execute("INSERT INTO days VALUES (?, ?) ON CONFLICT DO NOTHING", (day, last_hour(day)))
     for row in reservation.digests[:]:
-        connection.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, 0, 0)", (bytes(row), attempt))  # noqa: S608
+        connection.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, 0, 0, NULL, 0)", (bytes(row), attempt))  # noqa: S608
     return len(reservation.digests)
 
 

@@ -38,13 +38,13 @@ from mpc_helpers.agreement.messages import Body, Envelope
 from mpc_helpers.agreement.peers import Parties
 from mpc_helpers.ledger.engine import LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.reports import Standing
 from mpc_helpers.ledger.sqlite_engine import SqliteEngine
+from protocol.amounts import Amount, Amounts
 from protocol.errors import ProtocolError
 from protocol.files import write_atomically
 from protocol.header import TIME_STEP
 from tests.support import commit_world
-from tests.support.commit_world import KEYS, hashed_signatures, report_digest, run, violations
+from tests.support.commit_world import KEYS, PAID, hashed_signatures, report_digest, run, violations
 from tests.support.hunt_schedule import Schedule, malicious_schedule_of, schedule_of
 from tests.support.hunt_world import BEGINNING, LEDGERS, RETRY, HuntNode, HuntWorld, QuietLoop
 from tests.support.processes import ROOT
@@ -81,28 +81,40 @@ HOURS = np.array([BEGINNING // TIME_STEP], dtype=np.uint32)
 
 
 def _wrongs_of(world: HuntWorld, ledgers: list[ReportLedger], report: int) -> Iterator[str]:
-    """One report is counted in one released answer, or it is free at all three; and few draws were of it."""
+    """The answers that a report is in cost at most what was paid, and every ledger says so; few draws were of it."""
     digest = report_digest(report)
-    row = np.frombuffer(digest, dtype=np.uint8).reshape(1, -1)
-    standings = [Standing(int(ledger.reports.lookup(row, HOURS, bytes(32))[0])) for ledger in ledgers]
-    released = {attempt for party, _, attempt, _ in world.out if party in world.honest}
+    released = {attempt: key for party, key, attempt, _ in world.out if party in world.honest}
     for ledger in ledgers:
-        released |= {found.attempt_id for found in ledger.attempts._select("state = 'released' AND attempt > 0")}
+        for record in ledger.attempts._select("state = 'released' AND attempt > 0"):
+            released[record.attempt_id] = record.query.key
     holding = {attempt for attempt, (reports, *_) in world.accepted.items() if digest in reports}
-    counted = released & holding
-    if len(counted) > 1:
-        yield f"report {report} is in {len(counted)} answers"
-    if world.schedule.malicious is not None:
-        if counted and Standing.FREE in standings:
-            yield f"report {report} is in an answer, and free at an honest helper"
-    elif any(standing is not (Standing.SEEN if counted else Standing.FREE) for standing in standings):
-        yield f"report {report} is in {len(counted)} answers and stands as {[each.name for each in standings]}"
+    needs = {query.name.key: query.need for query in world.queries}
+    rest = PAID - sum(needs[released[attempt]] for attempt in holding & released.keys())
+    if rest < 0:
+        yield f"S1: the answers that report {report} is in cost {PAID - rest} of {PAID}"
+    # With all that is undecided counted as taken: what a ledger rebuilt from this one would leave (S1b).
+    told = [_told(ledger, digest) for ledger in ledgers]
+    row = np.frombuffer(digest, dtype=np.uint8).reshape(1, -1)
+    amounts = Amounts(1, (Amount(PAID, 1, 1),))
+    left = [int(ledger.reports.left(row, HOURS, amounts, bytes(32))[0]) for ledger in ledgers]
+    if any(each > rest for each in told):
+        yield f"S1b: honest ledgers leave {told} of report {report}, and {rest} is left"
+    if world.schedule.malicious is None and left != [rest] * len(ledgers):
+        yield f"ledgers leave {left} of report {report}, and {rest} is left"
     if not all(ledger.reports.watermark < BEGINNING for ledger in ledgers):
         yield "the watermark has passed reports that were not old"
     # Each helper counts for itself: two must have begun before the third knows anything of the noise.
-    drawn = max(len(holding.intersection(cast(HuntNode, world.nodes[party]).drawn)) for party in world.honest)
+    failed = holding - released.keys()
+    drawn = max(len(failed.intersection(cast(HuntNode, world.nodes[party]).drawn)) for party in world.honest)
     if world.schedule.draws is not None and drawn > world.schedule.draws:
-        yield f"report {report} was in {drawn} draws"
+        yield f"report {report} was in {drawn} draws that came to nothing"
+
+
+def _told(ledger: ReportLedger, digest: bytes) -> int:
+    """What a ledger would tell a peer that lost its own."""
+    found = ledger.reports.export()
+    rests = [int(rest) for row, rest in zip(found.digests, found.left, strict=True) if bytes(row) == digest]
+    return min([PAID, *rests])
 
 
 # What is under way, by the bytes that stand for it.

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpc_helpers.ledger.attempt import Failpoint
 from mpc_helpers.mpc.terms import PAIRWISE_DRAWS
-from tests.support.commit_world import AskedQuery
+from tests.support.commit_world import PAID, AskedQuery
 
 # Of every query, in virtual seconds.
 DEADLINE = 18.0
@@ -103,7 +103,7 @@ class Schedule:
 
     def __str__(self) -> str:
         lines = [f"schedule of seed {self.seed}: loss {self.loss}, draws {self.draws}"]
-        lines += [f"  query {query.name.key[0]} over {query.reports}" for query in self.queries]
+        lines += [f"  query {query.name.key[0]} over {query.reports} takes {query.need}" for query in self.queries]
         lines += [f"  {self.malicious}"] if self.malicious else []
         return "\n".join([*lines, *(f"  {mishap}" for mishap in self.mishaps)])
 
@@ -138,6 +138,16 @@ def schedule_of(seed: int) -> Schedule:
     mishaps = tuple(_mishap(rng) for _ in range(int(rng.integers(1, 6))))
     loss = float(rng.choice([0.0, 0.0, 0.0, 0.1, 0.25]))
     return Schedule(seed, queries, mishaps, loss, PAIRWISE_DRAWS if rng.random() < 0.5 else None)
+
+
+def parts_schedule_of(seed: int) -> Schedule:
+    """The mishaps of the seed, on three queries of which some keep the rest; a malicious helper every other time."""
+    rng = np.random.default_rng([seed, 29])
+    batches = ((0, 1), (1, 2), (0, 1, 2))
+    needs = [int(need) for need in rng.choice([200, 300, 500, 501, PAID], len(batches), p=[0.3, 0.2, 0.2, 0.2, 0.1])]
+    queries = [AskedQuery.of(rank + 1, batches[rank], DEADLINE, needs[rank]) for rank in range(len(batches))]
+    schedule = malicious_schedule_of(seed) if seed % 2 else schedule_of(seed)
+    return dataclasses.replace(schedule, queries=tuple(queries))
 
 
 def malicious_schedule_of(seed: int) -> Schedule:

@@ -36,7 +36,6 @@ from mpc_helpers.agreement.negotiation import (
     AgreementError,
     AlreadyReleased,
     Attempt,
-    AttemptTerms,
     DrawnTooOften,
     TooFewReports,
 )
@@ -159,6 +158,7 @@ class HuntWorld(CommitWorld):
         self._liar = None if liar is None else Liar(liar, self.lies)
         honest = tuple(party for party in range(3) if liar is None or party != liar.party)
         super().__init__(folder, schedule.queries, plan, honest=honest)
+        self.hour = BEGINNING // HOUR
 
     def make_node(self, party: int) -> Node:
         path = self.folder / f"helper{party}.db"
@@ -440,7 +440,7 @@ class HuntNode(Node):
         batch = dataclasses.replace(
             query.batch(), hours=np.full(len(query.reports), BEGINNING // HOUR, dtype=np.uint32)
         )
-        terms = AttemptTerms(query.name, False, bytes(32), 1, self.world.schedule.draws)
+        terms = dataclasses.replace(self.terms(query), most_draws=self.world.schedule.draws)
         agreed = await self.agreement.agree(terms, batch, deadline)
         async with self.agreement.spend(agreed) as attempt:
             self._note(attempt, batch)

@@ -20,7 +20,7 @@ import pytest
 
 from mpc_helpers.agreement.negotiation import Negotiation
 from mpc_helpers.agreement.voting import Voting
-from mpc_helpers.ledger import sqlite_engine
+from mpc_helpers.ledger import reports, sqlite_engine
 from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, ReceivedVote
 from mpc_helpers.ledger.moves import Moves
 from mpc_helpers.ledger.reports import Reports
@@ -30,7 +30,7 @@ from tests.support import hunt_world
 from tests.support.commit_world import point_regardless
 from tests.support.hunt import hunt, play, quick, shrunk
 from tests.support.hunt_rounds import hunt_rounds
-from tests.support.hunt_schedule import HuntFault, Lie, malicious_schedule_of, schedule_of
+from tests.support.hunt_schedule import HuntFault, Lie, malicious_schedule_of, parts_schedule_of, schedule_of
 from tests.support.hunt_world import LEDGERS, HuntNode, HuntWorld
 
 SCHEDULES = int(os.environ.get("TREFOIL_HUNT_SCHEDULES", "40"))
@@ -59,6 +59,32 @@ def test_a_malicious_helper_in_the_luck_breaks_nothing(tmp_path: Path, show: Cal
         pytest.fail(f"{found}\n{smallest}")
     assert set(counts.mishaps) >= {lie.value for lie in Lie}
     assert counts.ends["released"] > counts.schedules / 4
+
+
+def test_parts_of_reports_are_counted_once_whatever_happens(tmp_path: Path, show: Callable[[str], None]) -> None:
+    """Three overlapping queries that mostly keep the rest, the same mishaps, and a liar every other time."""
+    counts = hunt(tmp_path, range(FIRST_SEED, FIRST_SEED + SCHEDULES), scheduled=parts_schedule_of)
+    show(f"{counts.schedules} schedules\n  {dict(counts.mishaps)}\n  {dict(counts.ends)}")
+    for seed, found in counts.wrong.items():
+        pytest.fail(f"{found}\n{parts_schedule_of(seed)}")
+    assert counts.ends["released"] > counts.schedules
+
+
+@pytest.mark.parametrize("plant", ["a part that is not folded in", "an aborted part that is taken", "no lock"])
+@pytest.mark.usefixtures("unguarded")
+def test_the_hunt_notices_a_part_that_is_counted_wrongly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str
+) -> None:
+    """Planted in the one text of SQL that says what is left."""
+    wrong = {
+        "a part that is not folded in": ("ELSE reports.after END", "ELSE coalesce(reports.before, :paid) END"),
+        "an aborted part that is taken": ("coalesce(reports.before, :paid)", "reports.after"),
+        "no lock": ("state IN ('aborted', 'released')", "true"),
+    }
+    for text in ("LEFT", "MOST"):
+        monkeypatch.setattr(reports, text, getattr(reports, text).replace(*wrong[plant]))
+    with quick():
+        assert any(play(tmp_path / "world", parts_schedule_of(seed))[1] for seed in range(1, 40))
 
 
 def test_the_hunt_notices_honest_helpers_that_sum_different_sets(
