@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from mpc_helpers.ledger.schema import APPLICATION_ID, RULES, SCHEMA_VERSION, TABLES, Change, Rule, reports_rules
+from mpc_helpers.ledger.schema import AFTER, APPLICATION_ID, RULES, SCHEMA_VERSION, TABLES, Change, Rule, reports_rules
 
 # Narrow on purpose: there are billions of these rows and few of all others. The free space lets an update stay on its
 # page without a new index entry.
@@ -19,7 +19,9 @@ CREATE TABLE {table} (
     digest bytea PRIMARY KEY CHECK (length(digest) = 32),
     attempt integer NOT NULL,
     debug smallint CHECK (debug IN (0, 1)),
-    draws smallint NOT NULL DEFAULT 0
+    draws smallint NOT NULL DEFAULT 0,
+    before bigint,
+    after bigint NOT NULL DEFAULT 0 {check}
 ) WITH (fillfactor = 85)
 """
 # `epoch` is the fencing token: it rises whenever a process opens the ledger, and a process with an older one is fenced.
@@ -84,7 +86,7 @@ def guards() -> Iterator[str]:
 
 def reports_table(table: str) -> Iterator[str]:
     """Yield the statements that make a table of reports with its rules."""
-    yield _REPORTS.format(table=table)
+    yield _REPORTS.format(table=table, check=AFTER)
     yield from _rules(reports_rules(table), _set_wise)
     yield from _fences(table, "INSERT OR UPDATE OR DELETE")
 
