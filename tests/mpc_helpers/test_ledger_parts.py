@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpc_helpers.identity.config import LedgerLocation
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, Reservation
 from mpc_helpers.ledger.engine import LedgerError
 from mpc_helpers.ledger.ledger import ReportLedger
@@ -31,32 +32,28 @@ from tests.mpc_helpers.test_report_ledger import (
     YES,
     digests,
     hours,
+    ledger,
+    location,
     name,
     old,
+    path,
     release,
     reservation,
     state,
 )
+from tests.support.ledger_places import in_postgres, new_location, on_each_engine
 from tests.support.raising import raises
 
-__all__ = ["old"]
+# Fixtures.
+__all__ = ["ledger", "location", "old", "path"]
 PAID = 1_000_000
 KEY = bytes(32)
 # The query with the largest key: it takes from nobody.
 LAST = b"\xff" * 32
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    ReportLedger.create(tmp_path / "ledger.db", OWNER)
-    return tmp_path / "ledger.db"
-
-
-@pytest.fixture
-def ledger(path: Path) -> Iterator[ReportLedger]:
-    opened = ReportLedger(path, OWNER)
-    yield opened
-    opened.close()
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    on_each_engine(metafunc)
 
 
 def takes(need: int, count: int, paid: int = PAID) -> Amounts:
@@ -258,10 +255,10 @@ BAD_PARTS = {
 
 
 @pytest.mark.parametrize("statement", BAD_PARTS)
-def test_the_database_itself_refuses(tmp_path: Path, statement: str) -> None:
-    path = tmp_path / "ledger.db"
-    rebuild_ledger(path, OWNER, [entries({8: 500_000}), entries({})], TIME)
-    ledger = ReportLedger(path, OWNER)
+def test_the_database_itself_refuses(engine_name: str, tmp_path: Path, statement: str) -> None:
+    place = new_location(engine_name, tmp_path)
+    rebuild_ledger(place, OWNER, [entries({8: 500_000}), entries({})], TIME)
+    ledger = ReportLedger(place, OWNER)
     release(ledger, take(ledger, 1, 1, 300_000, 5))
     ledger.moves.abort(take(ledger, 2, 1, 300_000, 6), "")
     whole = part(3, 1, 300_000, 7, whole=True)
@@ -269,13 +266,13 @@ def test_the_database_itself_refuses(tmp_path: Path, statement: str) -> None:
     release(ledger, whole.attempt_id)
     take(ledger, 5, 1, 1, 20)
     ledger.moves.reserve(part(6, 1, 1, 21, whole=True))
-    ledger.close()
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("INSERT INTO reports_20000 SELECT * FROM undated")
-        states = dict(db.execute("SELECT attempt, state FROM attempts WHERE attempt > 3"))
+    dialect = statement if engine_name == "sqlite" else in_postgres(statement)
+    refused = pytest.raises(LedgerError, match=f"(?i){BAD_PARTS[statement]}")
+    with closing(ledger), refused, ledger._database.transaction() as connection:
+        connection.execute("INSERT INTO reports_20000 SELECT * FROM undated")
+        states = dict(connection.execute("SELECT attempt, state FROM attempts WHERE attempt > 3").fetchall())
         assert states == {4: "reserved", 5: "reserved"}
-        with pytest.raises(sqlite3.IntegrityError, match=BAD_PARTS[statement]):
-            db.execute(statement)
+        connection.execute(dialect)
 
 
 # LEFT equals a reference that only adds up.
@@ -314,16 +311,16 @@ class Interrupted(Exception):
 class Play:
     """Random moves on a ledger and on the reference. A crash is a move that was interrupted before or after commit."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self.path, self.random = path, random.Random(seed)
+    def __init__(self, place: LedgerLocation, seed: int) -> None:
+        self.place, self.random = place, random.Random(seed)
         self.reference = Reference({report: self.random.choice([63, 1_000, PAID]) for report in range(6)})
         self.crash_at: Failpoint | None = None
         self.numbers: dict[int, int] = {}
-        ReportLedger.create(path, OWNER)
+        ReportLedger.create(place, OWNER)
         self.ledger = self._open()
 
     def _open(self) -> ReportLedger:
-        return ReportLedger(self.path, OWNER, failpoint=self._failpoint)
+        return ReportLedger(self.place, OWNER, failpoint=self._failpoint)
 
     def _failpoint(self, point: Failpoint) -> None:
         if point is self.crash_at:
@@ -440,9 +437,11 @@ def _columns(found: Entries) -> Sequence[object]:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32))
-def test_what_is_left_is_what_a_reference_adds_up(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+def test_what_is_left_is_what_a_reference_adds_up(
+    engine_name: str, tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
     """Over random reservations, takings, moves and crashes before and after each commit."""
-    play = Play(tmp_path_factory.mktemp("play") / "ledger.db", seed)
+    play = Play(new_location(engine_name, tmp_path_factory.mktemp("play")), seed)
     for _ in range(40):
         play.step()
     play.ledger.verify()
@@ -459,16 +458,19 @@ def entries(rests: dict[int, int], draws: int = 0) -> Entries:
     return Entries(0, rows[order], told, np.full(len(rows), draws, dtype=np.uint8))
 
 
-def rebuilt(path: Path, *told: Entries) -> ReportLedger:
-    rebuild_ledger(path, OWNER, told, TIME + DAY)
-    return ReportLedger(path, OWNER)
+def rebuilt(place: LedgerLocation, *told: Entries) -> ReportLedger:
+    rebuild_ledger(place, OWNER, told, TIME + DAY)
+    return ReportLedger(place, OWNER)
 
 
-def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undecided(tmp_path: Path) -> None:
+def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undecided(
+    engine_name: str, tmp_path: Path
+) -> None:
     told = []
     for helper in (1, 2):
-        ReportLedger.create(tmp_path / f"{helper}.db", OWNER)
-        peer = ReportLedger(tmp_path / f"{helper}.db", OWNER)
+        place = new_location(engine_name, tmp_path / str(helper))
+        ReportLedger.create(place, OWNER)
+        peer = ReportLedger(place, OWNER)
         release(peer, take(peer, 1, 1, 100_000 * helper, 5))
         undecided = take(peer, 2, 1, 300_000, 5, 6)
         if helper == 2:
@@ -481,7 +483,7 @@ def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undec
         release(peer, used_up.attempt_id)
         told.append(peer.reports.export())
         peer.close()
-    ledger = rebuilt(tmp_path / "new.db", *told)
+    ledger = rebuilt(new_location(engine_name, tmp_path / "new"), *told)
     assert left(ledger, 5, 6, 7, 8, 9) == [500_000, 700_000, PAID, 0, PAID]
     assert [standing(ledger, report, 500_001) for report in (5, 8)] == [Standing.LITTLE, Standing.SEEN]
     # Its draws went along, and three are the most.
@@ -498,13 +500,15 @@ def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undec
 
 
 @pytest.mark.parametrize("lie", [PAID + 1, 50 * PAID, EVERYTHING])
-def test_two_ledgers_lost_in_turn_and_a_peer_that_claims_more_than_was_paid(tmp_path: Path, lie: int) -> None:
+def test_two_ledgers_lost_in_turn_and_a_peer_that_claims_more_than_was_paid(
+    engine_name: str, tmp_path: Path, lie: int
+) -> None:
     """The honest peer has no row of the report, so nobody contradicts the lie but the report's own header."""
     inflated, honest = entries({5: lie}), entries({})
-    first = rebuilt(tmp_path / "first.db", inflated, honest)
+    first = rebuilt(new_location(engine_name, tmp_path / "first"), inflated, honest)
     assert left(first, 5) == [PAID]
     release(first, take(first, 2, 1, 900_000, 5))
-    second = rebuilt(tmp_path / "second.db", inflated, first.reports.export())
+    second = rebuilt(new_location(engine_name, tmp_path / "second"), inflated, first.reports.export())
     assert left(second, 5) == [100_000]
     with raises(ErrorKind.REFUSED, Conflict):
         take(second, 3, 1, 100_001, 5)
