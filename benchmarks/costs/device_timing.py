@@ -36,7 +36,7 @@ from benchmarks.costs.device_promises import MOST_FIRST_SAVES, Promises, keep_pr
 from benchmarks.costs.report_cost import BENCH_TIME, Helpers
 from benchmarks.workloads.reports import WorkerPool
 from benchmarks.workloads.seeded import Generator, generator
-from device.browser.host import Host, Pipe
+from device.browser.host import VERSION, Host, Pipe
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import RangeError
@@ -452,15 +452,18 @@ def _at_the_pipe(device: Device[SealedReport]) -> Iterator[Callable[[], float]]:
         wanted |= {"credit": [1.0] * 10, "value": 100, "maxValue": 100}
         chain = [{"origin": f"https://{SITE}", "policy": ""}]
         measure = {"id": 2, "kind": "measure", "tab": 1, "acted": True, "chain": chain, "options": wanted}
-        _exchange(out, back, {"id": 1, "kind": "hello", "profile": "bench"})
 
         def call() -> None:
-            if "report" not in _exchange(out, back, measure):
-                raise TrefoilError("the host refused a measurement", kind=ErrorKind.FORBIDDEN)
+            if "report" not in (answer := _exchange(out, back, measure)):
+                raise TrefoilError(f"the host refused a measurement: {answer}", kind=ErrorKind.FORBIDDEN)
 
-        yield partial(seconds_of, call)
-        out.close()
-        serving.join(DRAIN_SECONDS)
+        try:
+            _exchange(out, back, {"id": 1, "kind": "hello", "profile": "bench", "version": VERSION})
+            yield partial(seconds_of, call)
+        finally:
+            # First, whatever happened: to close the other end waits for the thread that reads there.
+            out.close()
+            serving.join(DRAIN_SECONDS)
 
 
 def _exchange(out: BinaryIO, back: BinaryIO, message: Mapping[str, object]) -> dict[str, object]:
