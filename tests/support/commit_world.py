@@ -553,6 +553,12 @@ ONE = (AskedQuery.of(1, range(6)),)
 # For runs that are meant to end badly: nothing is gained by watching them ask for ever.
 SHORT = (AskedQuery.of(1, range(6), deadline=20.0),)
 SAME = (AskedQuery.of(1, range(6)), AskedQuery.of(2, range(6)))
+# The first two use report 3 up; the third finds too little of it, and takes a part of the others.
+PARTS = (
+    AskedQuery.of(1, range(4), need=400),
+    AskedQuery.of(2, range(3, 6), need=600),
+    AskedQuery.of(3, range(6), need=100),
+)
 OVERLAPPING = (AskedQuery.of(1, range(6)), AskedQuery.of(2, range(3, 9)))
 
 

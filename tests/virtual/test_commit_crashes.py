@@ -29,6 +29,7 @@ from tests.support.commit_world import (
     KEYS,
     ONE,
     OVERLAPPING,
+    PARTS,
     SAME,
     AskedQuery,
     FaultPlan,
@@ -62,6 +63,7 @@ SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], FaultPlan]] = {
     "helper 3 dies twice computing": (ONE, FaultPlan(seed=6, crashes=dies_computing(2))),
     "two queries, same reports": (SAME, FaultPlan(seed=7)),
     "two queries, overlapping, bad network": (OVERLAPPING, FaultPlan(seed=8, loss=0.15)),
+    "three queries in parts": (PARTS, FaultPlan(seed=10)),
 }
 
 
