@@ -45,7 +45,7 @@ from protocol.files import write_atomically
 from protocol.header import TIME_STEP
 from tests.support import commit_world
 from tests.support.commit_world import KEYS, PAID, hashed_signatures, report_digest, run, violations
-from tests.support.hunt_schedule import Schedule, malicious_schedule_of, schedule_of
+from tests.support.hunt_schedule import Schedule, malicious_schedule_of, parts_schedule_of, schedule_of
 from tests.support.hunt_world import BEGINNING, LEDGERS, RETRY, HuntNode, HuntWorld, QuietLoop
 from tests.support.processes import ROOT
 
@@ -271,7 +271,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--malicious", action="store_true", help="with a malicious helper, drawn from the seed")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--malicious", action="store_true", help="with a malicious helper, drawn from the seed")
+    kinds.add_argument(
+        "--parts", action="store_true", help="queries that keep the rest; a malicious helper every other"
+    )
     parser.add_argument("--commit", default="", help="where the tree is a copy without its history")
     parser.add_argument("--merge", type=Path, nargs="+", help="the file to write, that of the rounds, and the others")
     options = parser.parse_args()
@@ -283,7 +287,8 @@ def main() -> int:
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
         record = Record(options.out, options.seed, options.commit or commit())
-        scheduled = malicious_schedule_of if options.malicious else schedule_of
+        luck = parts_schedule_of if options.parts else schedule_of
+        scheduled = malicious_schedule_of if options.malicious else luck
         counts = hunt(Path(folder), range(options.seed, options.seed + options.schedules), record.note, scheduled)
         record.note(counts, last=True)
         with quick():
