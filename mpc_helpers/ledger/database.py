@@ -39,6 +39,14 @@ class Database:
         with self._lock:
             self.connection.close()
 
+    def check_held(self) -> None:
+        """Raise unless the database responds and this process still holds the ledger. Changes nothing."""
+        with self.reading() as connection:
+            try:
+                self.engine.begin(connection)
+            finally:
+                self.engine.roll_back(connection)
+
     def erase_log(self) -> None:
         """Remove erased data from the database's log too, best effort."""
         with self._lock:

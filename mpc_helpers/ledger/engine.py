@@ -35,6 +35,17 @@ class LedgerClosed(LedgerError):
     kind = ErrorKind.INTERRUPTED
 
 
+class LedgerTakenOver(LedgerClosed):
+    """Another process holds the ledger by now; this one never changes it again."""
+
+    retryable = False
+    kind = ErrorKind.FENCED
+
+    def __init__(self, ledger: object) -> None:
+        hint = "Start this helper again only to take the ledger back, when the other one has stopped."
+        super().__init__(f"the ledger {ledger} was taken over by another process", hint)
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerOwner:
     """The helper that a ledger belongs to."""

@@ -134,6 +134,10 @@ class ReportLedger:
         """Return the wall-clock time spent on reports and moves since the ledger was opened."""
         return self._database.seconds
 
+    def check_held(self) -> None:
+        """Raise unless the database responds and this process still holds the ledger. Changes nothing."""
+        self._database.check_held()
+
     def measure(self) -> int:
         """Measure the ledger's size, and return how many reports it holds. Reads all of them, in slices."""
         self._database.engine.measure()

@@ -27,6 +27,7 @@ from mpc_helpers.ledger.engine import (
     LedgerClosed,
     LedgerError,
     LedgerOwner,
+    LedgerTakenOver,
     check_chain,
     check_owner,
     damaged,
@@ -62,6 +63,14 @@ _SETTINGS = {
     "client_connection_check_interval": "5s",
     "lock_timeout": "5s",
 }
+# A server that cannot be reached any more breaks the connection within half a minute, also while we wait for a reply.
+_DEADLINES: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
 _DURABLE = ("fsync", "full_page_writes")
 _STOP = "Another process has it open. Stop that helper first; if its host is dead or paused: trefoil ledger take-over"
 _REACH = "The helper resumes by itself when the database can be reached. Nothing was half written."
@@ -73,7 +82,7 @@ class PostgresConnection:
 
     def __init__(self, location: PostgresLocation) -> None:
         self._location = location
-        self._closed = False
+        self._closed: LedgerClosed | None = None
         self._in_transaction = False
         self._epoch: int | None = None
         self._transaction_id = ""
@@ -82,7 +91,7 @@ class PostgresConnection:
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         settings = _SETTINGS | {"search_path": self._location.schema}
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        raw = psycopg.connect(self._location.conninfo(), autocommit=True, options=options, connect_timeout=10)
+        raw = psycopg.connect(self._location.conninfo(), autocommit=True, options=options, **_DEADLINES)
         # At least: a server that waits for its standbys (remote_apply) is left alone.
         weak = "current_setting('synchronous_commit') IN ('off', 'local')"
         raw.execute(f"SELECT set_config('synchronous_commit', 'on', false) WHERE {weak}".encode())
@@ -105,8 +114,7 @@ class PostgresConnection:
             "SELECT pg_current_xact_id()::text FROM ledger WHERE epoch = %s FOR UPDATE", (self._epoch,)
         ).fetchone()
         if row is None:
-            self.close()
-            raise LedgerClosed(f"the ledger {self._location} was taken over by another process", kind=ErrorKind.FENCED)
+            raise self._end(LedgerTakenOver(self._location))
         (self._transaction_id,) = row
 
     def commit(self) -> None:
@@ -133,11 +141,11 @@ class PostgresConnection:
                     return bool(status == "committed")
             except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
-                    self.close()
                     message = (
                         f"the connection to the ledger {self._location} broke in a commit, whose outcome is unknown"
                     )
-                    raise LedgerClosed(message, "Restart the helper: it reads what was committed.") from error
+                    hint = "Restart the helper: it reads what was committed."
+                    raise self._end(LedgerClosed(message, hint)) from error
             time.sleep(0.1)
 
     def roll_back(self) -> None:
@@ -158,8 +166,13 @@ class PostgresConnection:
 
     def close(self) -> None:
         """Close the session. The server rolls back what is open, and releases the lock."""
-        self._closed = True
+        self._end(LedgerClosed(f"the ledger {self._location} is not open"))
+
+    def _end(self, error: LedgerClosed) -> LedgerClosed:
+        """Close the session for good. Every later call raises the first such error, which says why."""
+        self._closed = self._closed or error
         self.raw.close()
+        return error
 
     def _hold(self, epoch: int) -> None:
         self._epoch = epoch
@@ -173,8 +186,8 @@ class PostgresConnection:
             time.sleep(0.02)
 
     def _usable(self) -> psycopg.Connection[tuple[Any, ...]]:
-        if self._closed:
-            raise LedgerClosed(f"the ledger {self._location} is not open")
+        if self._closed is not None:
+            raise self._closed
         if self.raw.info.transaction_status is TransactionStatus.ACTIVE:
             # A caller was interrupted within a statement, whose reply would be taken for the next one's.
             self.raw.close()
@@ -185,9 +198,7 @@ class PostgresConnection:
             self.raw = self._connect()
             self._lock()
             if self.raw.execute("SELECT epoch FROM ledger").fetchone() != (self._epoch,):
-                self.close()
-                message = f"the ledger {self._location} was taken over by another process"
-                raise LedgerClosed(message, kind=ErrorKind.FENCED)
+                raise self._end(LedgerTakenOver(self._location))
             self._hold(self._epoch)
         return self.raw
 

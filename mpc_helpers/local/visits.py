@@ -49,6 +49,7 @@ class Subject(Enum):
     PEER = "peer"
     CLOCK = "clock"
     LEDGER = "ledger"
+    DATABASE = "database"
     DISK = "disk"
     CONFIGURATION = "configuration"
     SITE = "site"
@@ -68,6 +69,7 @@ REMEDIES = {
     Subject.PEER: "Its operator and the peer's check that both run, and the firewall between them.",
     Subject.CLOCK: "Set the clock right (NTP). Where it is right: trefoil ledger accept-clock",
     Subject.LEDGER: "Never restore a ledger from a backup. See Backup in DEPLOY.md: rebuild it, or retire the keys.",
+    Subject.DATABASE: "Its operator reads its log and looks after the database; the helper reconnects by itself.",
     Subject.DISK: "Its operator frees disk space. Never delete the ledger or a folder in data/queries.",
     Subject.CONFIGURATION: "Its operator corrects config.json, and reloads or restarts the helper.",
     Subject.SITE: "Ask its operator for: trefoil site add, then trefoil helper reload",

@@ -22,10 +22,11 @@ from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.identity.config import HelperConfig, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Failpoint
+from mpc_helpers.ledger.engine import LedgerClosed
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.service.health import Concern, Expiry, Health, PeerWatch, Reason
+from mpc_helpers.service.health import Concern, Expiry, Health, LedgerWatch, PeerWatch, Reason
 from mpc_helpers.service.housekeeping import Housekeeping, PeerClocks
 from mpc_helpers.service.monitoring import (
     LogFormat,
@@ -93,6 +94,8 @@ class Running:
     queries: Queries
     health: Health
     reloads: SiteReloads
+    # Done when the ledger is closed for good, with the error that says why. Nothing can be answered from then on.
+    ledger_lost: asyncio.Task[LedgerClosed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
         queries = _queries(base, await _helper(base, peers, opener))
         reloads = SiteReloads(config, queries.policy)
         base.health.sources.append(reloads.reasons)
-        keeper = _housekeeping(base, peers, queries)
+        keeper, watch = _housekeeping(base, peers, queries), _ledger_watch(base)
         await _listen(base, peers, queries, reloads)
         # After listening: a peer that hears from us first asks our server how far our ledger has come.
         await queries.resume()
@@ -154,7 +157,9 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
             stack.callback(asyncio.create_task(task).cancel)
         if isinstance(opener.backend, Pool):
             opener.backend.warm_up()
-        yield Running(config, queries, base.health, reloads)
+        ledger_lost = asyncio.create_task(watch.run())
+        stack.callback(ledger_lost.cancel)
+        yield Running(config, queries, base.health, reloads, ledger_lost)
 
 
 async def _connect_peers(base: _Base) -> _Peers:
@@ -253,6 +258,14 @@ def _queries(base: _Base, helper: Helper) -> Queries:
     return queries
 
 
+def _ledger_watch(base: _Base) -> LedgerWatch:
+    watch = LedgerWatch(base.ledger.check_held)
+    meaning = "Whether the ledger's database responded to the last check, and no other process took it over."
+    base.metrics.value("trefoil_ledger_up", meaning, lambda: float(not watch.error))
+    base.health.sources.append(watch.reasons)
+    return watch
+
+
 def _housekeeping(base: _Base, peers: _Peers, queries: Queries) -> Housekeeping:
     config, membership, ledger, clock = base.config, base.membership, base.ledger, base.parts.clock
     keeper = Housekeeping(config, membership, ledger, queries.storage, peers.clocks, peers.transport.ask_health, clock)
@@ -314,11 +327,16 @@ async def _until_stopped(path: Path, options: RunOptions, parts: Parts) -> None:
     async with serving(config, parts, executor=options.executor) as running:
         write_process(config)
         reloading = asyncio.create_task(_reload_on(reload, path, running.reloads))
-        await stop.wait()
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopping, running.ledger_lost], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         reloading.cancel()
         _LOG.info("%s stops", config.name)
+        lost = running.ledger_lost.result() if running.ledger_lost.done() else None
     if options.stop_with_stdin:
         loop.remove_reader(0)
+    if lost is not None:
+        raise lost
 
 
 async def _reload_on(requested: asyncio.Event, path: Path, reloads: SiteReloads) -> None:

@@ -15,6 +15,7 @@ from enum import Enum
 
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.membership import Membership
+from mpc_helpers.ledger.engine import LedgerClosed
 from protocol.errors import TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.units import DAY
@@ -29,6 +30,7 @@ class Concern(Enum):
     PEER = "peer"
     PORT = "port"
     LEDGER = "ledger"
+    DATABASE = "database"
     DISK = "disk"
     CLOCK = "clock"
     KEY = "key"
@@ -142,6 +144,60 @@ class PeerWatch:
             (("peer", self.membership.name(party)),): float(self.silent.get(party) == "")
             for party in self.membership.peers
         }
+
+
+# Longer than the largest batch keeps the ledger to itself.
+SILENT_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class LedgerWatch:
+    """Checks that the ledger's database responds and that no other process took the ledger over.
+
+    `check` blocks, and raises an error otherwise. Anyone may read a health page, so the error, which names the
+    database, is in the log only.
+    """
+
+    check: Callable[[], None]
+    # Why the last check failed; empty if it succeeded, or before the first: opening the ledger was one.
+    error: str = field(default="", init=False)
+
+    async def run(self) -> LedgerClosed:
+        """Check until the ledger is closed for good, and return why. Only a restart could open it again."""
+        while True:
+            try:
+                await self.look()
+            except LedgerClosed as error:
+                return error
+            await asyncio.sleep(min(LOOK_SECONDS, MISSING_SECONDS) if self.error else LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Check once. One check at a time, however long the database takes."""
+        checking = asyncio.create_task(asyncio.to_thread(self.check))
+        try:
+            await asyncio.wait([checking], timeout=SILENT_SECONDS)
+            if not checking.done():
+                self._note(f"it has not replied for {SILENT_SECONDS:.0f} s")
+            await checking
+            self._note("")
+        except TrefoilError as error:
+            self._note(str(error))
+            if isinstance(error, LedgerClosed):
+                raise
+        finally:
+            checking.cancel()
+
+    def _note(self, error: str) -> None:
+        if error and not self.error:
+            _LOG.error("the ledger's database cannot be used: %s", error)
+        elif self.error and not error:
+            _LOG.info("the ledger's database responds")
+        self.error = error
+
+    def reasons(self) -> list[Reason]:
+        """Return a reason while the last check failed."""
+        text = "the ledger's database cannot be used: see this helper's log"
+        return [Reason(Concern.DATABASE, text, stops=True)] if self.error else []
 
 
 # A new set needs three operators, and devices fetch it on their own schedule.

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +24,22 @@ from typer.testing import CliRunner
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
+from mpc_helpers.ledger.engine import LedgerClosed, LedgerError
 from mpc_helpers.local.launcher import prepare
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.fork_server import ForkServer
 from mpc_helpers.service import health as peer_watch
 from mpc_helpers.service import housekeeping
-from mpc_helpers.service.health import CERTIFICATE_NOTICE, KEY_NOTICE, Concern, Expiry, Health, PeerWatch, Reason
+from mpc_helpers.service.health import (
+    CERTIFICATE_NOTICE,
+    KEY_NOTICE,
+    Concern,
+    Expiry,
+    Health,
+    LedgerWatch,
+    PeerWatch,
+    Reason,
+)
 from mpc_helpers.service.housekeeping import LastRound
 from mpc_helpers.service.monitoring import LogFormat, LogLevel, Metrics, count_processes, fields, start_logging, usage
 from mpc_helpers.service.server import MetricsAccess
@@ -149,6 +160,7 @@ WANTED = {
     "trefoil_ledger_moves",
     "trefoil_ledger_reports",
     "trefoil_ledger_seconds_total",
+    "trefoil_ledger_up",
     "trefoil_open_lanes",
     "trefoil_peer_bytes_total",
     "trefoil_peer_clock_seconds",
@@ -479,6 +491,29 @@ async def test_a_peer_that_is_down_is_on_the_page_and_back_again(
         assert (metrics["trefoil_ready"].value(), metrics["trefoil_concerns"].value(concern="peer")) == (0, 1)
         await three.start(1)
         await until_page(three, lambda reply: reply[0] == 200)
+
+
+async def test_a_database_that_hangs_is_a_reason_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that was closed for good ends the watch, with the error that says why."""
+    monkeypatch.setattr(peer_watch, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(peer_watch, "LOOK_SECONDS", 0.05)
+    answers, closed = threading.Event(), LedgerClosed("taken over")
+    watch = LedgerWatch(lambda: None if answers.wait(30) else pytest.fail("waited for 30 s"))
+    looking = asyncio.create_task(watch.look())
+    async with asyncio.timeout(30):
+        while not watch.reasons():
+            await asyncio.sleep(0.01)
+        assert [(reason.concern, reason.stops) for reason in watch.reasons()] == [(Concern.DATABASE, True)]
+        answers.set()
+        await looking
+        assert watch.reasons() == []
+        outcomes = iter([None, LedgerError("gone for a moment"), None, closed])
+
+        def check() -> None:
+            if (error := next(outcomes)) is not None:
+                raise error
+
+        assert await LedgerWatch(check).run() is closed
 
 
 async def roll_back(three: ThreeHelpers, backup: Path) -> asyncio.Task[QueryResult]:

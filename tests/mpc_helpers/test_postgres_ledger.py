@@ -5,7 +5,6 @@ What both engines do alike is in test_report_ledger, test_draws and test_commit_
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -22,12 +21,13 @@ import pytest
 from typer.testing import CliRunner
 
 from mpc_helpers.commands import app
-from mpc_helpers.identity.config import ConfigError, PostgresLocation, load_config, read_config
+from mpc_helpers.identity.config import ConfigError, PostgresLocation, load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerError, LedgerHead
 from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
-from mpc_helpers.ledger.rebuild import create, owner_of
+from mpc_helpers.ledger.rebuild import owner_of
+from mpc_helpers.local.launcher import prepare
 from protocol.batch import sorted_order
 from protocol.errors import ErrorKind
 from protocol.status import QueryState
@@ -44,6 +44,7 @@ from tests.mpc_helpers.test_report_ledger import (
     standing,
     state,
 )
+from tests.support.ledger_places import put_in_postgres
 from tests.support.private_postgres import PrivatePostgres, server, why_not
 from tests.support.raising import raises
 from tests.support.three_helpers import real_now, terms, three_helpers
@@ -238,6 +239,41 @@ def test_a_client_paused_in_a_transaction_wakes_after_the_failover_and_changes_n
         process.wait(timeout=60)
 
 
+# `trefoil helper`, which looks after its ledger ten times a second.
+_HELPER = (
+    "import sys; from mpc_helpers.service import health; from protocol.cli.app import run;"
+    "health.LOOK_SECONDS = 0.1; sys.exit(run(['helper', '--config', sys.argv[1]]))"
+)
+
+
+@pytest.mark.parametrize("fence", [raise_epoch, end_sessions], ids=lambda fence: fence.__name__)
+def test_a_helper_whose_ledger_was_taken_over_ends_and_is_not_restarted(
+    tmp_path: Path, fence: Callable[[PostgresLocation], None]
+) -> None:
+    trio = prepare(tmp_path, now=real_now(), options={"processes": 0})
+    place = server().location()
+    config = put_in_postgres(trio, 0, place)
+    command = [sys.executable, "-c", _HELPER, str(trio.config_path(0))]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        limit = threading.Timer(60, process.kill)
+        limit.start()
+        assert any("listens on" in line for line in iter(process.stderr.readline, ""))
+        if fence is raise_epoch:
+            raise_epoch(place)
+        else:
+            owner = owner_of(load_membership(config, real_now()))
+            assert engine_at(place).end_other_sessions(owner) == 1
+        before = contents(place)
+        log = process.stderr.read()
+        assert process.wait(60) == 3, log
+        limit.cancel()
+        assert "was taken over by another process" in log and "Traceback" not in log, log
+        assert contents(place) == before
+    unit = (ROOT / "mpc_helpers" / "operations" / "trefoil-helper.service").read_text()
+    assert "\nRestartPreventExitStatus=3\n" in unit
+
+
 # Connections that break.
 
 
@@ -413,14 +449,7 @@ def test_another_host_is_reached_over_verified_tls_only() -> None:
 async def test_two_helpers_on_postgres_and_one_on_sqlite_answer(tmp_path: Path) -> None:
     async with three_helpers(tmp_path, start=False) as three:
         for party in (0, 1):
-            path = three.trio.config_path(party)
-            stored = read_config(path)
-            place = server().location()
-            stored["ledger"] = f"{place.url}&schema={place.schema}"
-            path.write_text(json.dumps(stored))
-            config = load_config(path)
-            (config.data / "ledger-made").unlink(missing_ok=True)
-            create(config, load_membership(config, real_now()))
+            put_in_postgres(three.trio, party, server().location())
         for party in range(3):
             await three.start(party)
         batch = three.batch(three.seal([[1, 0]] * 40, terms(2)))

@@ -16,15 +16,19 @@ import pytest
 from typer.testing import CliRunner
 
 from mpc_helpers.identity.config import load_config
+from mpc_helpers.local.view import look_at
 from mpc_helpers.mpc.links import listen
 from mpc_helpers.service import health
 from mpc_helpers.service import ports as ports_module
 from protocol.cli.app import app
 from protocol.helper_set import entry_to_json
 from protocol.units import DAY
-from tests.mpc_helpers.test_monitoring import concerns, roll_back, until_page
+from tests.mpc_helpers.test_monitoring import asked, concerns, roll_back, until_page
 from tests.mpc_helpers.test_ports import HOST, black_hole, start_behind
 from tests.mpc_helpers.test_server import small_batch
+from tests.support.exposition import read_exposition
+from tests.support.ledger_places import put_in_postgres
+from tests.support.private_postgres import PrivatePostgres, why_not
 from tests.support.three_helpers import ThreeHelpers, three_helpers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +38,7 @@ REMEDIES = {
     "TrefoilPeerDown": "test_monitoring::test_a_peer_that_is_down_is_on_the_page_and_back_again",
     "TrefoilPortBlocked": "test_remedies::test_a_port_is_opened",
     "TrefoilLedgerRefused": "test_remedies::test_a_ledger_is_rebuilt_and_accepted",
+    "TrefoilDatabaseDown": "test_remedies::test_a_database_comes_back",
     "TrefoilDisputed": "test_monitoring::test_disk_clock_proofs_and_disputes_are_on_the_page",
     "TrefoilDiskNearlyFull": "test_monitoring::test_disk_clock_proofs_and_disputes_are_on_the_page",
     "TrefoilFailedProof": "test_monitoring::test_disk_clock_proofs_and_disputes_are_on_the_page",
@@ -117,6 +122,31 @@ async def test_a_ledger_is_rebuilt_and_accepted(tmp_path: Path) -> None:
             await run("ledger", "accept-peer", "--config", configs[party], "--helper", 2)
         await restart(three)
         await until_well(three)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+async def test_a_database_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helper 1's database stops as in a power cut, and starts again. The helper is left alone."""
+    monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
+    private = PrivatePostgres()
+    try:
+        async with three_helpers(tmp_path, start=False) as three:
+            put_in_postgres(three.trio, 0, private.location())
+            await restart(three)
+            await until_well(three)
+            await asyncio.to_thread(private.stop_immediately)
+            status, page = await until_page(three, lambda reply: "database" in concerns(reply))
+            assert (status, page["ready"]) == (503, False)
+            assert str(private.folder) not in json.dumps(page), "anyone may read the page"
+            metrics = read_exposition((await asked(three, "/metrics"))[1])
+            assert (metrics["trefoil_ledger_up"].value(), metrics["trefoil_ready"].value()) == (0, 0)
+            seen = await asyncio.to_thread(look_at, three.helper_set, [1])
+            assert "database" in str(seen[0].to_json())
+            await asyncio.to_thread(private.start)
+            await until_well(three)
+            assert read_exposition((await asked(three, "/metrics"))[1])["trefoil_ledger_up"].value() == 1
+    finally:
+        private.remove()
 
 
 async def test_keys_and_certificates_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,8 @@ from protocol.shares import PARTIES
 from protocol.status import Failure, QueryState
 from protocol.units import DAY
 from tests.mpc_helpers.test_monitoring import WANTED
+from tests.support.ledger_places import put_in_postgres
+from tests.support.private_postgres import PrivatePostgres, why_not
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
 ALL = os.environ.get("TREFOIL_ALERTS") == "all"
@@ -65,7 +67,7 @@ def test_rules_speak_of_metrics_that_there_are() -> None:
     named = set(re.findall(r"\b(?:trefoil|process)_\w+", " ".join(expressions)))
     assert named <= WANTED
     concerns = set(re.findall(r'concern="(\w+)"', " ".join(expressions)))
-    own_metric = {Concern.PEER, Concern.LEDGER, Concern.DISPUTE, Concern.PROOFS}
+    own_metric = {Concern.PEER, Concern.LEDGER, Concern.DATABASE, Concern.DISPUTE, Concern.PROOFS}
     assert concerns | {concern.value for concern in own_metric} == {concern.value for concern in Concern}
     assert len(set(NAMES)) == len(NAMES) == len(expressions)
 
@@ -189,7 +191,7 @@ def reloaded(running: Launched, party: int) -> None:
 @needs("prometheus")
 def test_every_rule_fires_when_it_should_and_none_before(tmp_path: Path) -> None:
     trio = prepare(tmp_path / "trio", now=real_now(), options={"processes": 0, "unchecked_histograms": True})
-    fired = {"TrefoilKeyEnds", "TrefoilCertificateEnds"}  # in the test below
+    fired = {"TrefoilKeyEnds", "TrefoilCertificateEnds", "TrefoilDatabaseDown"}  # in the tests below
     with launched(trio) as running, scraping(trio, tmp_path / "prometheus") as scraper:
         asker = Asker(running, tmp_path)
         until_ready(running)
@@ -281,3 +283,20 @@ def test_keys_and_certificates_that_end_soon_fire(tmp_path: Path) -> None:
     write_set(trio.helper_set_path, renewed)
     with launched(trio), scraping(trio, tmp_path / "prometheus") as scraper:
         scraper.wait_for("TrefoilKeyEnds", "TrefoilCertificateEnds")
+
+
+@pytest.mark.skipif(not ALL, reason="make alerts")
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@needs("prometheus")
+def test_a_database_that_stops_fires(tmp_path: Path) -> None:
+    private = PrivatePostgres()
+    try:
+        trio = prepare(tmp_path / "trio", now=real_now(), options={"processes": 0})
+        put_in_postgres(trio, 0, private.location())
+        with launched(trio) as running, scraping(trio, tmp_path / "prometheus") as scraper:
+            until_ready(running)
+            assert scraper.firing() == set()
+            private.stop_immediately()
+            scraper.wait_for("TrefoilDatabaseDown")
+    finally:
+        private.remove()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,8 +13,11 @@ from unittest import mock
 
 import pytest
 
-from mpc_helpers.identity.config import LedgerLocation
+from mpc_helpers.identity.config import HelperConfig, LedgerLocation, PostgresLocation, load_config, read_config
+from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger import ledger as ledger_module
+from mpc_helpers.ledger.rebuild import create
+from mpc_helpers.local.launcher import Trio
 from tests.support import private_postgres
 
 ENGINES = ("sqlite", "postgres")
@@ -31,6 +36,16 @@ def on_each_engine(metafunc: pytest.Metafunc) -> None:
     engines = ["sqlite"] if "path" in metafunc.fixturenames else ["sqlite", postgres]
     for fixture in {"location", "engine_name"} & set(metafunc.fixturenames):
         metafunc.parametrize(fixture, engines, indirect=fixture == "location")
+
+
+def put_in_postgres(trio: Trio, party: int, place: PostgresLocation) -> HelperConfig:
+    """Have a helper that never ran keep its ledger at this place, and create it there. Return its configuration."""
+    path = trio.config_path(party)
+    path.write_text(json.dumps({**read_config(path), "ledger": f"{place.url}&schema={place.schema}"}))
+    config = load_config(path)
+    (config.data / "ledger-made").unlink(missing_ok=True)
+    create(config, load_membership(config, int(time.time())))
+    return config
 
 
 @contextmanager
