@@ -516,27 +516,37 @@ async def test_a_database_that_hangs_is_a_reason_until_it_answers(monkeypatch: p
         assert await LedgerWatch(check).run() is closed
 
 
-async def roll_back(three: ThreeHelpers, backup: Path) -> asyncio.Task[QueryResult]:
+async def roll_back(
+    three: ThreeHelpers, save: Callable[[], object], restore: Callable[[], object]
+) -> asyncio.Task[QueryResult]:
     """Restore helper 2's ledger from before a query, and return the next query, by which both peers notice."""
-    ledger = load_config(three.trio.config_path(1)).ledger_file
     await three.stop(1)
-    shutil.copy(ledger, backup)
+    await asyncio.to_thread(save)
     await three.start(1)
     batch = small_batch(three)
     await three.ask(three.query(batch), batch)
     await three.stop(1)
-    shutil.copy(backup, ledger)
+    await asyncio.to_thread(restore)
     await three.start(1)
     again = small_batch(three)
     return asyncio.create_task(three.ask(three.query(again), again))
 
 
+async def roll_back_file(three: ThreeHelpers, backup: Path) -> asyncio.Task[QueryResult]:
+    ledger = load_config(three.trio.config_path(1)).ledger_file
+    return await roll_back(three, lambda: shutil.copy(ledger, backup), lambda: shutil.copy(backup, ledger))
+
+
+async def until_both_peers_notice(three: ThreeHelpers) -> None:
+    for party in (0, 2):
+        reply = await until_page(three, lambda reply: "ledger" in concerns(reply), party)
+        assert any("helper 2 has a ledger that went back" in reason["text"] for reason in reply[1]["reasons"])
+
+
 async def test_a_ledger_that_went_back_is_on_both_pages(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
-        asking = await roll_back(three, tmp_path / "backup")
-        for party in (0, 2):
-            reply = await until_page(three, lambda reply: "ledger" in concerns(reply), party)
-            assert any("helper 2 has a ledger that went back" in reason["text"] for reason in reply[1]["reasons"])
+        asking = await roll_back_file(three, tmp_path / "backup")
+        await until_both_peers_notice(three)
         metrics = read_exposition((await asked(three, "/metrics"))[1])
         assert metrics["trefoil_ledger_alarms"].value(helper="helper-2") == 1
         await asyncio.gather(asking, return_exceptions=True)

@@ -5,13 +5,15 @@ What both engines do alike is in test_report_ledger, test_draws and test_commit_
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from mpc_helpers.local.launcher import prepare
 from protocol.batch import sorted_order
 from protocol.errors import ErrorKind
 from protocol.status import QueryState
+from tests.mpc_helpers.test_monitoring import roll_back, until_both_peers_notice
 from tests.mpc_helpers.test_report_ledger import (
     NO,
     OWNER,
@@ -44,7 +47,7 @@ from tests.mpc_helpers.test_report_ledger import (
     standing,
     state,
 )
-from tests.support.ledger_places import put_in_postgres
+from tests.support.ledger_places import configure, put_in_postgres
 from tests.support.private_postgres import PrivatePostgres, server, why_not
 from tests.support.raising import raises
 from tests.support.three_helpers import real_now, terms, three_helpers
@@ -464,3 +467,73 @@ async def test_two_helpers_on_postgres_and_one_on_sqlite_answer(tmp_path: Path) 
         config = load_config(three.trio.config_path(0))
         with closing(ReportLedger(config.ledger, owner_of(load_membership(config, real_now())))) as ledger:
             assert len(ledger.reports.export().digests) == 76
+
+
+# Databases that are older than what peers have seen.
+
+
+async def test_a_database_restored_from_a_dump_is_noticed_by_both_peers(tmp_path: Path) -> None:
+    dumps: list[bytes] = []
+    async with three_helpers(tmp_path, start=False) as three:
+        place = server().location()
+        put_in_postgres(three.trio, 1, place)
+        for party in range(3):
+            await three.start(party)
+        asking = await roll_back(
+            three,
+            lambda: dumps.append(server().dump(place.schema)),
+            lambda: server().restore(place.schema, dumps[0]),
+        )
+        await until_both_peers_notice(three)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@pytest.mark.parametrize("lags", [True, False])
+async def test_a_standby_takes_over_unless_it_lagged_which_both_peers_notice(tmp_path: Path, lags: bool) -> None:
+    """It follows its primary. If it lags it is stopped, and misses one query, before the primary is gone."""
+    with closing_cluster(PrivatePostgres()) as primary, closing_cluster(PrivatePostgres(primary)) as standby:
+        async with three_helpers(tmp_path, start=False) as three:
+            place = primary.location()
+            put_in_postgres(three.trio, 1, place)
+            for party in range(3):
+                await three.start(party)
+
+            def lag() -> None:
+                follow(primary, standby)
+                if lags:
+                    standby.stop_immediately()
+
+            def take_over() -> None:
+                if not lags:
+                    follow(primary, standby)
+                primary.stop_immediately()
+                if lags:
+                    standby.start()
+                standby.promote()
+                configure(three.trio, 1, standby.location(place.schema))
+
+            asking = await roll_back(three, lag, take_over)
+            if not lags:
+                assert (await asyncio.wait_for(asking, 60)).answer.counted == 5
+                return
+            await until_both_peers_notice(three)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+
+@contextmanager
+def closing_cluster(cluster: PrivatePostgres) -> Iterator[PrivatePostgres]:
+    try:
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+def follow(primary: PrivatePostgres, standby: PrivatePostgres) -> None:
+    """Wait until the standby has replayed all that the primary has written."""
+    ((written,),) = admin(primary.location(), "SELECT pg_current_wal_flush_lsn()::text")
+    deadline = time.monotonic() + 60
+    while admin(standby.location(), f"SELECT pg_last_wal_replay_lsn() >= '{written}'") != [(True,)]:
+        assert time.monotonic() < deadline, "the standby does not follow"
+        time.sleep(0.05)

@@ -23,7 +23,7 @@ from mpc_helpers.service import ports as ports_module
 from protocol.cli.app import app
 from protocol.helper_set import entry_to_json
 from protocol.units import DAY
-from tests.mpc_helpers.test_monitoring import asked, concerns, roll_back, until_page
+from tests.mpc_helpers.test_monitoring import asked, concerns, roll_back_file, until_both_peers_notice, until_page
 from tests.mpc_helpers.test_ports import HOST, black_hole, start_behind
 from tests.mpc_helpers.test_server import small_batch
 from tests.support.exposition import read_exposition
@@ -104,9 +104,8 @@ async def test_a_ledger_is_rebuilt_and_accepted(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         configs = [three.trio.config_path(party) for party in range(3)]
         ledger = load_config(configs[1]).ledger_file
-        asking = await roll_back(three, tmp_path / "backup")
-        for party in (0, 2):
-            await until_page(three, lambda reply: "ledger" in concerns(reply), party)
+        asking = await roll_back_file(three, tmp_path / "backup")
+        await until_both_peers_notice(three)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         for party in range(3):

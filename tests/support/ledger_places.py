@@ -38,11 +38,16 @@ def on_each_engine(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(fixture, engines, indirect=fixture == "location")
 
 
-def put_in_postgres(trio: Trio, party: int, place: PostgresLocation) -> HelperConfig:
-    """Have a helper that never ran keep its ledger at this place, and create it there. Return its configuration."""
+def configure(trio: Trio, party: int, place: PostgresLocation) -> HelperConfig:
+    """Have a helper look for its ledger at this place. Return its configuration."""
     path = trio.config_path(party)
     path.write_text(json.dumps({**read_config(path), "ledger": f"{place.url}&schema={place.schema}"}))
-    config = load_config(path)
+    return load_config(path)
+
+
+def put_in_postgres(trio: Trio, party: int, place: PostgresLocation) -> HelperConfig:
+    """Have a helper that never ran keep its ledger at this place, and create it there. Return its configuration."""
+    config = configure(trio, party, place)
     (config.data / "ledger-made").unlink(missing_ok=True)
     create(config, load_membership(config, int(time.time())))
     return config

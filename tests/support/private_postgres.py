@@ -49,9 +49,9 @@ def _user() -> pwd.struct_passwd | None:
 
 
 class PrivatePostgres:
-    """One cluster in memory, where there is such a place."""
+    """One cluster in memory, where there is such a place: a new one, or a standby of another, which follows it."""
 
-    def __init__(self) -> None:
+    def __init__(self, primary: PrivatePostgres | None = None) -> None:
         shared = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="trefoil-pg-", dir=shared if os.access(shared, os.W_OK) else None))
         self._as: list[str] = []
@@ -59,7 +59,11 @@ class PrivatePostgres:
         if os.geteuid() == 0 and user is not None:
             os.chown(self.folder, user.pw_uid, user.pw_gid)
             self._as = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-        self._run("initdb", "--auth=trust", "--username=trefoil", "--encoding=UTF8", "--no-locale", "--no-sync")
+        if primary is None:
+            self._run("initdb", "--auth=trust", "--username=trefoil", "--encoding=UTF8", "--no-locale", "--no-sync")
+        else:
+            source = ("--host", str(primary.folder), "--username=trefoil")
+            self._run("pg_basebackup", *source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
         self.start()
         atexit.register(self.remove)
 
@@ -82,6 +86,25 @@ class PrivatePostgres:
     def stop_immediately(self) -> None:
         """Stop as in a power cut: no checkpoint, and every session ends where it is."""
         self._run("pg_ctl", "stop", "-m", "immediate", "-w", "-t", "60")
+
+    def promote(self) -> None:
+        """Make a standby a server of its own, with what it has received."""
+        self._run("pg_ctl", "promote", "-w", "-t", "60")
+
+    def dump(self, schema: str) -> bytes:
+        """Return what an operator's nightly dump of this schema would hold."""
+        return self._as_client("pg_dump", "--schema", schema)
+
+    def restore(self, schema: str, dump: bytes) -> None:
+        """Replace a schema by a dump of it."""
+        script = f"DROP SCHEMA {schema} CASCADE;\n".encode() + dump
+        self._as_client("psql", "--quiet", "--set=ON_ERROR_STOP=1", "--single-transaction", script=script)
+
+    def _as_client(self, program: str, *arguments: str, script: bytes = b"") -> bytes:
+        binaries = _binaries()
+        assert binaries is not None
+        command = [str(binaries / program), f"--host={self.folder}", "--username=trefoil", *arguments, "postgres"]
+        return subprocess.run(command, input=script, capture_output=True, timeout=120, check=True).stdout
 
     def remove(self) -> None:
         """Stop the server and remove all of it. Idempotent."""
