@@ -395,7 +395,15 @@ def _ledger() -> str:
         return (cost["engine"], cost["rows"], *figures, f"{cost['bytes_per_report']:.0f}")
 
     costs = [cost for name in ("ledger", "ledger-postgres") for cost in stored(name)["ledgers"]]
-    columns = ("engine", "reports", "processor µs", "wall clock µs", "opening", "forgetting a day", "bytes a report")
+    columns = (
+        "engine",
+        "reports",
+        "processor µs",
+        "wall clock µs",
+        "opening, warm caches",
+        "forgetting a day",
+        "bytes a report",
+    )
     return table(columns, map(row, costs))
 
 
