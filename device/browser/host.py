@@ -168,6 +168,8 @@ class Host(Generic[R]):
         self._calls = CallQueues(THREADS, SIDE_BY_SIDE)
         # What the person asks, and what a site asks to clear, is done one by one and waits for no call.
         self._commands = CallQueues(2, side_by_side=1)
+        # The sites of which a Clear-Site-Data header waits to be heeded.
+        self._to_clear: set[str] = set()
         self._device: Device[R] | None = None
         self._browser: Browser[R] | None = None
         self._opened = ExitStack()
@@ -316,8 +318,20 @@ class Host(Generic[R]):
         host = _host_of(_text(message, "url"))
         if not clears_impressions(_text(message, "header")):
             return {}
-        work = partial(self.device.clear_impressions_for_site, host)
-        return self._enqueue(message, self._commands, "sites", parse_site(host), work)
+        site = parse_site(host)
+        # One that waits will clear whatever this one would: so a site that floods leaves room for the others.
+        if site in self._to_clear:
+            return {}
+        self._to_clear.add(site)
+        refused = self._enqueue(message, self._commands, "sites", site, partial(self._clear_now, site))
+        if refused is not None:
+            self._to_clear.discard(site)
+        return refused
+
+    def _clear_now(self, site: str) -> None:
+        # First: what is saved from here on belongs to the next header.
+        self._to_clear.discard(site)
+        self.device.clear_impressions_for_site(site)
 
     def _forget(self, message: Message) -> None:
         """Forget all visits, or those to hosts of which no visit is left in the browser's history.

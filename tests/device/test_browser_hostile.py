@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -45,6 +46,16 @@ SALE = '{ aggregationService: "trefoil", histogramSize: 4, epsilon: 0.001 }'
 MEASURE = f"""navigator.attribution.measureConversion({SALE})
   .then((result) => result.report.length, (error) => error.name)"""
 
+OTHER_WORKER = "other.js"
+OTHER_EXTENSION = {
+    "manifest_version": 3,
+    "name": "Another",
+    "version": "1",
+    "permissions": ["nativeMessaging", "scripting", "tabs"],
+    "host_permissions": ["https://*/*"],
+    "background": {"service_worker": OTHER_WORKER},
+}
+
 
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
@@ -60,8 +71,13 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
 
 @pytest.fixture(scope="module")
 def plain(playwright: Playwright, sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
-    """A browser before a device that does not seal."""
-    with browser_with(playwright, sites, Installation(tmp_path_factory.mktemp("plain"))) as opened:
+    """A browser before a device that does not seal, with another extension that may do anything on all sites."""
+    folder = tmp_path_factory.mktemp("plain")
+    other = folder / "other"
+    other.mkdir()
+    (other / "manifest.json").write_text(json.dumps(OTHER_EXTENSION))
+    (other / OTHER_WORKER).write_text("")
+    with browser_with(playwright, sites, Installation(folder, others=[other])) as opened:
         opened.wait_ready()
         yield opened
         assert opened.installation.errors == ""
@@ -96,7 +112,7 @@ def test_forged_input_is_no_action(plain: Person) -> None:
       }
       Object.defineProperty(Object.getPrototypeOf(navigator.userActivation), "isActive", { get: () => true });
       Object.defineProperty(Event.prototype, "isTrusted", { get: () => true });
-      document.dispatchEvent(new Event("trefoil-ready"));
+      document.dispatchEvent(new Event("load"));
     })()"""
     quietly(page, forge)
     assert quietly(page, SAVE) == "NotAllowedError"
@@ -134,8 +150,10 @@ def test_polluted_prototypes_harm_the_page_alone(plain: Person) -> None:
 
 def test_a_page_sees_and_reaches_nothing_but_the_api(plain: Person) -> None:
     """The hand-over was before its first script; the extension's files and messages are out of its reach."""
-    listen = "<script>window.seen = []; for (const type of ['trefoil-offer', 'trefoil-ready', 'message']) "
-    listen += "for (const each of [window, document]) each.addEventListener(type, () => seen.push(type), true)</script>"
+    # A window's own load event comes to no document, so what a document sees of that type is ours.
+    listen = "<script>window.seen = []; for (const type of ['load', 'message']) "
+    listen += "document.addEventListener(type, ({ target }) => target === document && seen.push(type), true);"
+    listen += "addEventListener('message', () => seen.push('message'), true)</script>"
     plain.sites.pages["/listens"] = Answer(f"<!doctype html>{listen}")
     page = plain.open("https://listener.example/listens")
     look = f"""async () => {{
@@ -155,6 +173,88 @@ def test_a_page_sees_and_reaches_nothing_but_the_api(plain: Person) -> None:
     page.close()
 
 
+def test_the_window_of_a_frame_sees_no_hand_over(plain: Person) -> None:
+    """A frame's document has the window of the empty one before it, to which its holder may have put listeners."""
+    look = """async () => {
+      const frame = Object.assign(document.createElement("iframe"), { src: "/?framed" });
+      document.body.append(frame);
+      const { contentWindow } = frame, seen = [];
+      const note = (event) => { if (!event.isTrusted) seen.push(event.type); };
+      // Whatever the type of the event is. A page that does this sees what is dispatched, in its own frame alone.
+      const { prototype } = contentWindow.EventTarget, { dispatchEvent } = prototype;
+      prototype.dispatchEvent = function (event) {
+        contentWindow.addEventListener(event.type, note, true);
+        return Reflect.apply(dispatchEvent, this, [event]);
+      };
+      contentWindow.mark = true;
+      await new Promise((done) => { frame.onload = done; });
+      const made = frame.contentWindow.navigator.attribution.saveImpression({ histogramIndex: 1 });
+      return [frame.contentWindow.mark, seen, await made.then(() => "saved")];
+    }"""
+    page = plain.open("https://holder.example/")
+    assert page.evaluate(look) == [True, [], "saved"]
+    page.close()
+
+
+def test_a_stack_does_not_name_the_extension(plain: Person) -> None:
+    look = """async () => {
+      const stacks = [await navigator.attribution.saveImpression().catch(({ stack }) => stack)];
+      const options = { get histogramIndex() { stacks.push(new Error().stack); return -1; } };
+      stacks.push(await navigator.attribution.saveImpression(options).catch(({ stack }) => stack));
+      return stacks;
+    }"""
+    page = plain.open("https://stack.example/")
+    stacks = page.evaluate(look)
+    assert len(stacks) == 3 and "saveImpression" in stacks[1]
+    assert not [stack for stack in stacks if "chrome-extension" in stack]
+    page.close()
+
+
+def test_policies_outlast_the_cache_and_nothing_outlasts_its_tab(plain: Person) -> None:
+    """A document to which the browser goes back has its header still; one that never came leaves nothing."""
+    forbids = [("Permissions-Policy", "save-impression=()")]
+    plain.sites.pages["/forbids"], plain.sites.pages["/nothing"] = Answer(headers=forbids), Answer("", forbids, 204)
+    page = plain.open("https://cached.example/forbids")
+    page.evaluate("window.mark = 1")
+    page.goto("https://elsewhere.example/")
+    frames = "for (let each = 0; each < 20; each++) document.body.append(document.createElement('iframe'));"
+    page.evaluate(f"() => {{ {frames} for (const one of document.querySelectorAll('iframe')) one.src = '/nothing'; }}")
+    wait_for(lambda: sum(one.path == "/nothing" for one in plain.sites.requests) == 20)
+    wait_for(lambda: plain.worker.evaluate("arriving.size") == 0)
+    plain.worker.evaluate("forgetPolicies(-1)")
+    page.go_back(wait_until="commit")
+    refused = {"error": "DOMException", "name": "NotAllowedError"}
+    assert page.evaluate("window.mark") == 1 and call(page, "saveImpression", {"histogramIndex": 1}) == refused
+    page.close()
+    kept = "chrome.storage.session.get(null).then((kept) => Object.keys(kept).length + policies.size)"
+    wait_for(lambda: plain.worker.evaluate(kept) == 0)
+
+
+def test_another_extension_calls_as_the_site_and_reaches_no_more(plain: Person) -> None:
+    """What may do anything on a site may call as it. The worker and the host hear nothing of it."""
+    page = plain.open("https://visited.example/")
+    plain.ask("control", scenarios="")
+    (address,) = (one.url for one in plain.context.service_workers if one.url.endswith(f"/{OTHER_WORKER}"))
+    other = plain.worker_at(address)
+    save = """() => chrome.tabs.query({ url: "https://visited.example/*" }).then(async ([{ id }]) => {
+      const func = () => navigator.attribution.saveImpression({ histogramIndex: 9 }).then(() => "saved", String);
+      return (await chrome.scripting.executeScript({ target: { tabId: id }, world: "MAIN", func }))[0].result; })"""
+    assert other.evaluate(save) == "saved"
+    assert plain.ask("stored")["stored"] == [[9, "visited.example", "visited.example"]]
+    send = "(ours) => chrome.runtime.sendMessage(ours, { kind: 'overview', origin: '' }).then(() => 'heard', String)"
+    assert "Receiving end does not exist" in other.evaluate(send, ID)
+    hosts = len(plain.installation.processes)
+    connect = """() => new Promise((done) => {
+      const port = chrome.runtime.connectNative("org.trefoil.device");
+      port.onMessage.addListener(() => done("answered"));
+      port.onDisconnect.addListener(() => done(chrome.runtime.lastError.message));
+      port.postMessage({ id: 1, kind: "hello", profile: "0".repeat(32), version: 1 });
+    })"""
+    assert "forbidden" in other.evaluate(connect)
+    assert len(plain.installation.processes) == hosts
+    page.close()
+
+
 def test_a_content_script_may_call_and_no_more(plain: Person) -> None:
     """As a compromised renderer would ask: what is the person's gets no answer."""
     page = plain.open("https://renderer.example/")
@@ -168,6 +268,11 @@ def test_a_content_script_may_call_and_no_more(plain: Person) -> None:
     refused = plain.worker.evaluate(ask, [tab, {"kind": "call", "call": "switch", "on": False}])
     assert refused["error"] == "NotAllowedError"
     assert plain.ask("overview", origin="")["enabled"] is True
+    # The device's name, the same on all sites.
+    look = """(tab) => chrome.scripting.executeScript({ target: { tabId: tab },
+      func: () => chrome.storage.local.get().then(Object.keys, () => "refused") }).then(([{ result }]) => result)"""
+    assert plain.worker.evaluate("chrome.storage.local.get().then(Object.keys)") == ["profile"]
+    assert plain.worker.evaluate(look, tab) == "refused"
     page.close()
 
 

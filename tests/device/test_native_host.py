@@ -192,6 +192,30 @@ def test_headers_of_responses(extension: Extension, device: Device[tuple[int, ..
     assert not device.overview().impressions
 
 
+def test_a_site_that_floods_with_clearing_leaves_room_for_others(
+    extension: Extension, device: Device[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More headers than may wait, of one site; then one of another, which is heeded."""
+    begun, go, cleared = threading.Event(), threading.Event(), []
+
+    def slowly(site: str) -> None:
+        begun.set()
+        assert go.wait(WAIT_SECONDS)
+        cleared.append(site)
+
+    monkeypatch.setattr(device, "clear_impressions_for_site", slowly)
+    posted = {extension.post("clear", url=f"{ADS}/", header='"impressions"')}
+    assert begun.wait(WAIT_SECONDS)
+    posted |= {extension.post("clear", url=f"{ADS}/", header='"impressions"') for _ in range(MAX_WAITING + 100)}
+    posted.add(extension.post("clear", url=f"{NEWS}/", header='"impressions"'))
+    answers = [extension.receive() for _ in range(MAX_WAITING + 99)]
+    go.set()
+    answers += [extension.receive() for _ in range(len(posted) - len(answers))]
+    assert {answer["id"] for answer in answers} == posted and not [one for one in answers if "error" in one]
+    # That one waited while the first was at work, and what came meanwhile is cleared by it.
+    assert cleared == ["ads.example", "ads.example", "news.example"]
+
+
 def test_what_leaves_the_browsers_history_is_forgotten(extension: Extension, device: Device[tuple[int, ...]]) -> None:
     """A host of which nothing is stored closes no week: browsers drop old visits by themselves."""
     extension.call("save", NEWS)

@@ -182,6 +182,8 @@ class Installation:
     host: str = PLAIN_HOST
     services: Sequence[str] = ("trefoil",)
     environment: Mapping[str, str] = field(default_factory=dict)
+    # Folders of other extensions that the person has.
+    others: Sequence[Path] = ()
 
     @property
     def user_data(self) -> Path:
@@ -222,11 +224,11 @@ class Installation:
 
     @property
     def flags(self) -> list[str]:
-        extension = install.extension_folder(self.data)
+        extensions = ",".join(map(str, [install.extension_folder(self.data), *self.others]))
         return [
             *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *("--password-store=basic", f"--disable-extensions-except={extension}", f"--load-extension={extension}"),
+            *("--password-store=basic", f"--disable-extensions-except={extensions}", f"--load-extension={extensions}"),
         ]
 
 
@@ -241,8 +243,13 @@ class Person:
 
     @property
     def worker(self) -> Worker:
-        own = [worker for worker in self.context.service_workers if worker.url.startswith("chrome-extension:")]
-        return own[0] if own else self.context.wait_for_event("serviceworker")
+        return self.worker_at(f"chrome-extension://{ID}/")
+
+    def worker_at(self, address: str) -> Worker:
+        """The service worker whose address begins so."""
+        found = [worker for worker in self.context.service_workers if worker.url.startswith(address)]
+        wanted = lambda worker: worker.url.startswith(address)  # noqa: E731
+        return found[0] if found else self.context.wait_for_event("serviceworker", wanted)
 
     def ask(self, kind: str, **fields: Any) -> Any:
         """Ask the host as the extension itself does."""

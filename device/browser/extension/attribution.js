@@ -176,3 +176,5 @@
   const getter = native(getOwnPropertyDescriptor(holder, "attribution").get);
   defineProperty(Navigator.prototype, "attribution", { get: getter, enumerable: true, configurable: true });
 })();
+// Pages see the name of a script in the stack of an error, and would see the extension's address there.
+//# sourceURL=attribution.js

@@ -12,7 +12,8 @@
   const MAX_ALLOW = 4096;
   // What stands for a frame that is not found, or of which too much would have to be said.
   const FORBIDDEN = { allow: "save-impression 'none'; measure-conversion 'none'", src: null, sandboxed: true };
-  const tell = (message) => chrome.runtime.sendMessage(message).catch(() => {});
+  // In a document that has outlived the extension, sending throws at once.
+  const tell = async (message) => { try { await chrome.runtime.sendMessage(message); } catch { /* Nobody is there. */ } };
 
   // --- Input. No key, target or position is kept.
   // HTML's activation triggering input events. One press is a pointer event and a mouse or touch event of one time: it
@@ -116,11 +117,12 @@
     else this.postMessage(report === undefined ? { id } : { id, report: bytesOf(report).buffer });
   }
   function onOffer(event) {
-    if (!event.ports.length) return;
+    if (!event.ports?.length) return;
     event.preventDefault();
     event.ports[0].onmessage = pass;
-    document.removeEventListener("trefoil-offer", onOffer);
+    document.removeEventListener("load", onOffer);
   }
-  document.addEventListener("trefoil-offer", onOffer);
-  document.dispatchEvent(new Event("trefoil-ready"));
+  // Why "load": see port.js.
+  document.addEventListener("load", onOffer);
+  document.dispatchEvent(new Event("load"));
 })();

@@ -24,11 +24,16 @@
     apply(post, ours, [{ id, kind, options }]);
   };
 
-  // Whichever of the two worlds is first: content.js cancels the offer that it takes, and no page sees a later one.
+  // Whichever of the two worlds is first: content.js cancels the offer that it takes, and no page sees a later one. The
+  // type is "load", the one that does not go on from a document to its window: a document in a frame may have the window
+  // of the empty one before it, and the page may be listening there.
   const offer = () => {
-    const taken = !document.dispatchEvent(new MessageEvent("trefoil-offer", { ports: [theirs], cancelable: true }));
-    if (taken) document.removeEventListener("trefoil-ready", offer);
+    const taken = !document.dispatchEvent(new MessageEvent("load", { ports: [theirs], cancelable: true }));
+    if (taken) document.removeEventListener("load", onReady);
   };
-  document.addEventListener("trefoil-ready", offer);
+  const onReady = (event) => { if (!event.ports) offer(); };
+  document.addEventListener("load", onReady);
   offer();
 })();
+// Pages see the name of a script in the stack of an error, and would see the extension's address there.
+//# sourceURL=port.js

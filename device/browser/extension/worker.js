@@ -1,5 +1,5 @@
 // Between pages and the device. It adds what the browser knows of a caller and decides nothing: the device does. It
-// keeps nothing about sites except the policy headers of open documents, in the memory of the session.
+// keeps nothing about sites except, in memory and of open tabs, policy headers and the origin that a badge is for.
 "use strict";
 
 const HOST = "org.trefoil.device";
@@ -20,9 +20,10 @@ const REFUSED = { error: "NotAllowedError", message: "This document may not call
 const device = {
   port: null,
   greeted: null,
-  // By id: the tab that asks, if one does, and who waits for the answer.
+  // By id: who waits for the answer.
   pending: new Map(),
-  pendingOfTab: new Map(),
+  // By tab, or null: how many ask, those included that wait for a host to be greeted.
+  asking: new Map(),
   last: 0,
   notBefore: 0,
   watch: 0,
@@ -59,14 +60,11 @@ const device = {
   },
 
   settle(id, answer) {
-    const asked = this.pending.get(id);
-    if (!asked) return;
+    const resolve = this.pending.get(id);
+    if (!resolve) return;
     this.pending.delete(id);
-    const left = (this.pendingOfTab.get(asked.tab) ?? 1) - 1;
-    if (left) this.pendingOfTab.set(asked.tab, left);
-    else this.pendingOfTab.delete(asked.tab);
     const { id: _, ...rest } = answer;
-    asked.resolve(rest);
+    resolve(rest);
   },
 
   async greet(port) {
@@ -83,15 +81,13 @@ const device = {
     }
   },
 
-  send(port, message, tab = null) {
+  send(port, message) {
     const id = ++this.last;
     const frame = { ...message, id };
-    const waiting = this.pendingOfTab.get(tab) ?? 0;
     const fits = new TextEncoder().encode(JSON.stringify(frame)).length <= MAX_FRAME;
-    if (this.port !== port || !fits || waiting >= MAX_PENDING) return Promise.resolve(UNREACHABLE);
+    if (this.port !== port || !fits) return Promise.resolve(UNREACHABLE);
     return new Promise((resolve) => {
-      this.pending.set(id, { tab, resolve });
-      this.pendingOfTab.set(tab, waiting + 1);
+      this.pending.set(id, resolve);
       if (this.pending.size === 1) this.listen();
       try {
         port.postMessage(frame);
@@ -103,20 +99,28 @@ const device = {
   },
 
   async ask(message, tab = null) {
+    const others = this.asking.get(tab) ?? 0;
+    if (others >= MAX_PENDING || (!this.port && Date.now() < this.notBefore)) return UNREACHABLE;
+    this.asking.set(tab, others + 1);
     try {
-      if (!this.port && Date.now() < this.notBefore) return UNREACHABLE;
       this.connect();
       const { port } = this;
       await this.greeted;
-      return await this.send(port, message, tab);
+      return await this.send(port, message);
     } catch {
       return UNREACHABLE;
+    } finally {
+      const left = this.asking.get(tab) - 1;
+      if (left) this.asking.set(tab, left);
+      else this.asking.delete(tab);
     }
   },
 };
 
-// The name of this browser profile's device.
+// The name of this browser profile's device. Out of reach of content scripts, so of renderers: it would tell all sites
+// that they see the same person, and another name would be another device.
 async function profile() {
+  await chrome.storage.local.setAccessLevel({ accessLevel: "TRUSTED_CONTEXTS" });
   const kept = await chrome.storage.local.get("profile");
   if (kept.profile) return kept.profile;
   const bytes = crypto.getRandomValues(new Uint8Array(16));
@@ -175,31 +179,29 @@ async function chainOf(tabId, documentId, origin, place) {
   return chain;
 }
 
-// --- Policies: the header of a document's own response, kept only where it names this API, until the document is gone.
+// --- Policies: the header of a document's own response, kept only where it names this API, until its tab is closed. A
+// document that the browser keeps for going back has no frame meanwhile, and must still have its policy when it returns.
 const OURS = /save-impression|measure-conversion/i;
 const NOTHING_ALLOWED = "save-impression=(), measure-conversion=()";
 const arriving = new Map();
 const policies = new Map();
 async function policyOf(documentId) {
-  if (policies.has(documentId)) return policies.get(documentId);
-  const key = `policy ${documentId}`;
-  return (await chrome.storage.session.get(key))[key] ?? "";
+  const kept = policies.get(documentId) ?? (await chrome.storage.session.get(documentId))[documentId];
+  return kept?.policy ?? "";
 }
-async function keepPolicy(documentId, policy) {
-  // In memory at once, since the document may call in its first script; in the session for a worker that starts again.
-  policies.set(documentId, policy);
-  try {
-    await chrome.storage.session.set({ [`policy ${documentId}`]: policy });
-  } catch {
-    await forgetPolicies();
-  }
+async function keepPolicy(tab, documentId, policy) {
+  // In memory at once, since the document may call in its first script; in the session for a worker that starts again,
+  // as long as there is room.
+  policies.set(documentId, { tab, policy });
+  await chrome.storage.session.set({ [documentId]: { tab, policy } }).catch(() => {});
 }
-async function forgetPolicies() {
-  for (const key of Object.keys(await chrome.storage.session.get(null))) {
-    const documentId = key.slice("policy ".length);
-    if (await chrome.webNavigation.getFrame({ documentId })) continue;
+async function forgetPolicies(tab) {
+  const kept = Object.entries({ ...(await chrome.storage.session.get(null)), ...Object.fromEntries(policies) });
+  for (const [documentId, { tab: its }] of kept) {
+    // A document that was prerendered for a tab of its own is listed under the one that began it.
+    if (its !== tab || (await chrome.webNavigation.getFrame({ documentId }))?.documentLifecycle === "active") continue;
     policies.delete(documentId);
-    await chrome.storage.session.remove(key);
+    await chrome.storage.session.remove(documentId);
   }
 }
 function headerOf(details, name) {
@@ -209,13 +211,16 @@ function headerOf(details, name) {
 // A call may come before the news that its document was committed.
 function policyOfEarlyCall({ tab, frameId, documentId, url }) {
   const arrived = arriving.get(`${tab.id} ${frameId}`);
-  if (arrived?.policy && arrived.url === url.split("#")[0]) keepPolicy(documentId, arrived.policy);
+  if (arrived?.url === url.split("#")[0]) keepPolicy(tab.id, documentId, arrived.policy);
 }
-function noteArrival(details) {
+function noteArrival({ tabId, frameId, url, ...details }) {
   const policy = headerOf(details, "permissions-policy") ?? "";
   const kept = policy.length > MAX_POLICY ? NOTHING_ALLOWED : policy;
-  arriving.set(`${details.tabId} ${details.frameId}`, { url: details.url.split("#")[0], policy: OURS.test(policy) ? kept : "" });
+  if (OURS.test(policy)) arriving.set(`${tabId} ${frameId}`, { url: url.split("#")[0], policy: kept });
+  else arriving.delete(`${tabId} ${frameId}`);
 }
+// A response that becomes no document, as a download does not.
+chrome.webNavigation.onErrorOccurred.addListener(({ tabId, frameId }) => arriving.delete(`${tabId} ${frameId}`));
 
 // --- Responses: the standard's two headers and Clear-Site-Data, of what came over the network.
 const CARRIERS = new Set(["image", "media", "other", "ping", "script", "xmlhttprequest"]);
@@ -224,7 +229,7 @@ function onResponse(details) {
   // A preflight carries the headers of what it asks for.
   if (details.fromCache || details.method === "OPTIONS") return;
   const header = headerOf(details, "clear-site-data");
-  if (header !== null) device.ask({ kind: "clear", url: details.url, header });
+  if (header !== null) device.ask({ kind: "clear", url: details.url, header }, details.tabId);
   if (!CARRIERS.has(details.type) || !details.documentId) return;
   const save = headerOf(details, "save-impression");
   const measure = headerOf(details, "measure-conversion");
@@ -251,7 +256,7 @@ chrome.webNavigation.onCommitted.addListener((details) => {
   const { tabId: tab, frameId, documentId, url } = details;
   const arrived = arriving.get(`${tab} ${frameId}`);
   arriving.delete(`${tab} ${frameId}`);
-  if (arrived?.policy && arrived.url === url.split("#")[0]) keepPolicy(documentId, arrived.policy);
+  if (arrived?.url === url.split("#")[0]) keepPolicy(tab, documentId, arrived.policy);
   if (frameId !== 0 || details.documentLifecycle !== "active") return;
   const chosen = CHOSEN.has(details.transitionType) && !details.transitionQualifiers.includes("forward_back");
   device.ask({ kind: "navigated", tab, url, chosen });
@@ -259,6 +264,7 @@ chrome.webNavigation.onCommitted.addListener((details) => {
 });
 chrome.tabs.onRemoved.addListener((tab) => {
   badges.delete(tab);
+  forgetPolicies(tab);
   device.ask({ kind: "closed", tab });
 });
 
