@@ -38,6 +38,7 @@ pytestmark = needs_chromium
 OURS = Path(__file__).parents[1] / "data" / "scenarios"
 STANDARD = Path(__file__).parents[3] / "shared" / "w3c" / "e2e-tests"
 SHOP = "shop.example"
+CROWD = 20
 AD = {"histogramIndex": 1}
 SALE = {"aggregationService": "trefoil", "histogramSize": 4, "epsilon": 0.1}
 SAVE = "navigator.attribution.saveImpression({ histogramIndex: 1 }).then(() => 'saved', (error) => error.name)"
@@ -446,6 +447,73 @@ def test_a_report_by_header_is_sent_by_the_page(person: Person) -> None:
     page.close()
 
 
+def test_a_report_for_a_place_that_does_not_take_it_is_dropped(person: Person) -> None:
+    """Without CORS the browser asks first, and sends nothing. The page learns nothing of it, and goes on."""
+    header = 'aggregation-service="trefoil", histogram-size=4, epsilon=0.1, report-url="/closed"'
+    image = ("Content-Type", "image/gif")
+    person.sites.pages["ads.example/closed.gif"] = Answer(PIXEL, [("Measure-Conversion", header), image])
+    person.sites.pages["ads.example/closed"] = Answer("")
+    person.sites.pages["shop.example/closed"] = Answer(
+        "<!doctype html><script>window.seen = []; for (const type of ['error', 'unhandledrejection'])"
+        " addEventListener(type, () => seen.push(type));</script><img src='https://ads.example/closed.gif'>"
+    )
+    page = person.open("https://shop.example/closed")
+
+    def asked() -> list[str]:
+        return [one.method for one in person.sites.requests if (one.host, one.path) == ("ads.example", "/closed")]
+
+    wait_for(lambda: bool(asked()))
+    assert call(page, "measureConversion", SALE) == [0, 0, 0, 0]
+    assert asked() == ["OPTIONS"]
+    entries = page.evaluate("performance.getEntriesByType('resource').map(({ name }) => name)")
+    assert page.evaluate("seen") == [] and not [name for name in entries if name.endswith("/closed")]
+    page.close()
+
+
+def test_the_header_of_a_response_that_was_not_sent_again_is_ignored(person: Person) -> None:
+    """With a 304 the browser takes what it has kept, as from its cache."""
+
+    def unchanged(request: Request) -> Answer:
+        kept = [("Save-Impression", "histogram-index=1"), ("Content-Type", "image/gif"), ("ETag", '"a"')]
+        kept.append(("Cache-Control", "no-cache"))
+        return Answer("", kept, 304) if "if-none-match" in request.headers else Answer(PIXEL, kept)
+
+    person.sites.pages["ads.example/kept.gif"] = unchanged
+    person.sites.pages["ads.example/after.gif"] = Answer(
+        PIXEL, [("Save-Impression", "histogram-index=2"), ("Content-Type", "image/gif")]
+    )
+    page = person.open("https://blog.example/")
+    load = """(name) => new Promise((done) => { const image = new Image(); image.onload = () => done(true);
+      image.src = `https://ads.example/${name}`; })"""
+    page.evaluate(load, "kept.gif")
+    wait_for(lambda: len(stored(person)) == 1)
+    page.reload()
+    page.evaluate(load, "kept.gif")
+    asked = [one for one in person.sites.requests if one.path == "/kept.gif"]
+    assert ["if-none-match" in one.headers for one in asked] == [False, True]
+    page.evaluate(load, "after.gif")
+    wait_for(lambda: len(stored(person)) >= 2)
+    assert [index for index, *_ in stored(person)] == [1, 2]
+    page.close()
+
+
+def test_a_beacon_of_a_document_that_is_gone_is_ignored(person: Person) -> None:
+    """There is no document left to ask for its frames and its policy, so nobody to save for."""
+    person.sites.pages["ads.example/beacon"] = Answer("", [("Save-Impression", "histogram-index=1")], 200)
+    page = person.open("https://left.example/")
+    send = "navigator.sendBeacon('https://ads.example/beacon')"
+    page.evaluate(send)
+    wait_for(lambda: len(stored(person)) == 1)
+    page.evaluate(f"() => addEventListener('unload', () => {send})")
+    page.goto("https://next.example/")
+    wait_for(lambda: sum(one.path == "/beacon" for one in person.sites.requests) == 2)
+    # What the new document asks comes later, and is heeded.
+    page.evaluate(send)
+    wait_for(lambda: len(stored(person)) >= 2)
+    assert {site for _, site, _ in stored(person)} == {"left.example", "next.example"} and len(stored(person)) == 2
+    page.close()
+
+
 # The person's input. Playwright's `goto` is an address that the person entered, and its `evaluate` a gesture.
 
 
@@ -530,7 +598,7 @@ def test_clearing_the_browsers_history_clears_the_device(person: Person) -> None
 def test_an_ad_and_a_purchase_are_counted_by_three_helpers(
     playwright: Playwright, sites: Sites, tmp_path: Path, person: Person
 ) -> None:
-    """Two https sites, one person's browser with the real host, three running helpers, and the shop's query."""
+    """Two https sites, one browser with the real host, a crowd's reports, three running helpers, the shop's query."""
     sites.pages["shop.example/buy"] = Answer("<!doctype html><button id='buy'>Buy</button>")
     sites.pages["news.example/ad"] = Answer("<!doctype html><a id='ad' href='https://shop.example/buy'>An ad</a>")
     launched = launched_helpers(tmp_path / "trio", now=system_clock(), sites={SHOP: [SHOP]}, options={"processes": 0})
@@ -544,15 +612,23 @@ def test_an_ad_and_a_purchase_are_counted_by_three_helpers(
             real.ask("switch", on=True)
             report = ad_and_purchase(real.context.new_page())
             assert real.ask("overview", origin=f"https://{SHOP}")["spent"] > 0
+        crowd = ["--count", CROWD, "--buckets", 16, "--epsilon", 0.5, "--unit", "count"]
+        run_trefoil("reports", "--helpers", helper_set, "--site", SHOP, *crowd, "--out", tmp_path / "shop.batch")
+        # It joins the others.
         with BatchWriter(tmp_path / "shop.batch") as batch:
             batch.add(SealedReport.decode(report))
         key = running.trio.site_key_path(SHOP)
         arguments = ["--reports", tmp_path / "shop.batch", "--helpers", helper_set, "--site-key", key]
         answer = tmp_path / "answer.json"
-        # A process of its own: Playwright's event loop is running in this one.
-        subprocess.run([*TREFOIL, "query", "run", *map(str, arguments), "--json", str(answer)], check=True, timeout=120)
+        run_trefoil("query", "run", *arguments, "--json", answer)
     result = json.loads(answer.read_text())
-    assert (result["reports_submitted"], result["reports_counted"], len(result["answer"])) == (1, 1, 16)
+    assert (result["reports_submitted"], result["reports_counted"]) == (CROWD + 1, CROWD + 1)
+    assert len(result["answer"]) == 16
+
+
+def run_trefoil(*arguments: object) -> None:
+    """A process of its own: Playwright's event loop is running in this one."""
+    subprocess.run([*TREFOIL, *map(str, arguments)], check=True, timeout=120)
 
 
 def ad_and_purchase(page: Page) -> bytes:

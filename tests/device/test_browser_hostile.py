@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Playwright, expect, sync_playwright
 
 from device.browser.profiles import databases, services_folder
+from protocol.header import Header
+from protocol.report import SealedReport
 from tests.support.browser import (
     axe_findings,
     axe_source,
@@ -478,6 +482,36 @@ def test_nothing_happens_until_the_person_agrees(real: Person) -> None:
     page.close()
 
 
+ALL_THAT_A_PAGE_SEES = """async ([sale, calls]) => {
+  const outcomes = [];
+  for (const [method, options] of calls) {
+    outcomes.push(await navigator.attribution[method](options).then(
+      (result) => Object.keys(result), (error) => [error.name, error.message]));
+  }
+  const { report } = await navigator.attribution.measureConversion(sale);
+  return [outcomes, [...navigator.attribution.aggregationServices.keys()], [...report]];
+}"""
+
+
+def test_off_and_on_are_the_same_to_a_page(real: Person) -> None:
+    """Outcomes and errors word for word; of the report every byte that is not random, with an ad there to be found."""
+    sale = {"aggregationService": "trefoil", "histogramSize": 4, "epsilon": 0.001, "value": 2, "maxValue": 3}
+    calls = [["saveImpression", {"histogramIndex": index}] for index in (1, -1, 2**31)]
+    calls += [["measureConversion", {**sale, **wrong}] for wrong in ({}, {"histogramSize": 0}, {"epsilon": -1})]
+    page = real.open("https://same.example/")
+    seen = []
+    for on in (True, False):
+        real.ask("switch", on=on)
+        outcomes, services, report = page.evaluate(ALL_THAT_A_PAGE_SEES, [sale, calls])
+        header = Header.decode(SealedReport.decode(bytes(report)).header)
+        # The rest is a nonce, hashes and proofs of random values, of a size that the terms decide.
+        terms = replace(header.terms, time=3600)
+        seen.append((outcomes, services, len(report), terms, header.helper_set, header.key_ids, header.suite))
+    assert seen[0] == seen[1]
+    real.ask("switch", on=True)
+    page.close()
+
+
 def test_the_popup_shows_a_site_and_switches(real: Person) -> None:
     real.ask("switch", on=True)
     page = real.open("https://popup.example/")
@@ -514,6 +548,23 @@ def test_the_dashboard_without_a_port(real: Person) -> None:
     assert real.ask("overview", origin="")["enabled"] is False
     real.ask("switch", on=True)
     dashboard.close()
+    page.close()
+
+
+def test_two_profiles_have_two_devices(real: Person, playwright: Playwright, sites: Sites, tmp_path: Path) -> None:
+    """Of one person: what the one remembers the other does not, and neither renews the other's budgets."""
+    real.ask("switch", on=True)
+    page = real.open("https://profile.example/")
+    page.evaluate(SAVE)
+    shared = {"XDG_DATA_HOME": str(real.installation.folder)}
+    (first,) = databases(real.installation.data)
+    with browser_with(playwright, sites, Installation(tmp_path, REAL_HOST, environment=shared)) as second:
+        second.wait_ready()
+        assert len(databases(real.installation.data)) == 2 and databases(second.installation.data) == []
+        overviews = [one.ask("overview", origin="https://profile.example") for one in (real, second)]
+    assert [(one["enabled"], one["ads"]) for one in overviews] == [(True, 1), (False, 0)]
+    (other,) = {*databases(real.installation.data)} - {first}
+    shutil.rmtree(other.parent)
     page.close()
 
 

@@ -230,7 +230,8 @@ function onResponse(details) {
   if (details.fromCache || details.method === "OPTIONS") return;
   const header = headerOf(details, "clear-site-data");
   if (header !== null) device.ask({ kind: "clear", url: details.url, header }, details.tabId);
-  if (!CARRIERS.has(details.type) || !details.documentId) return;
+  // A 304 that the page's own cache asked for; one for the browser's cache shows as a hit, so neither counts.
+  if (!CARRIERS.has(details.type) || !details.documentId || details.statusCode === 304) return;
   const save = headerOf(details, "save-impression");
   const measure = headerOf(details, "measure-conversion");
   if (save !== null || measure !== null) heed(details, save, measure).catch(() => { /* Its document is gone. */ });
