@@ -196,11 +196,21 @@ class PostgresConnection:
             raise psycopg.OperationalError("the connection broke in a transaction")
         if self.raw.closed and self._epoch is not None:
             self.raw = self._connect()
-            self._lock()
-            if self.raw.execute("SELECT epoch FROM ledger").fetchone() != (self._epoch,):
-                raise self._end(LedgerTakenOver(self._location))
-            self._hold(self._epoch)
+            try:
+                # Before the lock too: the process that took over holds it, and we would wait in vain.
+                self._check_epoch()
+                self._lock()
+                self._check_epoch()
+                self._hold(self._epoch)
+            except BaseException:
+                # Never on in a session without the lock.
+                self.raw.close()
+                raise
         return self.raw
+
+    def _check_epoch(self) -> None:
+        if self.raw.execute("SELECT epoch FROM ledger").fetchone() != (self._epoch,):
+            raise self._end(LedgerTakenOver(self._location))
 
 
 LOCK = f"{APPLICATION_ID}, 'ledger'::regclass::oid::bigint::bit(32)::integer"

@@ -318,6 +318,37 @@ def test_a_connection_lost_in_a_transaction_rolls_it_back_and_the_next_one_works
     assert contents(location) != before
 
 
+def test_a_process_that_reconnects_learns_that_another_holds_the_ledger(
+    location: PostgresLocation, ledger: ReportLedger
+) -> None:
+    """Its session was ended and the next process has the lock: it is fenced, and not merely told to wait."""
+    end_sessions(location)
+    with closing(ReportLedger(location, OWNER)):
+        with pytest.raises(LedgerError):
+            ledger.check_held()
+        with raises(ErrorKind.FENCED, LedgerClosed):
+            ledger.check_held()
+
+
+def test_a_lock_that_the_server_still_holds_for_a_dead_session_is_waited_for(
+    location: PostgresLocation, ledger: ReportLedger
+) -> None:
+    """The epoch is still ours, so we go on when the lock is released, and not in a session without it."""
+    import psycopg
+
+    from mpc_helpers.ledger.postgres_engine import LOCK
+
+    break_connection(ledger, location)
+    with psycopg.connect(location.conninfo(), autocommit=True, options=f"-c search_path={location.schema}") as dead:
+        dead.execute(f"SELECT pg_advisory_lock({LOCK})".encode())
+        with pytest.raises(LedgerError):
+            ledger.check_held()
+        for _ in range(2):
+            with raises(ErrorKind.BUSY, LedgerError):
+                ledger.check_held()
+    reserve(ledger, 1, 1, 5)
+
+
 class LostReply:
     """A connection on which the reply to the next COMMIT is lost, after or before the server heard of it."""
 
