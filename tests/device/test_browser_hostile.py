@@ -413,7 +413,7 @@ def test_a_host_that_never_answers_is_dropped(plain: Person) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("moment", ["before", "while it waits", "with many"])
+@pytest.mark.parametrize("moment", ["before", "while it waits", "with many"] if LONG else ["with many"])
 def test_a_host_that_is_killed_in_a_call(real: Person, moment: str) -> None:
     """The call is refused, never asked again, and the next one has a new host."""
     page = real.open("https://killer.example/")
