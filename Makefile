@@ -4,14 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-# One more than there are cores: tests of real processes wait much of the time.
-WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# Two more than there are cores: tests of real processes wait much of the time.
+WORKERS = $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
 # Without bytecode on disk, every process that a command or a test starts would compile all of its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 FAST := not processes and not browser and not documents and not statistical
 SOURCES := protocol device mpc_helpers benchmarks tests trefoil.py
 
-.PHONY: help demo live check test lint compiled bench results chaos load alerts fuzz clean
+.PHONY: help demo live check test lint style types compiled tests bench results chaos load alerts fuzz clean
 
 help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
@@ -19,7 +19,7 @@ help:
 	@echo "make check   lint, types and the fast tests, in a minute and a half"
 	@echo "make test    lint, types and all tests, in six minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
-	@echo "make results every file in benchmarks/results again, and the documents that quote them: two hours on two cores"
+	@echo "make results the commands of the files in benchmarks/results, and the tables that quote them: hours"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"
 	@echo "make fuzz    hostile bytes, planted bugs: 30 minutes         make alerts  Prometheus fires every rule"
 	@echo "make clean   remove what the others made"
@@ -42,10 +42,14 @@ demo: $(READY)
 live: $(READY)
 	$(BIN)/trefoil live
 
-lint: $(READY)
+lint: style types
+
+style: $(READY)
 	@echo "== lint"
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(READY)
 	@echo "== types"
 	$(BIN)/mypy
 
@@ -59,9 +63,13 @@ check: $(READY)
 	@echo "== fast tests"
 	$(BIN)/python -m pytest --quiet --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(FAST)"
 
-# Lint and types need one core, compiling the other. The order of files is that of tests/conftest.py, long ones first.
+# Types are checked beside the tests, whose processes wait now and then; what lint finds is said before.
 test: $(READY)
-	@$(MAKE) --no-print-directory --jobs 2 lint compiled
+	@$(MAKE) --no-print-directory --jobs 2 style compiled
+	@$(MAKE) --no-print-directory --jobs 2 types tests
+
+# The order of files is that of tests/conftest.py, long ones first.
+tests: $(READY)
 	@echo "== tests"
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
@@ -82,14 +90,15 @@ chaos: $(READY)
 load: $(READY)
 	TREFOIL_LOAD=all $(BIN)/python -m pytest -s --timeout 7200 tests/processes/test_load.py tests/protocol/test_collector.py \
 		tests/mpc_helpers/test_withdrawal.py tests/mpc_helpers/test_server.py tests/processes/test_noise_channels.py \
-		tests/device/test_browser_install.py tests/device/test_browser_hostile.py
+		tests/device/test_browser_install.py tests/device/test_browser_person.py \
+		tests/benchmarks/test_browser_timing.py
 
 alerts: $(READY)
 	TREFOIL_ALERTS=all $(BIN)/python -m pytest -s --timeout 1800 tests/processes/test_alerts.py
 
 fuzz: $(READY)
 	TREFOIL_FUZZ_SECONDS=600 $(BIN)/python -m pytest -s --timeout 7200 tests/protocol/test_fuzz.py tests/mpc_helpers/test_joint_noise.py tests/mpc_helpers/test_noise_audit.py \
-		tests/device/test_device_timelines.py tests/device/test_display_privacy.py
+		tests/device/test_device_timelines.py tests/device/test_display_privacy.py tests/device/test_parts_privacy.py
 	TREFOIL_BUGS=all $(BIN)/python -m pytest --timeout 7200 tests/documents/test_planted_bugs.py
 
 clean:

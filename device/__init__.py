@@ -16,10 +16,10 @@
 - `site`: registrable domains
 - `services`: the helper sets that a device trusts, by the names that sites choose
 - `overview`: what a person may know about their own device
-- `actions`: what the commands of `trefoil device` do
 - `agent`: creates and opens a device on a real machine
 - `errors`: the standard's exceptions
 - `dashboard`: the privacy dashboard, for the person's own browser
+- `actions`: what the commands of `trefoil device` share
 - `commands`: the commands of `trefoil device`
 - `stores`: what a device keeps, and where
 - `web`: the device behind web pages: browser checks, response headers, the standard's scenarios

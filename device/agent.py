@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from device.stores.schema import read_settings
 from device.stores.sqlite_store import SqliteStore
 from protocol.helper_set import HelperSet
 from protocol.report import SealedReport
+from protocol.units import HOUR
 
 Report = SealedReport | DebugReport
 
@@ -86,27 +87,20 @@ def opened(
         limits = replace(limits, aggregation_services=frozenset(sets))
         seal: ServicesSeal[Report] = ServicesSeal(seals)
         load_tables()
-        schedule = schedule or Delayed(limits.delay_ms / 1000, limits.work_ms / 1000)
+        schedule = schedule or Delayed.within(limits)
         try:
             device = Device(store, seal, clock=clock, limits=limits, schedule=schedule)
             device.delete_expired()
+            schedule.every(HOUR, device.delete_expired)
             yield device
         finally:
             # Before the database is closed: accepted saves are applied now or lost.
             schedule.close()
 
 
-@contextmanager
 def opened_store(
     path: Path | str, *, limits: DeviceLimits | None = None, clock: Callable[[], int] = system_clock
-) -> Iterator[SqliteStore]:
-    """Open the database at `path`, and fix the start of its epochs if it has none."""
+) -> closing[SqliteStore]:
+    """Open the database at `path` for a `with` block."""
     length = (limits or stored_limits(path)).epoch_length
-    store = SqliteStore.open(Path(path), epoch_length=length, clock=clock)
-    try:
-        with store.transaction():
-            # Only a database of an older version, on which no conversion was measured, has none.
-            store.fix_epoch_start(draw_start(clock(), length, fair_coin()))
-        yield store
-    finally:
-        store.close()
+    return closing(SqliteStore.open(Path(path), epoch_length=length, clock=clock))

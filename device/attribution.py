@@ -17,8 +17,7 @@ import math
 import operator
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -298,18 +297,11 @@ def imported(name: str, what: str, hint: str) -> Any:  # Any: the person's own o
     """Return the object that `module:name` names, with the current folder on the path as Python itself has it."""
     if ":" not in name:
         raise TrefoilError(f"there is no {what} {name!r}", hint, kind=ErrorKind.UNKNOWN_NAME)
-    try:
-        with _this_folder_importable():
-            return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise TrefoilError(f"cannot import {name}: {error}", hint, kind=ErrorKind.MISSING_DEPENDENCY) from None
-
-
-@contextmanager
-def _this_folder_importable() -> Iterator[None]:
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
-        yield
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
+        raise TrefoilError(f"cannot import {name}: {error}", hint, kind=ErrorKind.MISSING_DEPENDENCY) from None
     finally:
         sys.path.remove(folder)

@@ -60,12 +60,10 @@ class LossTerms:
 
 @dataclass(frozen=True, slots=True)
 class EpochLoss:
-    """What one epoch owes: to the querier's own filter, to that of all sites, to event sites' quotas, and for κ."""
+    """What one epoch owes: to the querier's own filter, and to those that queriers share, everyone's and the quotas."""
 
     site: int
     everyone: int
-    quota: int
-    side_query: int = 0
 
 
 def epoch_loss(terms: LossTerms, *, relevant: bool, sensitivity: int, output: int | None) -> EpochLoss:
@@ -78,6 +76,10 @@ def epoch_loss(terms: LossTerms, *, relevant: bool, sensitivity: int, output: in
     pay Δ(ρ) in both. With a side query every epoch owes κ on top, with data or without: whether an epoch has data must
     not show in what it can still pay (Theorem 17 charges epochs with data only; that leaks without bound).
 
+    Quotas pay what the filter of all sites pays, so that they bound it. Which of them pays depends on the data; that
+    leaks no more than any quota: an answer differs between two databases only if one of them pays for it from the
+    querier's filter and from that of all sites, and each of the two holds its capacity.
+
     So an epoch with data pays ε·(Δ(ρ) + κ)/Δ in case 3, which is ε·(Δ + κ)/Δ for a report of the largest value, and one
     without data ε·κ/Δ. Example: the standard's call with ε = 0.5, value = max_value = 5 and κ = 5 has Δ = 2·5 = 10, and
     a week with a relevant impression pays 0.5·(10 + 5)/10 = 0.75.
@@ -87,8 +89,6 @@ def epoch_loss(terms: LossTerms, *, relevant: bool, sensitivity: int, output: in
     return EpochLoss(
         site=terms.loss(own + terms.kappa),
         everyone=terms.loss(shared + terms.kappa),
-        quota=terms.loss(shared),
-        side_query=terms.loss(terms.kappa) if terms.kappa else 0,
     )
 
 
@@ -100,8 +100,8 @@ class FilterKind(IntEnum):
     IMPRESSION_SITE = 3
     # 4 was a quota that no device could set.
     ADVERTISER = 5
-    # What all side queries together take of the budget of all sites. Quotas of event sites do not bound κ, which weeks
-    # without events pay too: eight sites without any ad could use up everyone's budget.
+    # What all sites together take of the budget of all sites in epochs without relevant events: for side queries, and
+    # after faults. No event site's quota bounds that: eight sites without any ad could use up everyone's budget.
     SIDE_QUERY = 6
 
 
@@ -187,13 +187,13 @@ def charges_of(
 ) -> Charges:
     """Return what an epoch owes to each of its filters for a report to `site`: each pays once, however many match.
 
-    `quota` is the kind of filter that the sites of matching events have.
+    `quota` is the kind of filter that the sites of matching events have. Without such sites that of side queries pays.
     """
     charges = {FilterOwner(FilterKind.SITE, site): loss.site, FilterOwner(FilterKind.GLOBAL, ""): loss.everyone}
     for event_site in event_sites:
-        charges[_quota_of(quota, event_site)] = loss.quota
-    if loss.side_query:
-        charges[FilterOwner(FilterKind.SIDE_QUERY, "")] = loss.side_query
+        charges[_quota_of(quota, event_site)] = loss.everyone
+    if not event_sites:
+        charges[FilterOwner(FilterKind.SIDE_QUERY, "")] = loss.everyone
     return charges
 
 

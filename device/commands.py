@@ -1,19 +1,57 @@
-"""The commands of `trefoil device`: parse the options, call `device.actions`, write `--json`."""
+"""The commands of `trefoil device`: the calls of sites, what only the person sees and controls, and helper sets.
+
+Each opens the database, runs one call of the device, prints the result and writes it to `--json`.
+"""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from device import actions, agent
-from device.conversion import ConversionOptions
+from device import agent, services
+from device.actions import (
+    Destination,
+    MeasurementOptions,
+    chosen_limits,
+    conflict,
+    ensure_database,
+    open_for_service,
+)
+from device.budget import FilterKind, FilterState, report_sensitivity
+from device.conversion import AttributionRequest, ConversionOptions
+from device.dashboard.formatting import (
+    LocalTime,
+    describe_barrier,
+    describe_clearing,
+    describe_cost,
+    describe_epoch_length,
+)
+from device.epoch import EpochCalendar
+from device.errors import DatabaseUnavailable
 from device.events import ConversionEventOptions, ImpressionOptions
+from device.labelling import LabelOptions
+from device.limits import DeviceLimits
+from device.overview import Overview, shortfall
+from device.report import DebugReport
 from device.request import SideQuery, SideQueryForm
-from protocol.cli.console import say, write_json
-from protocol.cli.options import JsonFile, WholeKappa
+from device.schedule import DRAIN_SECONDS
+from device.site import parse_site
+from device.stores.storage import ReportRecord, Side
+from protocol.cli.console import out, say, write_json
+from protocol.cli.options import JsonFile, WholeKappa, check_file
 from protocol.errors import ErrorKind, TrefoilError
+from protocol.helper_set import HelperSet
+from protocol.querier.regression.features import FeatureEncoding, Record, append_record
+from protocol.report import SealedReport
+from protocol.units import show
 
 app = typer.Typer(help="device")
 device = typer.Typer(help="Act as one person's device.", no_args_is_help=True)
@@ -35,6 +73,15 @@ Helpers = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Their helper set, if the device holds none of that name.", show_default=False),
 ]
+_FORMS = {"general": SideQueryForm.GENERAL, "last-touch": SideQueryForm.LAST_TOUCH}
+_FILTER_NAMES = {
+    FilterKind.SITE: "reports to this site",
+    FilterKind.GLOBAL: "all sites together",
+    FilterKind.IMPRESSION_SITE: "impressions on this site",
+    FilterKind.ADVERTISER: "conversions on this site",
+    FilterKind.SIDE_QUERY: "side queries of all sites",
+}
+JsonResult = dict[str, object]
 
 
 @device.command()
@@ -49,6 +96,7 @@ def create(
     own_site: Annotated[str, typer.Option(help="A site's own ads: counted, or hidden from its reports.")] = "counted",
     sites_per_action: Annotated[int | None, typer.Option(help="Sites that may call on one action of the user.")] = None,
     delay_ms: Annotated[int, typer.Option(help="Milliseconds from a call to its report.")] = 1000,
+    processor_ms: Annotated[int, typer.Option(help="Processor milliseconds of every report; 0: what it needs.")] = 50,
     json_file: JsonFile = None,
 ) -> None:
     """Create a device database. Other commands create one with the defaults if there is none.
@@ -57,7 +105,13 @@ def create(
 
     Example: trefoil device create --db ann.db --budget 0.5 --own-site hidden
     """
-    limits = actions.chosen_limits(budget, global_budget, epoch_days, own_site, sites_per_action, delay_ms)
+    limits = replace(
+        chosen_limits(budget, global_budget, own_site),
+        epoch_days=epoch_days,
+        sites_per_action=sites_per_action,
+        delay_ms=delay_ms,
+        processor_ms=processor_ms,
+    )
     agent.create(db, debug=debug, limits=limits)
     say(f"{db} is a new {'debug ' if debug else ''}device")
     write_json(json_file, {"database": str(db), "debug": debug, "settings": limits.settings()})
@@ -82,7 +136,10 @@ def impression(
     """
     sites, callers = tuple(conversion_site or ()), tuple(conversion_caller or ())
     options = ImpressionOptions(bucket, match_value, sites, callers, lifetime_days, priority)
-    write_json(json_file, actions.save_impression(db, site, options, intermediary))
+    kept = _save(db, site, options, intermediary)
+    if kept:
+        say(f"saved an impression on {parse_site(site)} for bucket {bucket}")
+    write_json(json_file, {"site": parse_site(site), "bucket": bucket, "kept": kept})
 
 
 @device.command()
@@ -100,7 +157,37 @@ def conversion(
     Example: trefoil device conversion shop.example --db ann.db --publisher news.example
     """
     options = ConversionEventOptions(tuple(publisher), label, lifetime_days)
-    write_json(json_file, actions.save_conversion(db, site, options, intermediary))
+    kept = _save(db, site, options, intermediary)
+    publishers = sorted(map(parse_site, publisher))
+    if kept:
+        say(f"saved a conversion on {parse_site(site)} that {', '.join(publishers)} may learn of")
+    write_json(json_file, {"site": parse_site(site), "publishers": publishers, "label": label, "kept": kept})
+
+
+def _save(db: Path, site: str, options: ImpressionOptions | ConversionEventOptions, intermediary: str | None) -> bool:
+    """Save an event and return whether it is stored. To the person an error may say what it must not say to a site."""
+    action, stored = _new_action(), Future[bool]()
+    with ensure_database(db), agent.opened(db) as device:
+        if isinstance(options, ImpressionOptions):
+            device.save_impression(site, options, intermediary=intermediary, action=action, kept=stored)
+        else:
+            device.save_conversion(site, options, intermediary=intermediary, action=action, kept=stored)
+        try:
+            kept = stored.result(DRAIN_SECONDS)
+        except TimeoutError:
+            kept = False
+        if not kept and device.overview().enabled:
+            raise DatabaseUnavailable(
+                "nothing was saved: the device database could not be written in time", "Retry later."
+            )
+    if not kept:
+        say("measurement is off: nothing was saved")
+    return kept
+
+
+def _new_action() -> str:
+    """Return a name for the action of the user that a command stands for, for devices that count sites per action."""
+    return secrets.token_hex(16)
 
 
 @device.command()
@@ -129,20 +216,69 @@ def label(
     --field advertiser=shop.example --field hour=20 --ago 700000 --advertiser shop.example --batch news.batch
     --records news.records
     """
-    request = actions.LabelRequest.of(
-        features,
-        field,
-        records,
-        visitor,
+    encoding = FeatureEncoding.load(features)
+    options = LabelOptions(
         service,
+        encoding.encode(_fields(field), "the impression"),
+        encoding.cap,
         epsilon=epsilon,
         shown_ago=ago,
         advertisers=tuple(advertiser),
         window_days=window_days,
         labels=tuple(conversion_label or ()),
         side_query=SideQuery(kappa, SideQueryForm.ANY) if kappa else None,
+        unit=encoding.unit,
     )
-    write_json(json_file, actions.label(db, helpers, site, request, intermediary, batch))
+    destination = Destination(batch, is_batch=True)
+    check_file("--records", records)
+    with open_for_service(db, helpers, service) as (helper_set, device):
+        checked = options.checked(parse_site(site), parse_site(intermediary or site), device.overview().limits)
+        destination.check(checked, helper_set, agent.system_clock())
+        before = device.overview()
+        with destination.opened() as write:
+            report = device.measure_impression(site, options, intermediary=intermediary, action=_new_action())
+            # The record first: a record without a report is harmless, but a report without one could not be fitted.
+            append_record(records, Record(_sealed(report).digest, tuple(options.features), visitor))
+            write(_sealed(report))
+        warning = _dropped(before, device.overview())
+    result = _describe_report(report, destination)
+    say(f"its features are in {records}")
+    if warning is not None:
+        say(warning)
+    write_json(json_file, result | {"shortfall": warning})
+
+
+def _fields(assignments: Sequence[str]) -> dict[str, str]:
+    fields = {}
+    for each in assignments:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise TrefoilError(f"{each!r} is not a field", "Write name=value.", kind=ErrorKind.MALFORMED)
+        fields[name] = value
+    return fields
+
+
+def _sealed(report: agent.Report) -> SealedReport:
+    return report.sealed if isinstance(report, DebugReport) else report
+
+
+def _dropped(before: Overview, after: Overview) -> str | None:
+    """Return what to say of a call that this device had no time for, which only its person may know."""
+    if (len(before.reports), before.reports[-1:]) != (len(after.reports), after.reports[-1:]):
+        return None
+    return "this report is null: the device had no time to read anything for it, and nothing was paid"
+
+
+def _describe_report(report: agent.Report, destination: Destination) -> JsonResult:
+    """Say where a report was written, and return what `--json` says about it."""
+    sealed = _sealed(report)
+    size = len(sealed.encode())
+    say(f"wrote a sealed report of {size} bytes to {destination.path}")
+    result: JsonResult = {"report": sealed.digest.hex(), "bytes": size, "file": str(destination.path)}
+    if isinstance(report, DebugReport):
+        say(f"debug: the histogram is {list(report.histogram)}")
+        result["histogram"] = list(report.histogram)
+    return result
 
 
 @device.command()
@@ -198,9 +334,40 @@ def convert(
             "The noise is scaled to --max-value: raise it, or clip the value.",
             kind=ErrorKind.OUT_OF_RANGE,
         )
-    destination = actions.Destination.from_options(batch, report)
-    measurement = actions.MeasurementOptions(options, function, actions.parse_side_query_form(flag))
-    write_json(json_file, actions.convert(db, helpers, site, measurement, intermediary, destination))
+    destination = Destination.from_options(batch, report)
+    if flag not in _FORMS:
+        hint = "The forms are general and last-touch."
+        raise TrefoilError(f"the flag has no form {flag!r}", hint, kind=ErrorKind.UNKNOWN_NAME)
+    measurement = MeasurementOptions(options, function, _FORMS[flag])
+    write_json(json_file, _measure(db, helpers, site, intermediary, measurement, destination))
+
+
+def _measure(
+    db: Path,
+    helpers: Path | None,
+    site: str,
+    intermediary: str | None,
+    measurement: MeasurementOptions,
+    destination: Destination,
+) -> JsonResult:
+    """Measure a conversion, write its report, and return what `--json` says. Its batch is locked before it is paid."""
+    with open_for_service(db, helpers, measurement.options.aggregation_service) as (helper_set, device):
+        now, before = agent.system_clock(), device.overview()
+        request = measurement.on(device, now)
+        checked = request.checked(parse_site(site), parse_site(intermediary or site), before.limits)
+        destination.check(checked, helper_set, now)
+        with destination.opened() as write:
+            made = device.measure_conversion(site, request, intermediary=intermediary, action=_new_action())
+            write(_sealed(made))
+        overview = device.overview()
+    result = _describe_report(made, destination)
+    if isinstance(request, AttributionRequest):
+        bound = report_sensitivity(request.value, request.buckets, len(request.epochs))
+        say(f"one week can move it by at most {bound}, and noise is made for {request.query_sensitivity} (Theorem 18)")
+    warning = _dropped(before, overview) or shortfall(checked, overview)
+    if warning is not None:
+        say(warning)
+    return result | {"shortfall": warning}
 
 
 @device.command()
@@ -213,7 +380,55 @@ def budget(
 
     Example: trefoil device budget --db ann.db
     """
-    write_json(json_file, actions.show_budget(db, site))
+    only = None if site is None else parse_site(site)
+    with agent.opened(db) as device:
+        overview = device.overview()
+    calendar, limits = overview.calendar, overview.limits
+    say(_describe_settings(limits))
+    states = [state for state in overview.filters if only in (None, state.site)]
+    if calendar is None or not states:
+        say("no cost is on record" if only is None else f"no cost of {only} is on record")
+    else:
+        out.print(_budget_table(states, calendar), highlight=False)
+    if closed := describe_barrier(overview, LocalTime(UTC)):
+        say(closed)
+    result = {
+        "settings": limits.settings(),
+        "epoch_start": None if calendar is None else calendar.start,
+        "epoch_seconds": None if calendar is None else calendar.length,
+        "filters": [] if calendar is None else [_filter_to_json(state, calendar) for state in states],
+    }
+    write_json(json_file, result)
+
+
+def _describe_settings(limits: DeviceLimits) -> str:
+    actions = "any number of sites" if limits.sites_per_action is None else f"{limits.sites_per_action} sites"
+    return (
+        f"this device: ε = {show(limits.site_budget)} for a site and {show(limits.global_budget)} for all, "
+        f"every {describe_epoch_length(limits.epoch_length)}; own ads {limits.own_site.value}; {actions} on one action"
+        f"; reports {limits.delay_ms} ms after their calls, for {limits.processor_ms} ms of processor time"
+    )
+
+
+def _budget_table(states: Sequence[FilterState], calendar: EpochCalendar) -> Table:
+    table = Table("site", "what", f"{describe_epoch_length(calendar.length)} (UTC)", "spent ε", "of ε")
+    for state in states:
+        spent, capacity = show(state.spent), show(state.capacity)
+        table.add_row(state.site or "-", _FILTER_NAMES[state.kind], calendar.dates(state.epoch), spent, capacity)
+    return table
+
+
+def _filter_to_json(state: FilterState, calendar: EpochCalendar) -> JsonResult:
+    first, last = calendar.bounds(state.epoch)
+    return {
+        "kind": state.kind.name.lower(),
+        "site": state.site,
+        "epoch": state.epoch,
+        "from": first.isoformat(),
+        "to": last.isoformat(),
+        "spent_micros": state.spent,
+        "capacity_micros": state.capacity,
+    }
 
 
 @device.command()
@@ -226,7 +441,44 @@ def reports(
 
     Example: trefoil device reports --db ann.db
     """
-    write_json(json_file, actions.show_reports(db, site))
+    only = None if site is None else parse_site(site)
+    with agent.opened(db) as device:
+        overview = device.overview()
+    records = [record for record in overview.reports if only in (None, record.site)]
+    if records:
+        out.print(_reports_table(records))
+    else:
+        say("no report is on record" if only is None else f"no report to {only} is on record")
+    if closed := describe_barrier(overview, LocalTime(UTC)):
+        say(closed)
+    write_json(json_file, {"reports": [_record_to_json(record) for record in records]})
+
+
+def _reports_table(records: Sequence[ReportRecord]) -> Table:
+    table = Table("when (UTC)", "to whom", "asked by", "about")
+    table.add_column("ε asked for", justify="right")
+    table.add_column("what it cost")
+    for record in records:
+        when = f"{datetime.fromtimestamp(record.time, UTC):%Y-%m-%d %H:%M}"
+        about = "impressions" if record.side is Side.ADVERTISER else "conversions"
+        epsilon, cost = show(record.epsilon_micros), describe_cost(record.epochs)
+        table.add_row(when, record.site, record.caller, about, epsilon, cost)
+    return table
+
+
+def _record_to_json(record: ReportRecord) -> JsonResult:
+    return {
+        "time": record.time,
+        "site": record.site,
+        "caller": record.caller,
+        "side": record.side.name.lower(),
+        "epsilon_micros": record.epsilon_micros,
+        "sensitivity": record.query_sensitivity,
+        "epochs": [
+            {"epoch": entry.epoch, "outcome": entry.outcome.name.lower(), "paid_micros": entry.paid}
+            for entry in record.epochs
+        ],
+    }
 
 
 @device.command()
@@ -249,7 +501,28 @@ def clear(
 
     Example: trefoil device clear --db ann.db --forget-visits
     """
-    write_json(json_file, actions.clear(db, site or [], stored_data=stored_data, forget_visits=forget_visits))
+    names = [parse_site(each) for each in site or ()]
+    if stored_data and (forget_visits or not names):
+        raise conflict("--stored-data clears what named sites stored, and nothing else", "Name them with --site.")
+    if not (names or forget_visits):
+        hint = "Name sites with --site, or forget everything with --forget-visits."
+        raise TrefoilError("say what to clear", hint, kind=ErrorKind.MISSING_OPTION)
+    lines = [f"cleared {name}: {describe_clearing(name)}" for name in names]
+    with agent.opened(db) as device:
+        if forget_visits:
+            device.clear_browsing_history(names, forget_visits=True)
+            lines = [f"cleared {', '.join(names) or 'everything'}: every week up to now is closed to all sites"]
+        elif stored_data:
+            for name in names:
+                device.clear_impressions_for_site(name)
+            lines = [f"cleared what {', '.join(names)} had stored; budgets are as before"]
+        else:
+            for name in names:
+                device.clear_site(name)
+    for line in lines:
+        say(line)
+    cleared = "stored data" if stored_data else "visits" if forget_visits else "sites"
+    write_json(json_file, {"cleared": cleared, "sites": names})
 
 
 @device.command()
@@ -258,7 +531,10 @@ def on(db: Database, json_file: JsonFile = None) -> None:
 
     Example: trefoil device on --db ann.db
     """
-    write_json(json_file, actions.switch(db, True))
+    with agent.opened(db) as device:
+        device.enable()
+    say("measurement is on")
+    write_json(json_file, {"measuring": True})
 
 
 @device.command()
@@ -267,7 +543,10 @@ def off(db: Database, json_file: JsonFile = None) -> None:
 
     Example: trefoil device off --db ann.db
     """
-    write_json(json_file, actions.switch(db, False))
+    with agent.opened(db) as device:
+        device.disable()
+    say("measurement is off")
+    write_json(json_file, {"measuring": False})
 
 
 @device.command()
@@ -296,7 +575,24 @@ def service_add(name: Name, db: Database, helpers: ServiceHelpers, json_file: Js
 
     Example: trefoil device service add north --db ann.db --helpers helpers.json
     """
-    write_json(json_file, actions.add_service(db, name, helpers))
+    helper_set = HelperSet.load(helpers)
+    with ensure_database(db), agent.opened_store(db) as store, store.transaction():
+        services.add(store.services, name, helper_set, agent.system_clock())
+    say(f"sites may now choose {name}: {_helper_names(helper_set)}")
+    write_json(json_file, _service_to_json(name, helper_set))
+
+
+def _helper_names(helper_set: HelperSet) -> str:
+    return ", ".join(helper.name for helper in helper_set.helpers)
+
+
+def _service_to_json(name: str, helper_set: HelperSet) -> JsonResult:
+    return {
+        "name": name,
+        "number": helper_set.number,
+        "digest": helper_set.digest.hex(),
+        "helpers": [helper.name for helper in helper_set.helpers],
+    }
 
 
 @service.command("list")
@@ -305,7 +601,25 @@ def service_list(db: Database, json_file: JsonFile = None) -> None:
 
     Example: trefoil device service list --db ann.db
     """
-    write_json(json_file, actions.show_services(db))
+    with agent.opened_store(db) as store, store.transaction():
+        names, sets = list(store.services.all()), services.trusted_sets(store.services)
+    table = Table("service", "set", "helpers", "reports can be sealed")
+    for name in names:
+        helper_set = sets.get(name)
+        if helper_set is None:
+            table.add_row(name, "-", "-", "no: it is damaged; remove it and add it again")
+        else:
+            table.add_row(name, str(helper_set.number), _helper_names(helper_set), _sealing_status(helper_set))
+    out.print(table if names else "this device holds no helper set: trefoil device service add", highlight=False)
+    write_json(json_file, {"services": [_service_to_json(name, sets[name]) for name in names if name in sets]})
+
+
+def _sealing_status(helper_set: HelperSet) -> str:
+    try:
+        suite = helper_set.sealing_keys(agent.system_clock())[0].suite
+    except TrefoilError as error:
+        return f"no: {error}"
+    return f"yes, in suite {suite.value}"
 
 
 @service.command("renew")
@@ -314,7 +628,11 @@ def service_renew(name: Name, db: Database, helpers: ServiceHelpers, json_file: 
 
     Example: trefoil device service renew north --db ann.db --helpers helpers-2.json
     """
-    write_json(json_file, actions.renew_service(db, name, helpers))
+    helper_set = HelperSet.load(helpers)
+    with agent.opened_store(db) as store, store.transaction():
+        changed = services.renew(store.services, name, helper_set, agent.system_clock())
+    say(f"{name} has set {helper_set.number} {'now' if changed else 'already'}")
+    write_json(json_file, _service_to_json(name, helper_set) | {"changed": changed})
 
 
 @service.command("remove")
@@ -323,4 +641,7 @@ def service_remove(name: Name, db: Database, json_file: JsonFile = None) -> None
 
     Example: trefoil device service remove north --db ann.db
     """
-    write_json(json_file, actions.remove_service(db, name))
+    with agent.opened_store(db) as store, store.transaction():
+        services.remove(store.services, name)
+    say(f"sites can no longer choose {name}")
+    write_json(json_file, {"removed": name})

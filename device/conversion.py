@@ -50,6 +50,9 @@ class Conversion(CheckedRequest):
         """Return whether the querier's own code sees impressions: a relevance test, or a custom function."""
         return self.relevant is not None or not is_ours(self.function)
 
+    def untested(self) -> Conversion:
+        return replace(self, relevant=None)
+
     def window(self, calendar: EpochCalendar, now: int) -> Sequence[int]:
         return self.epochs if self.lookback is None else calendar.window(now - self.lookback, now)
 
@@ -184,11 +187,11 @@ class AttributionRequest:
             )
         buckets = whole("buckets", self.buckets, 1, limits.max_histogram_size)
         value = whole("value", self.value, 1, MAX_SENSITIVITY)
-        covered = whole("query_sensitivity", self.query_sensitivity, 1, MAX_SENSITIVITY)
+        query_sensitivity = whole("query_sensitivity", self.query_sensitivity, 1, MAX_SENSITIVITY)
         sensitivity = report_sensitivity(value, buckets, len(epochs))
-        if sensitivity > covered:
+        if sensitivity > query_sensitivity:
             raise RangeError(
-                f"the report's sensitivity {sensitivity} must be at most query_sensitivity ({covered})",
+                f"the report's sensitivity {sensitivity} must be at most query_sensitivity ({query_sensitivity})",
                 "Twice the value cap for several buckets and epochs, the value cap for one of either (Theorem 18).",
                 kind=ErrorKind.INCONSISTENT,
             )
@@ -198,7 +201,9 @@ class AttributionRequest:
             site=site,
             caller=caller,
             service=service,
-            loss_terms=LossTerms(epsilon, floor_micros(epsilon), covered, side_query.kappa if side_query else 0),
+            loss_terms=LossTerms(
+                epsilon, floor_micros(epsilon), query_sensitivity, side_query.kappa if side_query else 0
+            ),
             buckets=buckets,
             value=value,
             function=function,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Generic, TypeVar
@@ -100,8 +100,7 @@ class Device(Generic[R]):
 
         `action` names the user's action that led here, for devices that bound how many sites may measure on one action.
         """
-        with self._pausing(after_success=False):
-            call = self._call(site, intermediary, action)
+        with self._call(site, intermediary, action) as call:
             check_kind(options, ConversionOptions, AttributionRequest)
             return self._report(call, options)
 
@@ -113,26 +112,33 @@ class Device(Generic[R]):
         self, site: str, options: LabelOptions, *, intermediary: str | None = None, action: str | None = None
     ) -> R:
         """Return a report of whether a conversion followed an impression that `site` showed (`labelling`)."""
-        with self._pausing(after_success=False):
-            call = self._call(site, intermediary, action)
+        with self._call(site, intermediary, action) as call:
             check_kind(options, LabelOptions)
             return self._report(call, options)
 
     @contextmanager
-    def _pausing(self, *, after_success: bool) -> Iterator[None]:
-        """Let errors leave after a short random pause, and with `after_success` what succeeds too."""
-        try:
-            yield
-        except Exception:
-            self._schedule.pause()
-            raise
-        if after_success:
-            self._schedule.pause()
-
-    def _call(self, site: str, intermediary: str | None, action: str | None) -> DeviceCall:
+    def _call(
+        self,
+        site: str,
+        intermediary: str | None,
+        action: str | None,
+        *,
+        saves: bool = False,
+        leave: Callable[[float], None] | None = None,
+    ) -> Iterator[DeviceCall]:
+        """Yield the call. What saves leaves soon after it came, and so does an error."""
         # The arrival time comes first, so that every part of the call falls into its delay.
         came = self._schedule.now()
-        return DeviceCall.checked(came, self._clock(), site, intermediary, action, self._limits)
+        leave = leave or self._schedule.wait_until
+        try:
+            call = DeviceCall.checked(came, self._clock(), site, intermediary, action, self._limits)
+            came = self._schedule.arrival(call.who, came)
+            yield replace(call, came=came)
+        except Exception:
+            leave(self._schedule.leaves_soon(came))
+            raise
+        if saves:
+            leave(self._schedule.leaves_soon(came))
 
     def _report(self, call: DeviceCall, options: ConversionOptions | AttributionRequest | LabelOptions) -> R:
         """Match · Charge · Attribute · Share · Seal. Always return a report; errors depend on the options alone."""
@@ -143,7 +149,7 @@ class Device(Generic[R]):
         award = Award(request.value, request.buckets, [self._coins.credit() for _ in range(request.coins)])
         # The time of the answer is fixed before the work begins, and is that of the null report sealed meanwhile.
         return self._schedule.measure(
-            Caller(call.site, call.caller),
+            call.who,
             call.came,
             # Share, Seal: only when the charge is durable.
             lambda: seal(self._match_charge_attribute(request, call, award)),
@@ -262,12 +268,19 @@ class Device(Generic[R]):
         return (*histogram, request.side_query.flag(match.reach.usable, payment.paid, kept))
 
     def _charge_worst_case(self, request: CheckedRequest, call: DeviceCall) -> None:
-        """Charge every usable epoch for the worst report, best effort: a fault may depend on any epoch's data."""
+        """Charge every usable epoch for the worst report, best effort: a fault may depend on any epoch's data.
+
+        The quotas pay that would have if the querier's own test had let everything pass: they bound what a function
+        that raises can take of the budget of all sites.
+        """
         with suppress(Exception), self._store.transaction():
             reach = self._reach(request, call) if self._store.enabled else self._unmeasured(request, call)
-            owed = dict.fromkeys(reach.usable, self._worst(request, reach.window))
+            match = Match(reach)
+            if reach.usable:
+                match = request.untested().match(self._store, reach, call.now, lambda _: ())
+            owed = {epoch: self._worst(request, reach.window, match.sites.get(epoch, ())) for epoch in reach.usable}
             payment = Payment(self._pay(request, owed), None, fault=True)
-            self._store.log(_record_of(request, call.now, Match(reach), payment), self._limits.max_log_records)
+            self._store.log(_record_of(request, call.now, match, payment), self._limits.max_log_records)
 
     def _cannot_pay(
         self, request: CheckedRequest, window: Sequence[int], sites: Mapping[int, Collection[str]]
@@ -278,7 +291,7 @@ class Device(Generic[R]):
         filters = self._store.filters_of({owner for charges in worst.values() for owner in charges})
         return {epoch for epoch, owed in worst.items() if not check_and_consume(epoch, owed, filters, self._capacities)}
 
-    def _worst(self, request: CheckedRequest, window: Sequence[int], sites: Collection[str] = ()) -> Charges:
+    def _worst(self, request: CheckedRequest, window: Sequence[int], sites: Collection[str]) -> Charges:
         """Return what an epoch of `window`, with events of `sites`, owes for the worst that a report could say."""
         output = request.value if len(window) == 1 else None
         sensitivity = request.sensitivity(window)
@@ -293,13 +306,15 @@ class Device(Generic[R]):
         intermediary: str | None = None,
         action: str | None = None,
         kept: Future[bool] | None = None,
+        leave: Callable[[float], None] | None = None,
     ) -> None:
         """Save an impression on `site`. Options are checked even while measurement is off; then nothing is stored.
 
         Return before it is stored, in the order of calls. `kept` is for the person: whether it was stored in the end.
+        `leave` is for a program that answers many callers from one thread: it is passed when the answer, or the error,
+        may leave, and the call does not sleep until then.
         """
-        with self._pausing(after_success=True):
-            call = self._call(site, intermediary, action)
+        with self._call(site, intermediary, action, saves=True, leave=leave) as call:
             check_kind(options, ImpressionOptions)
             self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
 
@@ -313,8 +328,7 @@ class Device(Generic[R]):
         kept: Future[bool] | None = None,
     ) -> None:
         """Save a conversion on `site` for the publishers that it names, under the rules of `save_impression`."""
-        with self._pausing(after_success=True):
-            call = self._call(site, intermediary, action)
+        with self._call(site, intermediary, action, saves=True) as call:
             check_kind(options, ConversionEventOptions)
             self._save(call, options.saved(call.site, call.caller, call.now, self._limits), kept)
 
@@ -324,7 +338,7 @@ class Device(Generic[R]):
             if kept is not None:
                 kept.set_result(stored)
 
-        if not self._schedule.save(Caller(call.site, call.caller), work) and kept is not None:
+        if not self._schedule.save(call.who, work) and kept is not None:
             kept.set_result(False)
 
     def _evict_and_save(self, call: DeviceCall, saved: SavedImpression | SavedConversion) -> bool:
@@ -376,7 +390,7 @@ class Device(Generic[R]):
             raise DatabaseUnavailable("sites have called faster than this device works", "Retry later.")
 
     def clear_browsing_history(self, sites: Iterable[str] = (), *, forget_visits: bool) -> None:
-        """Clear the history of `sites`, or of all sites if none are named.
+        """Clear the history of `sites`. With `forget_visits` and none named, clear that of all sites.
 
         With `forget_visits` delete their state and close every epoch so far to every querier, since what it had paid is
         no longer known. Otherwise set the sites' budgets up to now to zero and keep everything else.
@@ -413,12 +427,15 @@ class Device(Generic[R]):
             self._store.set_enabled(False)
 
     def delete_expired(self) -> None:
-        """Delete events whose lifetime is over. Run when a device is opened, and by measurements once an hour.
+        """Delete all events whose lifetime is over. Run when a device is opened, and once an hour while it is open.
 
-        Never by a save: under a clock that is set back later, one week's events would decide what is left of others'.
+        Measurements delete some; a save never does: under a clock that is set back later, one week's events would
+        decide what is left of others'.
         """
-        with self._store.transaction():
-            self._weeks.drop_expired(self._clock())
+        is_finished = False
+        while not is_finished:
+            with self._store.transaction():
+                is_finished = self._weeks.drop_expired(self._clock())
 
     def budget(self) -> list[FilterState]:
         """Return what every filter has paid, for the person alone."""
@@ -479,6 +496,10 @@ class DeviceCall:
     site: str
     caller: str
     action: str | None = None
+
+    @property
+    def who(self) -> Caller:
+        return Caller(self.site, self.caller)
 
     @classmethod
     def checked(

@@ -98,17 +98,17 @@ class Selection:
 
     def accepts(self, saved: SavedImpression) -> bool:
         """Return whether this conversion may read `saved`, by the same rule as SqliteStore's WHERE clause."""
-        seen = saved.impression
+        impression = saved.impression
         return (
-            self.since <= seen.time < self.until
+            self.since <= impression.time < self.until
             and self.now <= saved.expires
             and _allows(saved.conversion_sites, self.conversion_site)
             and _allows(saved.conversion_callers, self.conversion_caller)
-            and (not self.match_values or seen.match_value in self.match_values)
-            and _allows(self.impression_sites, seen.site)
-            and _allows(self.impression_callers, seen.caller)
-            and seen.site not in self.hidden
-            and seen.caller not in self.hidden
+            and (not self.match_values or impression.match_value in self.match_values)
+            and _allows(self.impression_sites, impression.site)
+            and _allows(self.impression_callers, impression.caller)
+            and impression.site not in self.hidden
+            and impression.caller not in self.hidden
         )
 
 

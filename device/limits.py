@@ -44,6 +44,7 @@ _RANGES = {
     "max_log_records": range(1, 2**31),
     "delay_ms": range(200, 60_001),
     "work_ms": range(1, 200),
+    "processor_ms": range(1000),
 }
 _OPTIONAL = {"sites_per_action"}
 
@@ -59,6 +60,7 @@ CHOSEN = (
     "own_site",
     "sites_per_action",
     "delay_ms",
+    "processor_ms",
 )
 
 
@@ -86,8 +88,8 @@ class DeviceLimits:
     impression_site_quota: int = 4 * MICROS
     # A ledger of its own, so that publishers' requests never change what the standard's calls return.
     advertiser_quota: int = 1 * MICROS
-    # What the side queries of all sites together may take. Queriers who use up this and both of one site's quotas still
-    # leave a quarter of the global budget.
+    # What all sites together may take where no relevant event was found, for side queries and after faults. Queriers
+    # who use up this and both of one site's quotas still leave a quarter of the global budget.
     side_query_quota: int = 1 * MICROS
     # A limit that the standard leaves open, against many sites that collude to drain a device; None is off.
     sites_per_action: int | None = None
@@ -117,6 +119,9 @@ class DeviceLimits:
     # a full device and the largest shape (`trefoil bench device` states both) after a turn of fifty other callers.
     delay_ms: int = 1000
     work_ms: int = 100
+    # The processor time of a measurement, whatever it finds: what takes longer takes a multiple of it. Twice what the
+    # work of a full device took on one machine. 0 is what the work takes, which then shows where processes compete.
+    processor_ms: int = 50
     aggregation_services: frozenset[str] = frozenset({TREFOIL_SERVICE})
 
     def __post_init__(self) -> None:

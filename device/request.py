@@ -162,6 +162,10 @@ class CheckedRequest(ABC):
         """Return whether the querier's own code sees events."""
         return False
 
+    def untested(self) -> CheckedRequest:
+        """Return the same request without the querier's own test of relevance."""
+        return self
+
     @abstractmethod
     def window(self, calendar: EpochCalendar, now: int) -> Sequence[int]:
         """Return the requested epochs, earliest first."""

@@ -1,47 +1,65 @@
 """When a call is worked on and when it is answered, so that a caller's latency is a function of its own calls alone.
 
 A caller's own thread does what depends on its arguments alone: it validates them and seals a null report of the
-requested shape. Everything that reads the person's data is a job of one worker thread. A save returns at once. A
-measurement returns a fixed delay after its call, with what is ready by then: the worker's report, or the null report.
-The caller sleeps until then and is never woken by the worker. A job that has begun is finished and paid for, also when
-its report is too late; one that cannot begin in time is dropped before it reads anything.
+requested shape. Everything that reads the person's data is a job of one worker thread. A save or an error returns
+`SOON` after its call. A measurement returns a fixed delay after its call, with what is ready by then: the worker's
+report, or the null report. The caller sleeps until then and is never woken by the worker. A job that has begun is
+finished and paid for, also when its report is too late; one that cannot begin in time is dropped before it reads
+anything.
+
+A caller that has made `BURST` calls in a row makes the next ones one `INTERVAL` apart: what is earlier is answered as
+if it had come then. So a caller that never pauses takes a bounded part of the interpreter, and delays itself.
 
 The worker takes jobs in the order of calls, so that a conversion sees every earlier save. When the oldest has waited
-for half the delay there is a flood: then the site that was served least recently is next, and on it one caller after
-another, so that a flood delays the flooder.
+for nearly half the delay there is a flood: then the site that was served least recently is next, and on it one caller
+after another, so that a flood delays the flooder.
 
-Threads of one process share an interpreter, and processes a processor: a sleeper may wake up some milliseconds late
-while others work. So each answer leaves up to `SPREAD` later still, by coins of its own, and what returns at once, a
-save or an error, up to `PAUSE` later.
+Threads of one process share an interpreter, and processes a processor: a sleeper may wake up late while others work. So
+each answer leaves later still, by coins of its own: a report up to `SPREAD`, a save or an error up to `SOON_SPREAD`.
+And where processes compete, one that has computed for longer wakes up later. So every measurement takes a multiple of
+the same processor time: what its work leaves of that, the worker computes for nothing when no job waits.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import math
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from weakref import WeakSet
 
 from device.epoch import fair_coin
+from device.limits import DeviceLimits
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
-# The longest random part of an answer's delay.
-SPREAD = 0.020
-# The longest random part of a save or an error: enough for what another call does to the processor's caches, and short
-# for a page that saves many impressions.
-PAUSE = 0.0005
+# The longest random part of a report's delay. What a caller learns from a shift of its answers falls with the square of
+# this, and a tenth more than a delay of a second is no burden.
+SPREAD = 0.100
+# What a save or an error takes, and the longest random part on top: long enough for its caller's work beside another's,
+# and short for a page that saves many impressions.
+SOON = 0.002
+SOON_SPREAD = 0.006
+# How long a thread that wakes up waits for another that computes, instead of Python's 5 ms.
+SWITCH_INTERVAL = 0.0005
+# How many calls one caller may make in a row, and how far apart the next ones are.
+BURST = 100
+INTERVAL = 0.1
 # How many jobs of one caller may be pending: as many impressions as a week holds of one site. Further ones are dropped.
 MAX_PENDING = 1000
 # How many sites a backlog remembers to have served.
 _REMEMBERED_SITES = 1000
+# What is hashed for nothing: enough that the interpreter's lock is released, and less than a millisecond.
+_BLANK = bytes(2**18)
 # How long closing, and whatever a person asks of their device, waits for pending jobs.
 DRAIN_SECONDS = 10.0
 
@@ -68,8 +86,20 @@ class Schedule(Protocol):
         """Return the result of `work`, or that of `fallback` if it is not ready in time for a call made at `came`."""
         ...
 
-    def pause(self) -> None:
-        """Wait for the random part of what returns at once."""
+    def arrival(self, caller: Caller, came: float) -> float:
+        """Return when a call counts as made: at `came`, or later if `caller` has called too often."""
+        ...
+
+    def leaves_soon(self, came: float) -> float:
+        """Return when a save or an error leaves."""
+        ...
+
+    def wait_until(self, moment: float) -> None:
+        """Sleep until an answer may leave."""
+        ...
+
+    def every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Run `work` again and again, so far apart or more."""
         ...
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
@@ -94,8 +124,17 @@ class AtOnce:
     def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:  # noqa: ARG002
         return work()
 
-    def pause(self) -> None:
+    def arrival(self, caller: Caller, came: float) -> float:  # noqa: ARG002 - the protocol's shape
+        return came
+
+    def leaves_soon(self, came: float) -> float:
+        return came
+
+    def wait_until(self, moment: float) -> None:
         """Do nothing: durations are not hidden."""
+
+    def every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Do nothing: a simulation has no time of its own."""
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:  # noqa: ARG002 - the protocol's shape
         return True
@@ -174,6 +213,34 @@ class Backlog:
             del self._served[next(iter(self._served))]
 
 
+class Buckets:
+    """Every caller's token bucket: `BURST` calls at once, and then one in every `INTERVAL`."""
+
+    def __init__(self) -> None:
+        # When a caller's bucket is full again. From then on it is as if the caller had never called.
+        self._full_at: dict[Caller, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._full_at)
+
+    def take(self, caller: Caller, now: float) -> float:
+        """Take a token, and return when the call counts as made: now, or up to `BURST` intervals later."""
+        self._forget_two(now)
+        full_at = max(self._full_at.get(caller, now), now) + INTERVAL
+        self._full_at[caller] = min(full_at, now + 2 * BURST * INTERVAL)
+        return max(now, self._full_at[caller] - BURST * INTERVAL)
+
+    def _forget_two(self, now: float) -> None:
+        """Look at two callers in turn, and forget those with a full bucket: more than the one that a call adds.
+
+        So only callers of the last seconds are remembered, and the work is the same for every call.
+        """
+        for caller in list(islice(self._full_at, 2)):
+            full_at = self._full_at.pop(caller)
+            if full_at > now:
+                self._full_at[caller] = full_at
+
+
 class _Answer(Generic[T]):
     """Where the worker puts a report for a caller that sleeps. Without a repr: it would show a debug report."""
 
@@ -190,32 +257,49 @@ _open: WeakSet[Delayed] = WeakSet()
 class Delayed:
     """The schedule of a real device: one worker, and answers `delay` seconds after their calls.
 
-    A measurement begins at least `work` seconds before its answer is due. Close it: its thread ends then.
-    Tests inject clock, sleep and spread.
+    A measurement begins at least `work` seconds before its answer is due. It takes a multiple of `processor` seconds of
+    processor time, or, if that is 0, what it needs. Close it: its thread ends then. The whole interpreter switches
+    between threads more often from here on. Tests inject clocks, sleep and spread.
     """
 
     def __init__(
         self,
         delay: float,
         work: float,
+        processor: float = 0.0,
         *,
         clock: Callable[[], float] = time.monotonic,
+        processor_clock: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
         spread: Callable[[], float] | None = None,
     ) -> None:
         self.delay = delay
         self.work = work
+        self._processor = processor
         self._clock = clock
+        self._processor_clock = processor_clock
         self._sleep = sleep
         self._spread = spread or random_spread
         self._backlog = Backlog((delay - work) / 2)
+        self._buckets = Buckets()
         self._changed = threading.Condition()
         self._closing = False
         self._draining = 0
+        # Processor seconds that earlier measurements took less than they should. The worker's own.
+        self._owed = 0.0
+        # What is done again and again, and when next.
+        self._periodic: Callable[[], object] = _nothing
+        self._period = self._due = math.inf
+        sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
         # A daemon, so that a program may end without closing; `_close_all` then drains.
         self._thread = threading.Thread(target=self._run, name="device worker", daemon=True)
         self._thread.start()
         _open.add(self)
+
+    @classmethod
+    def within(cls, limits: DeviceLimits) -> Delayed:
+        """Return the schedule of a device with these limits."""
+        return cls(limits.delay_ms / 1000, limits.work_ms / 1000, limits.processor_ms / 1000)
 
     def now(self) -> float:
         return self._clock()
@@ -226,18 +310,29 @@ class Delayed:
     def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:
         answer = _Answer(fallback())
         leaves = came + self.delay + self._spread()
-        self._put(Job(caller, came, lambda: _settle(answer, work), came + self.delay - self.work))
-        while (left := leaves - self._clock()) > 0:
-            self._sleep(left)
+        self._put(Job(caller, self._clock(), lambda: _settle(answer, work), came + self.delay - self.work))
+        self.wait_until(leaves)
         # Read once: the worker may still be writing.
         if (fault := answer.fault) is not None:
             raise fault
         return answer.value
 
-    def pause(self) -> None:
+    def arrival(self, caller: Caller, came: float) -> float:
+        with self._changed:
+            return self._buckets.take(caller, came)
+
+    def leaves_soon(self, came: float) -> float:
+        return came + soon(self._spread())
+
+    def wait_until(self, moment: float) -> None:
         # The worker may call, by a querier's function; it must not sleep.
-        if (seconds := self._spread() * PAUSE / SPREAD) > 0 and threading.current_thread() is not self._thread:
-            self._sleep(seconds)
+        while (left := moment - self._clock()) > 0 and threading.current_thread() is not self._thread:
+            self._sleep(left)
+
+    def every(self, seconds: float, work: Callable[[], object]) -> None:
+        with self._changed:
+            self._periodic, self._period, self._due = work, seconds, self._clock() + seconds
+            self._changed.notify_all()
 
     def _put(self, job: Job) -> bool:
         with self._changed:
@@ -275,18 +370,38 @@ class Delayed:
     def _run(self) -> None:
         while (job := self._next()) is not None:
             if self._clock() < job.begin_by:
+                began = self._processor_clock()
                 _run_job(job)
+                if job.begin_by < math.inf:
+                    self._owe(self._processor_clock() - began)
             with self._changed:
                 self._backlog.pending.discard(job)
                 if self._draining:
                     self._changed.notify_all()
 
+    def _owe(self, taken: float) -> None:
+        """Owe the rest of a multiple of `processor`; after a flood no more than a delay's worth of it."""
+        if self._processor:
+            self._owed = min(self._owed + -taken % self._processor, self.delay)
+
     def _next(self) -> Job | None:
-        """Wait for a job. Return None when the schedule is closed and nothing is pending."""
-        with self._changed:
-            while (job := self._backlog.take(self._clock())) is None and not self._closing:
-                self._changed.wait()
-            return job
+        """Wait for a job, and meanwhile compute what is owed. Return None when closed and nothing is pending."""
+        while True:
+            with self._changed:
+                while (job := self._take()) is None and not self._closing and self._owed <= 0:
+                    self._changed.wait(min(self._due - self._clock(), threading.TIMEOUT_MAX))
+                if job is not None or self._closing:
+                    return job
+            began = self._processor_clock()
+            _compute_for_nothing()
+            self._owed -= self._processor_clock() - began
+
+    def _take(self) -> Job | None:
+        now = self._clock()
+        if now < self._due:
+            return self._backlog.take(now)
+        self._due = now + self._period
+        return Job(Caller("", ""), now, self._periodic)
 
 
 def _settle(answer: _Answer[T], work: Callable[[], T]) -> None:
@@ -313,9 +428,19 @@ def _nothing() -> None:
     """Do nothing, in place of a job that is done."""
 
 
+def _compute_for_nothing() -> None:
+    """Use the processor without the interpreter's lock, so that no other thread waits for it."""
+    hashlib.sha256(_BLANK)
+
+
 def random_spread() -> float:
     """Return the sum of two coins: a distribution without a sharp edge, at which even a small shift would show."""
     return SPREAD * (fair_coin() + fair_coin()) / 2
+
+
+def soon(spread: float) -> float:
+    """Return what a save or an error takes, of the spread of a report."""
+    return SOON + spread * SOON_SPREAD / SPREAD
 
 
 @atexit.register

@@ -72,10 +72,11 @@ class Weeks:
         if self._pruned != last_closed and self._store.prune(first, last_closed + 1):
             self._pruned = last_closed
 
-    def drop_expired(self, now: int) -> None:
-        """Delete expired events, as the standard advises: once an hour, since every call would scan them all."""
+    def drop_expired(self, now: int) -> bool:
+        """Delete some expired events, once an hour: every call would scan them all. Return whether none is left."""
         if self._expired is None or not 0 <= now - self._expired < HOUR:
             self._expired = now if self._store.drop_expired(now) else None
+        return self._expired is not None
 
 
 def evict_for_impression(

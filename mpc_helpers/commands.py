@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from protocol.cli.options import JsonFile
+from protocol.cli.console import out, say, write_json
+from protocol.cli.options import JsonFile, check_file, check_folder
 
 if TYPE_CHECKING:
     from mpc_helpers.identity.config import HelperConfig
@@ -57,10 +58,9 @@ def helper(
         return
     if config is None:
         raise typer.BadParameter("which helper? Name its configuration file.", param_hint="--config")
-    from mpc_helpers.service.daemon import RunOptions, run
-    from mpc_helpers.service.monitoring import LogFormat, LogLevel
+    from mpc_helpers.service.daemon import run
 
-    run(config, RunOptions(stop_with_stdin, executor, LogLevel(log_level), LogFormat(log_format)))
+    run(config, stop_with_stdin=stop_with_stdin, executor=executor, log_level=log_level, log_format=log_format)
 
 
 @running.command("reload")
@@ -72,7 +72,6 @@ def helper_reload(config: ConfigFile, json: JsonFile = None) -> None:
     Example: trefoil helper reload --config /etc/trefoil/config.json
     """
     from mpc_helpers.local.view import reload_and_report
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     outcome = reload_and_report(loaded, membership.helper_set.helpers[membership.party])
@@ -97,7 +96,6 @@ def helper_status(
     """
     from mpc_helpers.identity.config import load_config
     from mpc_helpers.local.view import look_at, table_of
-    from protocol.cli.console import out, write_json
     from protocol.helper_set import HelperSet
 
     if (helper_set is None) == (config is None):
@@ -135,7 +133,6 @@ def doctor(
     from mpc_helpers.local.doctor import SiteKey, examine_as_operator, examine_as_querier
     from mpc_helpers.local.view import show_examination
     from protocol.cli.app import Exit
-    from protocol.cli.console import write_json
     from protocol.keys import load_identity
 
     if (helpers is None) == (config is None):
@@ -185,8 +182,6 @@ def keygen_helper(
     Example: trefoil keygen helper --name north --address https://north.example:8443 --dir /etc/trefoil
     """
     from mpc_helpers.identity.keygen import make_helper
-    from protocol.cli.console import say, write_json
-    from protocol.cli.options import check_folder
     from protocol.hpke import Suite
 
     check_folder("--dir", folder)
@@ -208,7 +203,6 @@ def keygen_hpke(
     Example: trefoil keygen hpke --dir /etc/trefoil
     """
     from mpc_helpers.identity.keygen import renew_entry
-    from protocol.cli.console import say, write_json
     from protocol.hpke import Suite
 
     entry = renew_entry(folder, _now(), days, Suite(suite))
@@ -232,8 +226,6 @@ def keygen_tls(
     """
     from mpc_helpers.identity.keygen import renew_certificate
     from mpc_helpers.identity.tls import make_identity
-    from protocol.cli.console import say, write_json
-    from protocol.cli.options import check_folder
     from protocol.files import remove_on_failure
 
     check_folder("--dir", folder)
@@ -258,7 +250,6 @@ def keygen_site(
 
     Example: trefoil keygen site shop.key
     """
-    from protocol.cli.console import say, write_json
     from protocol.keys import IdentityKey, save_identity
 
     key = IdentityKey.generate()
@@ -287,7 +278,6 @@ def site_add(
     Example: trefoil site add shop.example --key 3f0c... --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.config import add_site
-    from protocol.cli.console import say, write_json
 
     add_site(config, name, key, caller or [], replace=replace)
     say(f"registered {name}; to apply it to a running helper: trefoil helper reload --config {config}")
@@ -303,7 +293,6 @@ def site_remove(
     Example: trefoil site remove shop.example --config /etc/trefoil/config.json
     """
     from mpc_helpers.identity.config import remove_site
-    from protocol.cli.console import say, write_json
 
     remove_site(config, name)
     say(f"removed {name}; to apply it to a running helper: trefoil helper reload --config {config}")
@@ -316,10 +305,9 @@ def site_list(config: ConfigFile, json: JsonFile = None) -> None:
 
     Example: trefoil site list --config /etc/trefoil/config.json
     """
-    from mpc_helpers.identity.config import list_sites
-    from protocol.cli.console import say, write_json
+    from mpc_helpers.identity.config import load_config
 
-    sites = sorted(list_sites(config).items())
+    sites = sorted(load_config(config).sites.items())
     for name, each in sites:
         say(f"{name}  key {each.key.hex()}  callers {', '.join(sorted(each.callers))}")
     write_json(json, {name: {"key": each.key.hex(), "callers": sorted(each.callers)} for name, each in sites})
@@ -334,7 +322,6 @@ def ledger_create(config: ConfigFile, json: JsonFile = None) -> None:
     Example: trefoil ledger create --config /etc/trefoil/config.json
     """
     from mpc_helpers.ledger.rebuild import create
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     create(loaded, membership)
@@ -351,7 +338,6 @@ def ledger_upgrade(config: ConfigFile, json: JsonFile = None) -> None:
     Example: trefoil ledger upgrade --config /etc/trefoil/config.json
     """
     from mpc_helpers.ledger.rebuild import upgrade
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     upgrade(loaded, membership)
@@ -368,7 +354,6 @@ def ledger_take_over(config: ConfigFile, json: JsonFile = None) -> None:
     Example: trefoil ledger take-over --config /etc/trefoil/config.json
     """
     from mpc_helpers.ledger.rebuild import take_over
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     ended = take_over(loaded, membership)
@@ -385,7 +370,6 @@ def ledger_check(config: ConfigFile, json: JsonFile = None) -> None:
     Example: trefoil ledger check --config /etc/trefoil/config.json
     """
     from mpc_helpers.ledger.rebuild import check
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     head = check(loaded, membership)
@@ -405,8 +389,6 @@ def ledger_export(
     Example: trefoil ledger export --config config.json --lost-by 2 --out for-helper-2
     """
     from mpc_helpers.ledger.rebuild import export
-    from protocol.cli.console import say, write_json
-    from protocol.cli.options import check_file
 
     loaded, membership = _load(config)
     check_file("--out", path)
@@ -419,17 +401,19 @@ def ledger_export(
 def ledger_rebuild(
     config: ConfigFile,
     entries: Annotated[list[Path], typer.Option(help="A file exported by a peer; once for each of the two.")],
+    all_spent: Annotated[
+        bool, typer.Option("--all-spent", help="Leave nothing of the reports in them: where a file is in doubt.")
+    ] = False,
     json: JsonFile = None,
 ) -> None:
-    """Rebuild a lost ledger: everything that either peer holds counts as spent.
+    """Rebuild a lost ledger: of each report is left the less of what both peers leave.
 
     Example: trefoil ledger rebuild --config config.json --entries from-helper-1 --entries from-helper-3
     """
     from mpc_helpers.ledger.rebuild import rebuild
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
-    rebuild(loaded, membership, entries, _now())
+    rebuild(loaded, membership, entries, _now(), all_spent=all_spent)
     say(f"rebuilt {loaded.ledger}; both other operators now run: trefoil ledger accept-peer")
     write_json(json, {"ledger": str(loaded.ledger)})
 
@@ -447,7 +431,6 @@ def ledger_accept_peer(
     Example: trefoil ledger accept-peer --config config.json --helper 2
     """
     from mpc_helpers.ledger.rebuild import accept_peer
-    from protocol.cli.console import say, write_json
 
     loaded, membership = _load(config)
     accept_peer(loaded, membership, helper - 1)
@@ -464,7 +447,6 @@ def ledger_accept_clock(config: ConfigFile, json: JsonFile = None) -> None:
     Example: trefoil ledger accept-clock --config config.json
     """
     from mpc_helpers.service.housekeeping import LastRound
-    from protocol.cli.console import say, write_json
 
     loaded, _ = _load(config)
     now = _now()
@@ -489,7 +471,6 @@ def alarm_show(config: ConfigFile, json: JsonFile = None) -> None:
     """
     from mpc_helpers.identity.config import load_config
     from mpc_helpers.mpc.failed_proofs import CAPACITY, FailedProofs
-    from protocol.cli.console import say, write_json
 
     standing = FailedProofs(load_config(config).failed_proofs).failures()
     for line in standing:
@@ -509,7 +490,6 @@ def alarm_clear(config: ConfigFile, json: JsonFile = None) -> None:
     """
     from mpc_helpers.identity.config import load_config
     from mpc_helpers.mpc.failed_proofs import FailedProofs
-    from protocol.cli.console import say, write_json
 
     cleared = FailedProofs(load_config(config).failed_proofs).clear()
     say(f"cleared {len(cleared)} failed proofs")

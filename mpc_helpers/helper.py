@@ -35,6 +35,7 @@ from protocol.answer import AnswerShare
 from protocol.errors import ErrorKind, HelperError
 from protocol.field import Vector
 from protocol.left_out import encode_left_out
+from protocol.net.listening import cancel_all
 from protocol.query import Query
 from protocol.shares import PARTIES
 from protocol.status import QueryState
@@ -91,7 +92,7 @@ class Helper:
         self._agreement = agreement
         self._sessions = sessions
         self._clock = clock
-        self._failpoint = failpoint
+        self.failpoint = failpoint
 
     async def answer(self, query: Query, column: Path, progress: QueryProgress) -> None:
         """*Admit · Agree · Spend · Sum · Noise · Open.* Return once this helper's share is released, else raise.
@@ -132,7 +133,7 @@ class Helper:
         record = await self._in_ledger(lambda ledger: ledger.attempts.released(QueryName.of(query).key))
         if record is None or record.sealed_share is None:
             return None
-        self._failpoint(Failpoint.ANSWER_BEFORE_SEND)
+        self.failpoint(Failpoint.ANSWER_BEFORE_SEND)
         state = state_message(self._agreement.parties, record.attempt_id, record)
         return record.sealed_share, tuple(vote.encode() for vote in state.votes)
 
@@ -181,16 +182,14 @@ class Helper:
         try:
             # Yield, so that the work has begun when the failpoint fires.
             await asyncio.sleep(0)
-            self._failpoint(Failpoint.COMPUTE)
+            self.failpoint(Failpoint.COMPUTE)
             await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
             # If both are done, take the result: the vote is fenced if the attempt was aborted.
             if not working.done():
                 raise await self._abort_error(attempt, "aborted the attempt")
             return working.result()
         finally:
-            for task in (working, ended):
-                task.cancel()
-            await asyncio.gather(working, ended, return_exceptions=True)
+            await cancel_all([working, ended])
 
     async def _open(self, query: Query, attempt: Attempt, noisy: Vector, progress: QueryProgress) -> AttemptOutcome:
         await progress.enter(QueryState.VOTING)
@@ -270,7 +269,6 @@ def _with_earlier_failure(failed: list[HelperError], error: AgreementError) -> A
 
 
 def _batch(query: Query, admitted: AdmittedColumn) -> AdmittedBatch:
-    """Return this helper's view of the batch, as input for Agree."""
     return AdmittedBatch(
         query.batch_root,
         admitted.digests,
@@ -281,4 +279,5 @@ def _batch(query: Query, admitted: AdmittedColumn) -> AdmittedBatch:
         admitted if query.shape.checked else None,
         admitted.reasons,
         admitted.amounts,
+        site=query.site,
     )

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from protocol import units
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import Inconsistent, OutOfRange
 
 Places = npt.NDArray[np.int64]
 Left = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ class Amount:
     def __post_init__(self) -> None:
         if not (0 < self.need <= self.paid):
             message = f"a query takes 1 to {self.paid} micros of a report that paid {self.paid}, not {self.need}"
-            raise ProtocolError(message, kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(message)
 
     @classmethod
     def of(cls, paid: int, sensitivity: int, query_epsilon: int, query_sensitivity: int) -> Amount:
@@ -56,15 +56,14 @@ class Amounts:
 
     def __post_init__(self) -> None:
         if self.group is not None and len(self.group) != self.count:
-            raise ProtocolError("a batch has one amount for each report", kind=ErrorKind.INCONSISTENT)
+            raise Inconsistent("a batch has one amount for each report")
         if self.count and not self.distinct:
-            raise ProtocolError("a batch of reports has at least one amount", kind=ErrorKind.INCONSISTENT)
+            raise Inconsistent("a batch of reports has at least one amount")
 
     def __len__(self) -> int:
         return self.count
 
     def chosen(self, mask: Mask) -> Amounts:
-        """Return the amounts of some of the reports, in their order."""
         group = None if self.group is None else self.group[mask]
         return Amounts(int(np.count_nonzero(mask)), self.distinct, group)
 

@@ -9,21 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol import field as prime_field
-from protocol.errors import ErrorKind, ProtocolError, Rejection
+from protocol.errors import ErrorKind, Inconsistent, InvalidValue, ProtocolError, Rejection
 from protocol.field import ELEMENT_SIZE, Vector
 from protocol.helper_set import HelperSet
 from protocol.hpke import PrivateKey
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
-from protocol.left_out import (
-    LONGEST_RUN,
-    MAX_LIST,
-    Codes,
-    counts_of,
-    decode_left_out,
-    digest_of,
-)
+from protocol.left_out import LONGEST_RUN, MAX_LIST, Codes, counts_of, decode_left_out, digest_of
 from protocol.noise import NoiseMode
-from protocol.query import VERSION, VERSION_WITHOUT_REST, Query, decode_noise_mode, encode_noise_mode
+from protocol.query import VERSION, VERSION_WITHOUT_REST, Query, decode_noise_mode
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES, open_shamir
 from protocol.units import validate_terms
@@ -59,9 +52,9 @@ class AnswerShare:
 
     def __post_init__(self) -> None:
         if any(len(digest) != HASH_SIZE for digest in (self.query_digest, self.attempt_id, *self.proposed)):
-            raise ProtocolError("a digest has 32 bytes", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue("a digest has 32 bytes")
         if not (0 <= self.counted <= self.submitted):
-            raise ProtocolError(f"{self.counted} reports counted of {self.submitted}", kind=ErrorKind.INCONSISTENT)
+            raise Inconsistent(f"{self.counted} reports counted of {self.submitted}")
         validate_terms(self.epsilon_micros, self.sensitivity)
 
     def encode(self, version: int = VERSION) -> bytes:
@@ -71,14 +64,13 @@ class AnswerShare:
         for counts in self.rejections:
             for reason in _REASONS_OF[version]:
                 writer.uint(counts.get(reason, 0), 4)
-        writer.uint(encode_noise_mode(self.noise), 1).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
+        writer.uint(self.noise.facts.code, 1).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
         for digest in self.proposed:
             writer.fixed(digest, HASH_SIZE)
         return writer.blob(self.left_out).blob(prime_field.encode(self.vector)).done()
 
     @classmethod
     def decode(cls, data: bytes, version: int = VERSION) -> AnswerShare:
-        """Parse a share of the answer to a query of this version."""
         reader = Reader(data)
         digest, attempt = reader.fixed(HASH_SIZE), reader.uint(8)
         attempt_id, submitted, counted = reader.fixed(HASH_SIZE), reader.uint(4), reader.uint(4)
@@ -114,9 +106,7 @@ class AnswerShare:
             )
         share = cls.decode(key.open(sealed, _info(party, query)), query.version)
         if share.query_digest != query.digest or share.vector.size != query.length:
-            raise ProtocolError(
-                f"the answer share of helper {helper.name} is for another query", kind=ErrorKind.INCONSISTENT
-            )
+            raise Inconsistent(f"the answer share of helper {helper.name} is for another query")
         return share
 
 
@@ -147,10 +137,9 @@ def combine(query: Query, shares: Sequence[AnswerShare]) -> Answer:
         raise ProtocolError("an answer needs the shares of all three helpers", kind=ErrorKind.TOO_FEW)
     first = shares[0]
     if any(share != first for share in shares[1:]):
-        raise ProtocolError(
+        raise Inconsistent(
             "the helpers disagree about what they counted or how much noise they added",
             "Do not use this answer. Ask the three operators to compare their logs for this query.",
-            kind=ErrorKind.INCONSISTENT,
         )
     expected = (query.noise, query.epsilon_micros, query.sensitivity, query.batch_size)
     if (first.noise, first.epsilon_micros, first.sensitivity, first.submitted) != expected:
@@ -191,10 +180,9 @@ def _checked_list(party: int, share: AnswerShare) -> Codes:
         cut = len(share.left_out) > MAX_LIST - LONGEST_RUN
         fits = cut and all(count <= stated.get(reason, 0) for reason, count in counts.items())
     if not fits:
-        raise ProtocolError(
+        raise Inconsistent(
             f"helper {party + 1} lists other reports as left out than it did when the three agreed",
             "Do not use this answer. Ask the operator of that helper.",
-            kind=ErrorKind.INCONSISTENT,
         )
     return codes
 

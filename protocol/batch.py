@@ -21,9 +21,9 @@ from typing import IO, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, Inconsistent, OutOfRange, ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector
-from protocol.header import Header
+from protocol.header import Header, decode_header_or_none
 from protocol.hpke import Suite
 from protocol.report import SealedReport, header_digest, payload_size
 from protocol.shape import MAX_EXPLICIT
@@ -69,9 +69,9 @@ class ColumnLayout:
 
     def __post_init__(self) -> None:
         if not (0 < self.header <= MAX_HEADER and 0 <= self.body <= MAX_BODY and self.body % ELEMENT_SIZE == 0):
-            raise ProtocolError("the file's preamble has impossible sizes", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange("the file's preamble has impossible sizes")
         if self.payload not in _PAYLOAD_SIZES:
-            raise ProtocolError(f"no cipher suite has payloads of {self.payload} bytes", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"no cipher suite has payloads of {self.payload} bytes")
 
     @property
     def checksum(self) -> int:
@@ -80,7 +80,6 @@ class ColumnLayout:
 
     @property
     def record(self) -> int:
-        """Return the size of a record in bytes."""
         return self.header + self.body + self.payloads * self.payload + self.checksum
 
     def file_size(self, count: int) -> int:
@@ -88,12 +87,10 @@ class ColumnLayout:
         return PREAMBLE_SIZE + count * self.record
 
     def encode(self) -> bytes:
-        """Return the preamble."""
         return _PREAMBLE.pack(self.magic, self.header, self.body, self.payloads, self.payload)
 
     @classmethod
     def decode(cls, data: bytes, magic: bytes, payloads: int) -> ColumnLayout:
-        """Parse a preamble of the expected kind."""
         if len(data) < PREAMBLE_SIZE:
             raise ProtocolError("the file ends inside its preamble", kind=ErrorKind.TRUNCATED)
         prefix, header, body, count, payload = _PREAMBLE.unpack(data[:PREAMBLE_SIZE])
@@ -104,10 +101,8 @@ class ColumnLayout:
     def expect(self, data: bytes) -> None:
         """Reject a file that begins with another preamble."""
         if ColumnLayout.decode(data, self.magic, self.payloads) != self:
-            raise ProtocolError(
-                "the file's reports have another shape than the query's",
-                "Cut it from the batch of this query.",
-                kind=ErrorKind.INCONSISTENT,
+            raise Inconsistent(
+                "the file's reports have another shape than the query's", "Cut it from the batch of this query."
             )
 
 
@@ -127,16 +122,13 @@ class BatchWriter:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._layout = self._existing_layout()
-        except BlockingIOError:
+        except (BlockingIOError, ProtocolError) as error:
             self._file.close()
-            raise TrefoilError(
-                f"{path} is being written by another process", "Wait for it to end.", kind=ErrorKind.BUSY
-            ) from None
-        except ProtocolError as error:
-            self._file.close()
-            raise ProtocolError(
-                f"{path} is not a file of reports: {error}", "Name a new file.", kind=error.kind
-            ) from None
+            if isinstance(error, BlockingIOError):
+                message, hint = f"{path} is being written by another process", "Wait for it to end."
+                raise TrefoilError(message, hint, kind=ErrorKind.BUSY) from None
+            message = f"{path} is not a file of reports: {error}"
+            raise ProtocolError(message, "Name a new file.", kind=error.kind) from None
 
     def add(self, report: SealedReport) -> None:
         """Append one report. Reject one of another shape than the first, and write nothing."""
@@ -212,11 +204,9 @@ class _RecordFile:
         return self.count
 
     def digests(self) -> Digests:
-        """Return the digest of every report, as rows of 32 bytes."""
         return np.concatenate([np.empty((0, HASH_SIZE), dtype=np.uint8), *self.digest_spans()])
 
     def digest_spans(self) -> Iterator[Digests]:
-        """Yield the digests, some at a time."""
         for data in self._spans():
             starts = range(0, len(data), self.layout.record)
             hashed = b"".join([header_digest(data[at : at + self.layout.header]) for at in starts])
@@ -232,7 +222,6 @@ class _RecordFile:
 
 
 def is_batch(path: Path) -> bool:
-    """Return whether a file begins as a batch does."""
     with path.open("rb") as file:
         return file.read(len(_BATCH_MAGIC)) == _BATCH_MAGIC
 
@@ -267,13 +256,9 @@ class BatchReader(_RecordFile):
         return SealedReport(content[:body_at], content[body_at:payload_at], (cut[0], cut[1], cut[2]))
 
     def first_header(self) -> Header | None:
-        """Return the first header that decodes, or None: a malicious device's record costs only itself."""
-        for row in self.records:
-            try:
-                return Header.decode(row[: self.layout.header].tobytes())
-            except ProtocolError:
-                continue
-        return None
+        """Return the first header that decodes, or None."""
+        headers = (decode_header_or_none(row[: self.layout.header].tobytes()) for row in self.records)
+        return next((header for header in headers if header is not None), None)
 
     def check(self) -> None:
         """Verify every checksum. Raise at the first damaged record."""
@@ -315,13 +300,13 @@ class BatchReader(_RecordFile):
 
     def _column_hash(self, party: int) -> bytes:
         layout = self._column_layout(party)
-        hashed, start = ColumnHash(layout), self.layout.header + self.layout.body + party * layout.payload
+        hashed, start = new_column_hash(layout), self.layout.header + self.layout.body + party * layout.payload
         for rows in self._in_order(self.order()):
-            hashed.add(rows[:, start : start + layout.payload])
-        return hashed.digest(self.root())
+            hashed.update(rows[:, start : start + layout.payload].tobytes())
+        hashed.update(self.root())
+        return hashed.digest()
 
     def column_size(self, party: int) -> int:
-        """Return the size of that column in bytes."""
         return self._column_layout(party).file_size(self.count)
 
     def _column_layout(self, party: int) -> ColumnLayout:
@@ -335,11 +320,9 @@ class ColumnReader(_RecordFile):
         super().__init__(path, _COLUMN_MAGIC, 1)
 
     def chunk(self, start: int, count: int) -> ColumnChunk:
-        """Return a contiguous range of records."""
         return read_chunk(self.path, self.layout, start, count)
 
     def pick(self, rows: npt.NDArray[np.int64]) -> ColumnChunk:
-        """Return the records at `rows`."""
         return ColumnChunk(self.layout, self.records[rows].tobytes())
 
 
@@ -358,12 +341,10 @@ class ColumnChunk:
         return len(self.data) // self.layout.record
 
     def headers(self) -> list[bytes]:
-        """Return every header."""
         size = self.layout.header
         return [self.data[at : at + size] for at in range(0, len(self.data), self.layout.record)]
 
     def payloads(self) -> list[bytes]:
-        """Return every payload."""
         end = self.layout.record
         return [self.data[at + end - self.layout.payload : at + end] for at in range(0, len(self.data), end)]
 
@@ -373,7 +354,6 @@ class ColumnChunk:
         return [view[at + start : at + start + size] for at in range(0, len(self.data), self.layout.record)]
 
     def header_matrix(self) -> npt.NDArray[np.uint8]:
-        """Return the headers as rows of bytes."""
         return self._records()[:, : self.layout.header]
 
     def elements(self) -> Vector:
@@ -404,45 +384,22 @@ def sorted_order(digests: Digests) -> Order:
     return order
 
 
-class ColumnHash:
-    """What a query signs for each of the three columns: a hash over its preamble, its payloads and the batch root.
+def new_column_hash(layout: ColumnLayout) -> hashlib._Hash:
+    """Return the state of what a query signs for each column: a hash over its preamble, its payloads, the batch root.
 
     Together these determine every byte: a root commits to the headers, and a header to its body, which admission
     verifies. Bodies, nine tenths of a column of 1,024 buckets, are therefore not hashed a second time.
     """
-
-    def __init__(self, layout: ColumnLayout) -> None:
-        self._state = hashlib.sha256(b"trefoil/1 column\0" + layout.encode())
-
-    def add(self, payloads: npt.NDArray[np.uint8]) -> None:
-        """Append the payloads of some records, a row each, in column order."""
-        self._state.update(payloads.tobytes())
-
-    def digest(self, root: bytes) -> bytes:
-        """Return the hash for a batch with this root."""
-        whole = self._state.copy()
-        whole.update(root)
-        return whole.digest()
+    return hashlib.sha256(b"trefoil/1 column\0" + layout.encode())
 
 
-class BatchRoot:
-    """The hash over a batch's report digests in the order the columns carry them: what a query signs."""
-
-    def __init__(self, count: int) -> None:
-        self._state = hashlib.sha256(b"trefoil/1 batch root\0" + count.to_bytes(8, "big"))
-
-    def add(self, digests: bytes) -> None:
-        """Append digests, 32 bytes each."""
-        self._state.update(digests)
-
-    def digest(self) -> bytes:
-        """Return the root of all digests appended."""
-        return self._state.digest()
+def new_batch_root(count: int) -> hashlib._Hash:
+    """Return the state of what a query signs: the hash over a batch's report digests in the order of the columns."""
+    return hashlib.sha256(b"trefoil/1 batch root\0" + count.to_bytes(8, "big"))
 
 
 def batch_root(digests: DigestRows) -> bytes:
-    """Return the root of a whole batch."""
-    root = BatchRoot(len(digests))
+    root = new_batch_root(len(digests))
     for start in range(0, len(digests), DIGEST_SPAN):
-        root.add(np.ascontiguousarray(digests[start : start + DIGEST_SPAN]).tobytes())
+        root.update(np.ascontiguousarray(digests[start : start + DIGEST_SPAN]).tobytes())
     return root.digest()

@@ -107,6 +107,24 @@ class ProtocolError(TrefoilError):
     kind = ErrorKind.MALFORMED
 
 
+class InvalidValue(ProtocolError):
+    """A value that is none of those that the specification allows."""
+
+    kind = ErrorKind.INVALID_VALUE
+
+
+class OutOfRange(ProtocolError):
+    """A number outside the range that the specification allows."""
+
+    kind = ErrorKind.OUT_OF_RANGE
+
+
+class Inconsistent(ProtocolError):
+    """Two values that the specification does not allow together."""
+
+    kind = ErrorKind.INCONSISTENT
+
+
 class WireEnum(Enum):
     """A closed enum with members `NAME = number, "text"`: `number` is its encoding, `value` is for people."""
 
@@ -122,7 +140,6 @@ class WireEnum(Enum):
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Return the member whose value is `text`."""
         return next(member for member in cls if member.value == text)
 
     @classmethod

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gmpy2 import invert, mpz
 
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import ErrorKind, InvalidValue, OutOfRange, ProtocolError
 from protocol.lanes import find_lanes
 
 P = 2**61 - 1
@@ -201,7 +201,7 @@ class _Expander:
 def _keystream(seed: bytes, zeros: bytes, out: memoryview | bytearray) -> None:
     """Write keystream and tag to `out`. A seed, 16 bytes of key and 12 of nonce, serves one expansion only."""
     if len(seed) != SEED_SIZE:
-        raise ProtocolError(f"a seed has {SEED_SIZE} bytes, not {len(seed)}", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue(f"a seed has {SEED_SIZE} bytes, not {len(seed)}")
     AESGCM(seed[:16]).encrypt_into(seed[16:28], zeros, None, out)
 
 
@@ -231,7 +231,7 @@ def decode(data: bytes, count: int) -> Vector:
         )
     vector = np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
     if vector.size and int(vector.max()) >= P:
-        raise ProtocolError("an element is not below p", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange("an element is not below p")
     return vector
 
 
@@ -289,18 +289,6 @@ def dot(left: Vector, right: Vector) -> Vector:
     return total(multiply(left, right))
 
 
-def power(base: Vector, exponent: int) -> Vector:
-    """Return every element to the power of one exponent, which is not negative."""
-    result, square = np.ones_like(base), base
-    while exponent:
-        if exponent & 1:
-            result = multiply(result, square)
-        exponent >>= 1
-        if exponent:
-            square = multiply(square, square)
-    return result
-
-
 def inverse(vector: Vector) -> Vector:
     """Return 1/v of every element v, none of which may be zero (Montgomery's trick: three products for each).
 
@@ -314,7 +302,7 @@ def inverse(vector: Vector) -> Vector:
         half = levels[-1].size // 2
         levels.append(multiply(levels[-1][:half], levels[-1][half:]))
     if not levels[-1].all():
-        raise ProtocolError("zero has no inverse", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue("zero has no inverse")
     # Few enough for Python integers: numpy's overhead per call would cost as much as thousands of elements.
     inverted = np.array(inverse_integers(levels[-1].tolist()), dtype=np.uint64)
     for level in reversed(levels[:-1]):
@@ -330,7 +318,6 @@ def inverse_integers(values: Sequence[int]) -> list[int]:
 
 
 def multiply_constant(vector: Vector, constant: int) -> Vector:
-    """Return a reduced vector times a public constant."""
     return multiply(vector, np.array(constant % P, dtype=np.uint64))
 
 

@@ -11,7 +11,7 @@ from enum import Enum, IntFlag
 from typing import assert_never
 
 from protocol import field as prime_field
-from protocol.errors import ErrorKind, ProtocolError, Rejected, Rejection
+from protocol.errors import ErrorKind, Inconsistent, InvalidValue, OutOfRange, ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE
 from protocol.hpke import CLASSICAL, KEY_ID_SIZE, Suite
 from protocol.shape import Shape, shape_of
@@ -49,13 +49,11 @@ _SPREAD_SIZE = 2
 
 
 def _span(name: str) -> slice:
-    """Return which bytes of a header a field takes."""
     before = "".join(list(_FIELDS.values())[: list(_FIELDS).index(name)])
     return slice(struct.calcsize(">" + before), struct.calcsize(">" + before + _FIELDS[name]))
 
 
 def _spans_of_three(name: str) -> tuple[slice, slice, slice]:
-    """Return which bytes each of the three values of a field takes."""
     whole = _span(name)
     size = (whole.stop - whole.start) // PARTIES
     first, second, third = (
@@ -72,7 +70,6 @@ NONCE_SPAN = _span("nonce")
 TIME_SPAN = _span("time")
 EPSILON_SPAN = _span("ε")
 SENSITIVITY_SPAN = _span("Δ")
-KAPPA_SPAN = _span("κ")
 COMMITMENT_SPANS = _spans_of_three("commitments")
 BODY_HASH_SPAN = _span("body hash")
 
@@ -118,9 +115,7 @@ class ReportTerms:
         check_site(self.caller)
         check_unit(self.unit)
         if not (0 <= self.time < 2**63) or self.time % TIME_STEP:
-            raise ProtocolError(
-                f"a report's time is a whole number of hours since 1970, not {self.time}", kind=ErrorKind.OUT_OF_RANGE
-            )
+            raise OutOfRange(f"a report's time is a whole number of hours since 1970, not {self.time}")
         check_cap(self.shape, self.sensitivity)
 
     @property
@@ -130,41 +125,30 @@ class ReportTerms:
 
     @property
     def length(self) -> int:
-        """Return how many numbers the histogram has."""
         return self.shape.length
 
 
 def schema_of(shape: Shape) -> Schema:
-    """Return the schema of a shape: with a cap it is checked."""
     return Schema.CHECKED_HISTOGRAM if shape.checked else Schema.HISTOGRAM
 
 
 def check_cap(shape: Shape, sensitivity: int) -> None:
     """Reject a cap with which one report could move the answer by more than the noise is scaled to."""
     if shape.cap > sensitivity:
-        raise ProtocolError(
-            f"a cap of {shape.cap} is above the sensitivity {sensitivity} that the noise is scaled to",
-            kind=ErrorKind.INCONSISTENT,
-        )
+        raise Inconsistent(f"a cap of {shape.cap} is above the sensitivity {sensitivity} that the noise is scaled to")
 
 
 def check_site(site: str) -> None:
     """Reject a site that is no domain name in lower-case ASCII. Devices decide what is registrable."""
     if not (0 < len(site) <= MAX_SITE_LENGTH) or not site.isascii() or not site.isprintable() or " " in site:
-        raise ProtocolError(
-            f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}",
-            kind=ErrorKind.INVALID_VALUE,
-        )
+        raise InvalidValue(f"a site is a domain name of at most {MAX_SITE_LENGTH} ASCII characters, not {site!r}")
     if site != site.lower():
-        raise ProtocolError(f"a site is written in lower case, not {site!r}", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue(f"a site is written in lower case, not {site!r}")
 
 
 def check_unit(unit: str) -> None:
-    """Reject a unit that is not short printable ASCII."""
     if not (0 < len(unit) <= MAX_UNIT_LENGTH) or not unit.isascii() or not unit.isprintable():
-        raise ProtocolError(
-            f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {unit!r}", kind=ErrorKind.INVALID_VALUE
-        )
+        raise InvalidValue(f"a unit is 1 to {MAX_UNIT_LENGTH} printable ASCII characters, not {unit!r}")
 
 
 def coarse_time(now: int) -> int:
@@ -191,16 +175,14 @@ class Header:
         sized += [(key_id, KEY_ID_SIZE) for key_id in self.key_ids]
         sized += [(commitment, HASH_SIZE) for commitment in self.commitments]
         if any(len(value) != size for value, size in sized):
-            raise ProtocolError("a header field has the wrong length", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue("a header field has the wrong length")
         if self.openings:
             prime_field.decode(self.openings, len(self.openings) // ELEMENT_SIZE)
 
     def encode(self) -> bytes:
         """Return the bytes a device seals and a helper authenticates."""
         if len(self.openings) != ELEMENT_SIZE * self.terms.shape.openings:
-            raise ProtocolError(
-                f"a header of this shape has {self.terms.shape.openings} openings", kind=ErrorKind.INCONSISTENT
-            )
+            raise Inconsistent(f"a header of this shape has {self.terms.shape.openings} openings")
         return self.prefix() + self.openings
 
     def prefix(self) -> bytes:
@@ -259,6 +241,14 @@ class Header:
         return cls(terms, helper_set, (key1, key2, key3), nonce, (c1, c2, c3), body, Suite(suite), openings)
 
 
+def decode_header_or_none(data: bytes) -> Header | None:
+    """Return a header, or None if it does not decode: a malicious device's record costs only itself."""
+    try:
+        return Header.decode(data)
+    except ProtocolError:
+        return None
+
+
 def _read_cap(reader: Reader, schema: Schema) -> tuple[int, int]:
     match schema:
         case Schema.HISTOGRAM:
@@ -273,7 +263,6 @@ def _read_cap(reader: Reader, schema: Schema) -> tuple[int, int]:
 
 
 def header_size(unit: str, site: str, caller: str, shape: Shape) -> int:
-    """Return the size in bytes of a header with these texts."""
     checked = _CAP_SIZE + _SPREAD_SIZE + ELEMENT_SIZE * shape.openings if shape.checked else 0
     return FIXED.size + len(Writer().text(unit).text(site).text(caller).done()) + checked
 

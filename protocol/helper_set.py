@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, Inconsistent, InvalidValue, OutOfRange, ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.hpke import PublicKey, Suite
 from protocol.keys import IDENTITY_KEY_SIZE, SIGNATURE_SIZE, IdentityKey, load_identity, verify_signature
@@ -49,13 +49,9 @@ class HpkeKeyConfig:
     def __post_init__(self) -> None:
         self.key.check_usable()
         if not (0 <= self.not_before < self.not_after < 2**63):
-            raise ProtocolError(
-                f"a key's validity must be a span of time, not {self.not_before} to {self.not_after}",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
+            raise OutOfRange(f"a key's validity must be a span of time, not {self.not_before} to {self.not_after}")
 
     def state(self, now: int) -> KeyState:
-        """Return the state of the key at `now`."""
         if now < self.not_before:
             return KeyState.PENDING
         return KeyState.ACTIVE if now < self.not_after else KeyState.EXPIRED
@@ -73,7 +69,7 @@ class HelperEntry:
 
     def __post_init__(self) -> None:
         if not (0 < len(self.name) <= 100) or not self.name.isprintable():
-            raise ProtocolError("a helper's name is 1 to 100 printable characters", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue("a helper's name is 1 to 100 printable characters")
         if len(self.identity_key) != IDENTITY_KEY_SIZE or len(self.tls_pin) != PIN_SIZE:
             raise ProtocolError(
                 f"helper {self.name}: an identity key and a TLS pin have 32 bytes each", kind=ErrorKind.WRONG_KEY
@@ -81,15 +77,11 @@ class HelperEntry:
         if not self.hpke_keys:
             raise ProtocolError(f"helper {self.name} has no HPKE key", kind=ErrorKind.TOO_FEW)
         if not self.address.startswith("https://") or not self.address.isascii() or not self.address.isprintable():
-            raise ProtocolError(
-                f"helper {self.name}: the address must be an ASCII https:// URL, not {self.address!r}",
-                kind=ErrorKind.INVALID_VALUE,
-            )
+            raise InvalidValue(f"helper {self.name}: the address must be an ASCII https:// URL, not {self.address!r}")
         _host_and_port(self.address)
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Return host and port of the helper's address."""
         return _host_and_port(self.address)
 
     def active_key(self, now: int, suite: Suite) -> PublicKey | None:
@@ -116,15 +108,11 @@ class HelperSet:
 
     def __post_init__(self) -> None:
         if not (0 < self.number < 2**32):
-            raise ProtocolError("a helper set's number is a positive 32-bit integer", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange("a helper set's number is a positive 32-bit integer")
         if len(self.helpers) != PARTIES:
-            raise ProtocolError(
-                f"a helper set names three helpers, not {len(self.helpers)}", kind=ErrorKind.INVALID_VALUE
-            )
+            raise InvalidValue(f"a helper set names three helpers, not {len(self.helpers)}")
         if len(self.signatures) > PARTIES:
-            raise ProtocolError(
-                f"a helper set has at most three signatures, not {len(self.signatures)}", kind=ErrorKind.INVALID_VALUE
-            )
+            raise InvalidValue(f"a helper set has at most three signatures, not {len(self.signatures)}")
         _check_distinct(self.helpers)
         object.__setattr__(self, "digest", _digest(self.helpers))
 
@@ -183,7 +171,6 @@ class HelperSet:
         ]
 
     def verify(self) -> None:
-        """Reject a set that not all three helpers have signed."""
         for helper, signed in zip(self.helpers, self.have_signed(), strict=True):
             if not signed:
                 raise TrefoilError(
@@ -193,7 +180,6 @@ class HelperSet:
                 )
 
     def to_json(self) -> dict[str, object]:
-        """Return the file's content."""
         return {
             "trefoil_helper_set": FORMAT,
             "number": self.number,
@@ -209,7 +195,7 @@ class HelperSet:
             raise ProtocolError(f"this is not a helper set of format {FORMAT}", kind=ErrorKind.UNKNOWN_VERSION)
         entries = [entry_from_json(entry) for entry in fields.items("helpers")]
         if len(entries) != PARTIES:
-            raise ProtocolError(f"a helper set names three helpers, not {len(entries)}", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue(f"a helper set names three helpers, not {len(entries)}")
         signatures = tuple(
             JsonObject({"signature": text}, "helper set").hexadecimal("signature")
             for text in fields.items("signatures")
@@ -269,7 +255,6 @@ def entry_to_json(helper: HelperEntry) -> dict[str, object]:
 
 
 def entry_from_json(stored: object) -> HelperEntry:
-    """Parse what `entry_to_json` returned."""
     fields = JsonObject(stored, "helper's entry")
     return HelperEntry(
         name=fields.text("name"),
@@ -285,9 +270,9 @@ def _host_and_port(address: str) -> tuple[str, int]:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ProtocolError(f"{address!r} is not an address: {error}", kind=ErrorKind.INVALID_VALUE) from None
+        raise InvalidValue(f"{address!r} is not an address: {error}") from None
     if not host:
-        raise ProtocolError(f"{address!r} is not an address: it names no host", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue(f"{address!r} is not an address: it names no host")
     return host, HTTPS_PORT if port is None else port
 
 
@@ -358,7 +343,7 @@ def _key_from_json(stored: object) -> HpkeKeyConfig:
         raise ProtocolError(f"the HPKE key is for an unknown cipher suite: {number}", kind=ErrorKind.UNKNOWN_NAME)
     key = PublicKey(Suite(number), fields.hexadecimal("public_key"))
     if fields.hexadecimal("key_id") != key.key_id:
-        raise ProtocolError("a key id does not belong to its public key", kind=ErrorKind.INCONSISTENT)
+        raise Inconsistent("a key id does not belong to its public key")
     return HpkeKeyConfig(key, fields.whole("not_before"), fields.whole("not_after"))
 
 
@@ -408,12 +393,10 @@ def join(paths: list[Path], path: Path) -> HelperSet:
 
 
 def write_set(path: Path, helper_set: HelperSet) -> None:
-    """Replace the file atomically."""
     write_atomically(path, (json.dumps(helper_set.to_json(), indent=2) + "\n").encode())
 
 
 def read_entry(path: Path) -> HelperEntry:
-    """Return the public entry that `trefoil keygen helper` wrote."""
     try:
         return entry_from_json(decode_json(path.read_bytes()))
     except OSError as error:

@@ -46,12 +46,10 @@ class Suite(Enum):
 
     @property
     def public_size(self) -> int:
-        """Return the size of a public key in bytes."""
         return _X25519_SIZE + (_MLKEM_PUBLIC_SIZE if self.is_hybrid else 0)
 
     @property
     def private_size(self) -> int:
-        """Return the size of a stored private key in bytes."""
         return _X25519_SIZE + (_MLKEM_SEED_SIZE if self.is_hybrid else 0)
 
     @property
@@ -61,7 +59,6 @@ class Suite(Enum):
 
     @property
     def is_hybrid(self) -> bool:
-        """Return whether ML-KEM is combined with X25519."""
         return self is Suite.MLKEM768_X25519_HKDF_SHA256_AES_256_GCM
 
 
@@ -118,7 +115,6 @@ class PublicKey:
             raise ProtocolError("the HPKE public key is not a usable point", kind=ErrorKind.WRONG_KEY) from None
 
     def seal(self, plaintext: bytes, info: bytes) -> bytes:
-        """Encrypt to this key, bound to `info`."""
         try:
             return _HPKE[self.suite].encrypt(plaintext, self._key, info=info)
         except ValueError:
@@ -160,7 +156,6 @@ class PrivateKey:
 
     @classmethod
     def generate(cls, suite: Suite = CLASSICAL) -> PrivateKey:
-        """Return a fresh key from the operating system's randomness."""
         x25519 = X25519PrivateKey.generate().private_bytes_raw()
         match suite:
             case Suite.X25519_HKDF_SHA256_AES_128_GCM:
@@ -169,11 +164,6 @@ class PrivateKey:
                 return cls(suite, MLKEM768PrivateKey.generate().private_bytes_raw() + x25519)
             case _:
                 assert_never(suite)
-
-    @classmethod
-    def from_raw(cls, suite: Suite, raw: bytes) -> PrivateKey:
-        """Return the key whose `raw` bytes were stored."""
-        return cls(suite, raw)
 
     def open(self, sealed: bytes, info: bytes) -> bytes:
         """Return the plaintext. Raise `ProtocolError` for anything not sealed to this key under exactly this `info`."""
@@ -191,7 +181,7 @@ class PrivateKey:
 
         The batch never rejects a message: the library decides every one that does not open in it.
         """
-        if len(sealed) < _SMALLEST_BATCH or not hpke_batch.is_batch(sealed, infos):
+        if len(sealed) < _SMALLEST_BATCH or not hpke_batch.are_of_one_size(sealed, infos):
             return [self._open_or_none(message, info) for message, info in zip(sealed, infos, strict=True)]
         opened = self._open_batch(sealed, infos)
         undecided = [at for at, plaintext in enumerate(opened) if plaintext is None]

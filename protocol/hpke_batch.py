@@ -56,7 +56,7 @@ class _Schedule(NamedTuple):
     context: bytes
 
 
-def is_batch(sealed: Sequence[bytes], infos: Sequence[bytes]) -> bool:
+def are_of_one_size(sealed: Sequence[bytes], infos: Sequence[bytes]) -> bool:
     """Return whether messages have one size, and infos too, as in a helper's column: others cannot be laid out."""
     return _are_rows(sealed) and _are_rows(infos)
 
@@ -65,7 +65,7 @@ def open_many(private: bytes, public: bytes, sealed: Sequence[bytes], infos: Seq
     """Return each plaintext of suite 1, or None where the message is undecided and the library must be asked.
 
     Decap of RFC 9180 §4.1, KeySchedule of §5.1 in base mode, and Open of §5.2 with the first nonce. It
-    requires `is_batch`.
+    requires `are_of_one_size`.
     """
     if len(sealed[0]) < POINT_SIZE + _TAG_SIZE:
         return [None] * len(sealed)

@@ -11,11 +11,12 @@ which is computed exactly (JOINT.md has the two lemmas).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, InvalidValue, OutOfRange, TrefoilError
 from protocol.wire import Writer
 
 # δ is stated for a privacy loss Λ of at least this: more than a device spends on one site in an epoch.
@@ -44,14 +45,10 @@ class Coin:
 
     def __post_init__(self) -> None:
         if not (self.bits > 0 and 0 < self.numerator < 1 << self.bits and self.numerator % 2 == 1):
-            raise ProtocolError(
-                f"a coin is an odd number over a power of two, not {self.numerator}/2^{self.bits}",
-                kind=ErrorKind.INVALID_VALUE,
-            )
+            raise InvalidValue(f"a coin is an odd number over a power of two, not {self.numerator}/2^{self.bits}")
 
     @property
     def probability(self) -> Fraction:
-        """Return p, the probability that the coin is true."""
         return Fraction(self.numerator, 1 << self.bits)
 
     @property
@@ -119,11 +116,6 @@ class JointScale:
         """Return all of a bucket's coins in the order of the circuit: digits, then sign."""
         return (*self.digits, self.sign)
 
-    @property
-    def largest_loss(self) -> Fraction:
-        """Return γT, the largest privacy loss of one person for which `delta` is stated."""
-        return self.rate * self.change
-
     def covers(self, change: int) -> bool:
         """Return whether `delta` is stated for a person who moves the sum by `change`."""
         return change <= self.change
@@ -145,7 +137,6 @@ class JointScale:
 
     @property
     def variance(self) -> Fraction:
-        """Return the exact variance of X."""
         size, flipped = self._magnitude_mean(), self.sign.probability
         spread = sum(
             (coin.probability * (1 - coin.probability) * 4**place for place, coin in enumerate(self.digits)),
@@ -187,14 +178,7 @@ class JointScale:
 
     def half_width(self, confidence: Fraction) -> int:
         """Return the least t with P(|X| ≤ t) ≥ `confidence`, exactly: a bisection over rationals."""
-        low, high = -1, 1 << len(self.digits)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.within(middle) >= confidence:
-                high = middle
-            else:
-                low = middle
-        return high
+        return least_width(1 << len(self.digits), lambda t: self.within(t) >= confidence)
 
     def encode(self) -> bytes:
         """Return what the three helpers compare, so that versions which round a coin differently never reach a key."""
@@ -216,17 +200,24 @@ class JointScale:
         step, below = exp_below(_served(self.rate)), Fraction(1)
         for coin in self.digits:
             if not (below <= coin.odds <= step * below):
-                raise ProtocolError(
-                    "a digit of the noise is rounded so that its probabilities fall too fast",
-                    kind=ErrorKind.OUT_OF_RANGE,
-                )
+                raise OutOfRange("a digit of the noise is rounded so that its probabilities fall too fast")
             below *= coin.odds
         if not (1 <= self.sign.odds <= step):
-            raise ProtocolError(
-                "the sign of the noise is rounded so that its probabilities fall too fast", kind=ErrorKind.OUT_OF_RANGE
-            )
+            raise OutOfRange("the sign of the noise is rounded so that its probabilities fall too fast")
         if self.delta() >= LARGEST_DELTA:
-            raise ProtocolError("the noise is cut off too early: its δ is not below 2^−52", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange("the noise is cut off too early: its δ is not below 2^−52")
+
+
+def least_width(most: int, covers: Callable[[int], bool]) -> int:
+    """Return the least t up to `most` that covers, by bisection: `most` does, and all above one that does do too."""
+    low, high = -1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        if covers(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def _served(rate: Fraction) -> Fraction:
@@ -237,7 +228,7 @@ def _served(rate: Fraction) -> Fraction:
 @lru_cache(maxsize=64)
 def _scale_of(rate: Fraction, change: int) -> JointScale:
     if rate <= 0 or change <= 0:
-        raise ProtocolError("joint noise needs a rate and a sensitivity above zero", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange("joint noise needs a rate and a sensitivity above zero")
     loss = max(rate * change, Fraction(LEAST_LOSS))
     if loss > LARGEST_LOSS:
         raise TrefoilError(

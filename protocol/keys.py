@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
 from protocol.hpke import PrivateKey, Suite
+from protocol.net.json_message import JsonObject, decode_json
 from protocol.wire import Writer
 
 SIGNATURE_SIZE = 64
@@ -29,12 +30,10 @@ class IdentityKey:
 
     @classmethod
     def generate(cls) -> IdentityKey:
-        """Return a fresh identity from the operating system's randomness."""
         return cls(Ed25519PrivateKey.generate())
 
     @classmethod
     def from_raw(cls, raw: bytes) -> IdentityKey:
-        """Return the identity whose `raw` bytes were stored."""
         if len(raw) != IDENTITY_KEY_SIZE:
             raise ProtocolError(
                 f"an identity key has {IDENTITY_KEY_SIZE} bytes, not {len(raw)}", kind=ErrorKind.WRONG_KEY
@@ -48,16 +47,13 @@ class IdentityKey:
 
     @property
     def public(self) -> bytes:
-        """Return the public key, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, label: str, message: bytes) -> bytes:
-        """Return a signature of `message`, bound to the purpose `label`."""
         return self._key.sign(_signed_bytes(label, message))
 
 
 def verify_signature(public: bytes, label: str, message: bytes, signature: bytes) -> bool:
-    """Return whether the owner of `public` signed `message` under `label`."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed_bytes(label, message))
     except (InvalidSignature, ValueError):
@@ -70,7 +66,6 @@ def _signed_bytes(label: str, message: bytes) -> bytes:
 
 
 def save_identity(path: Path, key: IdentityKey) -> None:
-    """Store an identity as a private file."""
     write_private_file(path, _key_file("identity", {"private": key.raw.hex()}))
 
 
@@ -79,47 +74,37 @@ def load_identity(path: Path | str) -> IdentityKey:
 
     >>> trefoil.load_site_key("/tmp/trefoil/sites/shop.example.key")  # doctest: +SKIP
     """
-    path = Path(path)
-    return IdentityKey.from_raw(_hex_field(path, _parse_key_file(path, "identity"), "private"))
+    _, raw = _parse_key_file(Path(path), "identity")
+    return IdentityKey.from_raw(raw)
 
 
 def save_hpke_key(path: Path, key: PrivateKey) -> None:
-    """Store an HPKE private key as a private file."""
     write_private_file(path, _key_file("hpke", {"suite": key.suite.value, "private": key.raw.hex()}))
 
 
 def load_hpke_key(path: Path) -> PrivateKey:
-    """Read an HPKE private key back."""
-    stored = _parse_key_file(path, "hpke")
-    try:
-        suite = Suite(stored.get("suite"))
-    except ValueError:
-        raise ProtocolError(
-            f"{path} is for an unknown cipher suite: {stored.get('suite')!r}", kind=ErrorKind.UNKNOWN_NAME
-        ) from None
-    return PrivateKey.from_raw(suite, _hex_field(path, stored, "private"))
+    stored, raw = _parse_key_file(path, "hpke")
+    number = stored.fields().get("suite")
+    if number not in [suite.value for suite in Suite]:
+        raise ProtocolError(f"{path} is for an unknown cipher suite: {number!r}", kind=ErrorKind.UNKNOWN_NAME)
+    return PrivateKey(Suite(number), raw)
 
 
 def _key_file(kind: str, fields: dict[str, object]) -> bytes:
     return (json.dumps({"trefoil_key": kind, **fields}) + "\n").encode()
 
 
-def _parse_key_file(path: Path, kind: str) -> dict[str, object]:
+def _parse_key_file(path: Path, kind: str) -> tuple[JsonObject, bytes]:
+    """Return the fields of a key file, and the private key in it."""
     try:
-        stored = json.loads(read_private_file(path))
-    except ValueError:
-        stored = None
-    if not isinstance(stored, dict) or stored.get("trefoil_key") != kind:
-        raise TrefoilError(
-            f"{path} is not a Trefoil {kind} key file", "Make one with: trefoil keygen", kind=ErrorKind.WRONG_FILE
-        )
-    return stored
-
-
-def _hex_field(path: Path, stored: dict[str, object], name: str) -> bytes:
+        stored = JsonObject(decode_json(read_private_file(path)), "key file")
+        right = stored.value("trefoil_key") == kind
+    except ProtocolError:
+        right = False
+    if not right:
+        hint = "Make one with: trefoil keygen"
+        raise TrefoilError(f"{path} is not a Trefoil {kind} key file", hint, kind=ErrorKind.WRONG_FILE)
     try:
-        return bytes.fromhex(str(stored.get(name)))
-    except ValueError:
-        raise TrefoilError(
-            f"{path} is damaged: its {name} field is not hexadecimal", kind=ErrorKind.FILE_DAMAGED
-        ) from None
+        return stored, stored.hexadecimal("private")
+    except ProtocolError as error:
+        raise TrefoilError(f"{path} is damaged: {error}", kind=ErrorKind.FILE_DAMAGED) from None

@@ -65,7 +65,6 @@ class Lanes:
         return self._in_eights(self._lib.mbx_x25519_mb8, count, scalars, points)
 
     def public_points(self, scalars: Rows) -> Rows:
-        """Return the public key of each scalar."""
         return self._in_eights(self._lib.mbx_x25519_public_key_mb8, len(scalars), scalars)
 
     def _in_eights(self, function: Any, count: int, *inputs: Rows) -> Rows:
@@ -136,7 +135,6 @@ def distrust_lanes() -> None:
 
 
 def describe_opens() -> str:
-    """Return how this process opens payloads, for operators."""
     return "one at a time" if find_lanes() is None else "eight at a time"
 
 

@@ -52,7 +52,6 @@ class NotBuilt(Exception):
 
 
 def build(folder: Path) -> Path:
-    """Compile the module into `folder` and return its path."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise NotBuilt(f"{sys.platform} on {platform.machine()} is not Linux on x86-64")
     compiler = shutil.which("cc")
@@ -116,7 +115,6 @@ def _first_error(text: str) -> str:
 
 
 def main() -> None:
-    """Build it, and print one line about the outcome."""
     try:
         path = build(Path(sysconfig.get_path("platlib")))
         outcome = f"built {path}: helpers open payloads eight at a time where the processor has AVX-512 IFMA"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import ErrorKind, ProtocolError, Rejection
+from protocol.errors import ErrorKind, Inconsistent, OutOfRange, ProtocolError, Rejection
 from protocol.wire import tagged_hash
 
 Codes = npt.NDArray[np.uint8]
@@ -27,12 +27,10 @@ _BY_CODE = {reason.number + 1: reason for reason in Rejection}
 
 
 def code_of(reason: Rejection) -> int:
-    """Return the code of a reason."""
     return reason.number + 1
 
 
 def reason_of(code: int) -> Rejection:
-    """Return the reason that a code stands for."""
     return _BY_CODE[code]
 
 
@@ -47,7 +45,6 @@ def digest_of(codes: Codes) -> bytes:
 
 
 def counts_of(codes: Codes) -> dict[Rejection, int]:
-    """Return how many reports are left out for each reason."""
     distinct, counts = np.unique(codes[codes != WOULD_COUNT], return_counts=True)
     return {reason_of(int(code)): int(count) for code, count in zip(distinct, counts, strict=True)}
 
@@ -79,7 +76,7 @@ def decode_left_out(data: bytes, count: int) -> Codes:
                 "a run of reports left out is empty, without a known reason, or cut in two", kind=ErrorKind.MALFORMED
             )
         if gap + length > count - end:
-            raise ProtocolError("more reports are left out than there are", kind=ErrorKind.INCONSISTENT)
+            raise Inconsistent("more reports are left out than there are")
         codes[end + gap : end + gap + length] = code
         end, before = end + gap + length, code
     return codes
@@ -126,10 +123,8 @@ class _Varints:
             value |= (piece % _MORE) << shift
             shift += 7
             if shift > 28:
-                raise ProtocolError("a number in a list of reports left out is too long", kind=ErrorKind.OUT_OF_RANGE)
+                raise OutOfRange("a number in a list of reports left out is too long")
         value |= piece << shift
         if value >= 2**32 or (piece == 0 and shift):
-            raise ProtocolError(
-                "a number in a list of reports left out is not in its shortest form", kind=ErrorKind.OUT_OF_RANGE
-            )
+            raise OutOfRange("a number in a list of reports left out is not in its shortest form")
         return value

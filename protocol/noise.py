@@ -16,7 +16,6 @@ is DLap except that its coins are rounded and its tails cut off; it is computed 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -24,8 +23,8 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
-from protocol.errors import ErrorKind, ProtocolError
-from protocol.joint_scale import LARGEST_LOSS, JointScale
+from protocol.errors import OutOfRange
+from protocol.joint_scale import LARGEST_LOSS, JointScale, least_width
 from protocol.units import MAX_MICROS, MICROS
 
 
@@ -70,71 +69,25 @@ MAX_CONFIDENCE = 1 - 1e-6
 _ROUNDING = 1e-9
 
 
-class NoiseLaw(ABC):
-    """The distribution of a mode's noise. `rate` is γ; `change` is how far one report can move the sum, Δ + κ."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> Fraction:
-        """Return r: the noise is, or is close to, a difference of two negative binomials NB(r, q)."""
-
-    @abstractmethod
-    def variance(self, rate: Fraction, change: int) -> float:
-        """Return the variance of the noise in one number."""
-
-    @abstractmethod
-    def delta(self, rate: Fraction, change: int) -> Fraction:
-        """Return the δ for which an answer is (ε, δ)-private: 0 if ε is pure."""
-
-    @abstractmethod
-    def half_width(self, rate: Fraction, change: int, confidence: float) -> int:
-        """Return the least t for which the noise provably lies in [−t, t] with at least this probability."""
-
-    @abstractmethod
-    def coverage(self, rate: Fraction, change: int, width: int) -> float:
-        """Return a lower bound on the probability that the noise lies in [−width, width]."""
-
-    @abstractmethod
-    def covers(self, rate: Fraction, change: int, moved: int) -> bool:
-        """Return whether the law, made for `change`, also holds for a report that moves the sum by `moved`."""
-
-    @abstractmethod
-    def largest_epsilon(self, sensitivity: int, kappa: int) -> int:
-        """Return the largest ε, in micros, that a query may request in this mode."""
-
-
 @dataclass(frozen=True, slots=True)
-class NegativeBinomials(NoiseLaw):
-    """A difference of two NB(r, q): pure ε, at any scale."""
+class NegativeBinomials:
+    """A difference of two NB(r, q) of `shape` r: pure ε, at any scale."""
 
-    r: Fraction
-
-    @property
-    def shape(self) -> Fraction:
-        return self.r
+    shape: Fraction
 
     def variance(self, rate: Fraction, change: int) -> float:  # noqa: ARG002 - the same for every change
-        """Return r times the variance of DLap."""
-        return float(self.r) * laplace_variance(rate)
+        return float(self.shape) * laplace_variance(rate)
 
     def delta(self, rate: Fraction, change: int) -> Fraction:  # noqa: ARG002 - pure
-        """Return 0: ε is pure."""
         return Fraction(0)
 
     def half_width(self, rate: Fraction, change: int, confidence: float) -> int:  # noqa: ARG002 - the same for every change
         """Return a t that numerical slack may make too large, never too small: the stated coverage always holds."""
-        coverage = _Coverage(float(self.r), float(rate))
-        low, high = -1, coverage.span
-        while high - low > 1:
-            middle = (low + high) // 2
-            if coverage.at_least(middle) >= confidence:
-                high = middle
-            else:
-                low = middle
-        return high
+        coverage = _Coverage(float(self.shape), float(rate))
+        return least_width(coverage.span, lambda t: coverage.at_least(t) >= confidence)
 
     def coverage(self, rate: Fraction, change: int, width: int) -> float:  # noqa: ARG002 - the same for every change
-        noise = _Coverage(float(self.r), float(rate))
+        noise = _Coverage(float(self.shape), float(rate))
         return noise.at_least(min(width, noise.span))
 
     def covers(self, rate: Fraction, change: int, moved: int) -> bool:  # noqa: ARG002 - the tails have no end
@@ -142,16 +95,16 @@ class NegativeBinomials(NoiseLaw):
         return True
 
     def largest_epsilon(self, sensitivity: int, kappa: int) -> int:  # noqa: ARG002 - whatever a query can say
+        """Return the largest ε, in micros, that a query may request in this mode."""
         return MAX_MICROS
 
 
 @dataclass(frozen=True, slots=True)
-class CutLaplace(NoiseLaw):
+class CutLaplace:
     """DLap with rounded coins and bounded support: everything is exact, δ is not zero, and changes are limited."""
 
-    @property
-    def shape(self) -> Fraction:
-        return Fraction(1)
+    # Close to: the coins are rounded.
+    shape: Fraction = Fraction(1)
 
     def variance(self, rate: Fraction, change: int) -> float:
         """Return the exact variance, at most 1.0075 times that of DLap."""
@@ -161,7 +114,6 @@ class CutLaplace(NoiseLaw):
         return JointScale.of(rate, change).delta()
 
     def half_width(self, rate: Fraction, change: int, confidence: float) -> int:
-        """Return the exact half-width."""
         return JointScale.of(rate, change).half_width(Fraction(confidence))
 
     def coverage(self, rate: Fraction, change: int, width: int) -> float:
@@ -175,6 +127,9 @@ class CutLaplace(NoiseLaw):
     def largest_epsilon(self, sensitivity: int, kappa: int) -> int:
         return LARGEST_LOSS * MICROS * sensitivity // (sensitivity + kappa)
 
+
+# The distribution of a mode's noise. `rate` is γ; `change` is how far one report can move the sum, Δ + κ.
+NoiseLaw = NegativeBinomials | CutLaplace
 
 _LOCAL = NegativeBinomials(Fraction(3, 2))
 _PAIRWISE = NegativeBinomials(Fraction(3))
@@ -204,13 +159,10 @@ class NoiseScale:
 
     def __post_init__(self) -> None:
         if not (0 < self.rate <= 10**6):
-            raise ProtocolError(
-                f"a noise rate ε/Δ is above 0 and at most 10^6, not {self.rate}", kind=ErrorKind.OUT_OF_RANGE
-            )
+            raise OutOfRange(f"a noise rate ε/Δ is above 0 and at most 10^6, not {self.rate}")
 
     @property
     def law(self) -> NoiseLaw:
-        """Return the law that every property below is computed from."""
         return law_of(self.mode)
 
     @property
@@ -231,15 +183,13 @@ class NoiseScale:
     def half_width(self, confidence: float) -> int:
         """Return the least t for which the noise provably lies in [−t, t] with at least this probability."""
         if not (0 < confidence <= MAX_CONFIDENCE):
-            raise ProtocolError(
-                f"a confidence is above 0 and at most {MAX_CONFIDENCE}, not {confidence}", kind=ErrorKind.OUT_OF_RANGE
-            )
+            raise OutOfRange(f"a confidence is above 0 and at most {MAX_CONFIDENCE}, not {confidence}")
         return self.law.half_width(self.rate, self.change, confidence)
 
     def coverage(self, width: int) -> float:
         """Return a lower bound on the probability that the noise lies in [−width, width]."""
         if width < 0:
-            raise ProtocolError(f"a width is 0 or more, not {width}", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"a width is 0 or more, not {width}")
         return self.law.coverage(self.rate, self.change, width)
 
     def covers(self, moved: int) -> bool:

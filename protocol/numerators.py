@@ -17,7 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from protocol.field import P, Vector, add, from_integers, inverse, multiply, multiply_matrices, subtract
-from protocol.shape import Amount
+from protocol.shape import BucketValue
 
 GROUP = 32
 _NOTHING = [0] * GROUP
@@ -35,7 +35,7 @@ def in_groups(numbers: Vector) -> Vector:
     return rows
 
 
-def encode(amounts: Sequence[Amount], buckets: int) -> Vector:
+def encode(amounts: Sequence[BucketValue], buckets: int) -> Vector:
     """Run by a device: return the numerators of the histogram with these amounts.
 
     Constant work: the group of every amount is written, even if two amounts share one.

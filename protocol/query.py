@@ -13,12 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import ErrorKind, Inconsistent, InvalidValue, OutOfRange, ProtocolError
 from protocol.header import MAX_SITE_LENGTH, MAX_UNIT_LENGTH, Schema, check_cap, check_site, check_unit, schema_of
 from protocol.hpke import CLASSICAL, PublicKey, Suite
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
-from protocol.noise import NoiseMode as NoiseMode
-from protocol.noise import NoiseScale
+from protocol.noise import NoiseMode, NoiseScale
 from protocol.shape import Shape, shape_of
 from protocol.shares import PARTIES
 from protocol.units import MICROS, validate_terms
@@ -74,16 +73,16 @@ class Query:
         _check_version(self.version)
         if self.keeps_rest and self.version == VERSION_WITHOUT_REST:
             message = f"a query of version {self.version} uses its reports up"
-            raise ProtocolError(message, kind=ErrorKind.INCONSISTENT)
+            raise Inconsistent(message)
         check_site(self.site)
         check_site(self.caller)
         check_unit(self.unit)
         validate_terms(self.epsilon_micros, self.sensitivity)
         digests = (self.helper_set, self.batch_root, *self.columns)
         if len(self.query_id) != QUERY_ID_SIZE or any(len(digest) != HASH_SIZE for digest in digests):
-            raise ProtocolError("a query id has 16 bytes, and a digest has 32", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue("a query id has 16 bytes, and a digest has 32")
         if len(self.columns) != PARTIES:
-            raise ProtocolError("a query has one column for each helper", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue("a query has one column for each helper")
         self.answer_public_key.check_usable()
         check_cap(self.shape, self.sensitivity)
         if not (0 < self.batch_size <= MAX_BATCH):
@@ -100,11 +99,9 @@ class Query:
                 kind=ErrorKind.TOO_FEW,
             )
         if not (0 <= self.tolerated_bad_permille <= 1000):
-            raise ProtocolError(
-                "the tolerated share of rejected reports is 0 to 1000 per mille", kind=ErrorKind.OUT_OF_RANGE
-            )
+            raise OutOfRange("the tolerated share of rejected reports is 0 to 1000 per mille")
         if not (0 < self.deadline < 2**63):
-            raise ProtocolError("the deadline is a time in seconds since 1970", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange("the deadline is a time in seconds since 1970")
 
     def _check_sums(self) -> None:
         """Reject sums that could pass p/2 and come out negative. Without a cap, Δ bounds an honest report."""
@@ -128,7 +125,6 @@ class Query:
 
     @property
     def length(self) -> int:
-        """Return how many numbers the answer has, side query included."""
         return self.shape.length
 
     @property
@@ -148,11 +144,9 @@ class Query:
 
     @property
     def answer_public_key(self) -> PublicKey:
-        """Return the key that the answer shares are sealed to."""
         return PublicKey(self.suite, self.answer_key)
 
     def encode(self) -> bytes:
-        """Return the canonical bytes."""
         writer = (
             Writer()
             .uint(self.version, 2)
@@ -173,7 +167,7 @@ class Query:
             .fixed(b"".join(self.columns), PARTIES * HASH_SIZE)
             .uint(self.suite.value, 2)
             .fixed(self.answer_key, self.suite.public_size)
-            .uint(encode_noise_mode(self.noise), 1)
+            .uint(self.noise.facts.code, 1)
             .uint(self.minimum_reports, 4)
             .uint(self.tolerated_bad_permille, 2)
             .uint(self.deadline, 8)
@@ -185,7 +179,6 @@ class Query:
 
     @classmethod
     def decode(cls, data: bytes) -> Query:
-        """Parse a query."""
         reader = Reader(data)
         version = reader.uint(2)
         # Now, not with the other fields: another version has other fields.
@@ -228,7 +221,6 @@ class SignedQuery:
 
     @classmethod
     def sign(cls, query: Query, key: IdentityKey) -> SignedQuery:
-        """Run by the querier: sign with the site's key."""
         return cls(query, key.sign(_SIGNATURE_LABEL, query.encode()))
 
     def verify(self, site_key: bytes) -> None:
@@ -241,7 +233,6 @@ class SignedQuery:
             )
 
     def encode(self) -> bytes:
-        """Return query and signature as one message."""
         return Writer().blob(self.query.encode()).fixed(self.signature, SIGNATURE_SIZE).done()
 
     @classmethod
@@ -261,13 +252,7 @@ def _check_version(version: int) -> None:
         )
 
 
-def encode_noise_mode(mode: NoiseMode) -> int:
-    """Return a noise mode's number on the wire."""
-    return mode.facts.code
-
-
 def decode_noise_mode(code: int) -> NoiseMode:
-    """Return the noise mode with this number on the wire."""
     for mode in NoiseMode:
         if mode.facts.code == code:
             return mode
@@ -280,7 +265,7 @@ def _read_cap(reader: Reader) -> int:
     if schema not in {each.value for each in Schema}:
         raise ProtocolError(f"unknown schema {schema}", kind=ErrorKind.UNKNOWN_NAME)
     if (schema == Schema.CHECKED_HISTOGRAM.value) != (cap > 0):
-        raise ProtocolError(f"schema {schema} does not go with a cap of {cap}", kind=ErrorKind.INCONSISTENT)
+        raise Inconsistent(f"schema {schema} does not go with a cap of {cap}")
     return cap
 
 
@@ -293,7 +278,7 @@ def _read_suite(reader: Reader) -> Suite:
 
 def _boolean(code: int) -> bool:
     if code not in (0, 1):
-        raise ProtocolError(f"{code} is neither 0 nor 1", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"{code} is neither 0 nor 1")
     return code == 1
 
 
@@ -334,7 +319,6 @@ class Withdrawal:
 
     @classmethod
     def sign(cls, signed: SignedQuery, key: IdentityKey) -> Withdrawal:
-        """Run by the querier: sign with the site's key."""
         return cls(signed, key.sign(_WITHDRAWAL_LABEL, signed.query.digest))
 
     def verify(self, site_key: bytes) -> None:
@@ -347,7 +331,6 @@ class Withdrawal:
             )
 
     def encode(self) -> bytes:
-        """Return the message."""
         return Writer().blob(self.signed.encode()).fixed(self.signature, SIGNATURE_SIZE).done()
 
     @classmethod

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protocol import field as prime_field
 from protocol import validity
-from protocol.errors import ErrorKind, ProtocolError, Rejected, Rejection
+from protocol.errors import ErrorKind, Inconsistent, ProtocolError, Rejected, Rejection
 from protocol.field import ELEMENT_SIZE, SEED_SIZE, Vector
 from protocol.header import BODY_HASH_SPAN, COMMITMENT_SPANS, NONCE_SIZE, NONCE_SPAN, Header, ReportTerms
 from protocol.helper_set import HelperSet
@@ -50,11 +51,9 @@ class SealedReport:
         return header_digest(self.header)
 
     def terms(self) -> ReportTerms:
-        """Return the public promise in the header."""
         return Header.decode(self.header).terms
 
     def encode(self) -> bytes:
-        """Return the report as one message."""
         writer = Writer().blob(self.header, 2).blob(self.body, 4)
         for payload in self.payloads:
             writer.blob(payload, 2)
@@ -127,9 +126,7 @@ class _SharedReport:
 
 def _share(histogram: Sequence[int], terms: ReportTerms, helper_set: HelperSet, entropy: Entropy) -> _SharedReport:
     if len(histogram) != terms.length:
-        raise ProtocolError(
-            f"the terms promise {terms.length} numbers, not {len(histogram)}", kind=ErrorKind.INCONSISTENT
-        )
+        raise Inconsistent(f"the terms promise {terms.length} numbers, not {len(histogram)}")
     if not terms.shape.checked:
         return _commit(share(histogram, entropy=entropy), terms, helper_set, lambda _: b"", entropy)
     draw = _hedged(entropy, helper_set.digest + f"{terms.site} {terms.caller} {terms.time}".encode())
@@ -158,7 +155,8 @@ def _openings(
     """Return the function from a header's prefix, which decides the points, to the encoded openings there."""
 
     def openings(prefix: bytes) -> bytes:
-        return validity.encode_openings(opening(dealt, validity.points_of(prefix, terms.shape.points)))
+        opened = opening(dealt, validity.points_of(prefix, terms.shape.points))
+        return struct.pack(f"<{len(opened)}Q", *opened)
 
     return openings
 
@@ -209,31 +207,22 @@ def _hedged(entropy: Entropy, context: bytes) -> validity.Draw:
 
 def open_payload(party: int, header: bytes, payload: bytes, key: PrivateKey) -> tuple[bytes, bytes]:
     """Run by helper `party`: return its two seeds, verified against the commitments in a `header` that was decoded."""
-    return check_seeds(party, header, open_seeds(party, header, payload, key))
-
-
-def open_seeds(party: int, header: bytes, payload: bytes, key: PrivateKey) -> bytes:
-    """Return what was sealed to helper `party` under exactly this header, not yet verified against the commitments."""
     try:
-        return key.open(payload, _PAYLOAD_INFO[party] + header)
+        seeds = key.open(payload, payload_info(party, header))
     except ProtocolError:
         raise Rejected(Rejection.UNOPENABLE) from None
-
-
-def open_many_seeds(
-    party: int, headers: Sequence[bytes], payloads: Sequence[bytes], key: PrivateKey
-) -> list[bytes | None]:
-    """Return what `open_seeds` does for each of many reports that were sealed to one key, None where it would raise."""
-    return key.open_many(payloads, [payload_info(party, header) for header in headers])
-
-
-def check_seeds(party: int, header: bytes, seeds: bytes) -> tuple[bytes, bytes]:
-    """Return the two seeds of helper `party`, if they are those that `header` commits to."""
     if len(seeds) != 2 * SEED_SIZE:
         raise Rejected(Rejection.UNOPENABLE, "a payload is exactly two seeds")
     if not all(are_committed(party, [header], [seeds])):
         raise Rejected(Rejection.WRONG_COMMITMENT)
     return seeds[:SEED_SIZE], seeds[SEED_SIZE:]
+
+
+def open_many_seeds(
+    party: int, headers: Sequence[bytes], payloads: Sequence[bytes], key: PrivateKey
+) -> list[bytes | None]:
+    """Return what was sealed to helper `party` under each header, not yet verified; None where it does not open."""
+    return key.open_many(payloads, [payload_info(party, header) for header in headers])
 
 
 def are_committed(party: int, headers: Sequence[bytes], seeds: Sequence[bytes]) -> list[bool]:
@@ -272,12 +261,10 @@ def open_report(party: int, report: SealedReport, keys: Mapping[bytes, PrivateKe
 
 
 def header_digest(header: bytes) -> bytes:
-    """Return the identity of the report with this header."""
     return _hash(_REPORT, header)
 
 
 def body_digest(body: bytes | memoryview) -> bytes:
-    """Return the hash that the header has of the body."""
     return _hash(_BODY, body)
 
 

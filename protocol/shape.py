@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from gmpy2 import invert
 
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import ErrorKind, OutOfRange, ProtocolError
 from protocol.field import P
 from protocol.units import MAX_SENSITIVITY
 
-# A bucket's amount: (label, value). Labels count from 1; label 0 is padding, and its value is 0.
-Amount = tuple[int, int]
+# A bucket's (label, value). Labels count from 1; label 0 is padding, and its value is 0.
+BucketValue = tuple[int, int]
 PURSE = 0
 
 _KRONECKER_BYTES = 18
@@ -58,7 +58,7 @@ def denominations(cap: int, spread: int) -> tuple[Plane, ...]:
     return tuple(Plane(base**place, count) for place, count in enumerate(many) if count)
 
 
-def pay(amounts: Sequence[Amount], planes: Sequence[Plane]) -> list[list[int]]:
+def pay(amounts: Sequence[BucketValue], planes: Sequence[Plane]) -> list[list[int]]:
     """Return, for every plane, the label that each of its coins goes to, or `PURSE`.
 
     Run by a device. The steps do not depend on the amounts, so a null report takes as long as a full one. Heaviest
@@ -76,11 +76,7 @@ def pay(amounts: Sequence[Amount], planes: Sequence[Plane]) -> list[list[int]]:
             plane += [label] * taken
         given.append(plane + [PURSE] * left)
     if any(needs):
-        raise ProtocolError(
-            "the coins do not pay this histogram",
-            "It has more buckets or more value than agreed.",
-            kind=ErrorKind.OUT_OF_RANGE,
-        )
+        raise OutOfRange("the coins do not pay this histogram", "It has more buckets or more value than agreed.")
     return given[::-1]
 
 
@@ -173,7 +169,6 @@ class Shape:
 
     @property
     def checked(self) -> bool:
-        """Return whether helpers can check the numbers."""
         return self.cap > 0
 
     @property
@@ -205,15 +200,13 @@ def shape_of(buckets: int, kappa: int, cap: int, spread: int) -> Shape:
 
 def _check_size(buckets: int, kappa: int) -> None:
     if not (0 <= kappa <= MAX_SENSITIVITY):
-        raise ProtocolError(f"κ must be 0 to 2^40, not {kappa}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"κ must be 0 to 2^40, not {kappa}")
     if not (0 < buckets <= MAX_BUCKETS):
-        raise ProtocolError(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {buckets}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"a histogram has 1 to {MAX_BUCKETS} buckets, not {buckets}")
 
 
 def _check_cap(buckets: int, cap: int, spread: int) -> None:
     if not (0 < cap <= MAX_CAP):
-        raise ProtocolError(f"a cap is 1 to 2^40, not {cap}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"a cap is 1 to 2^40, not {cap}")
     if not (0 < spread <= min(buckets, cap, MAX_SPREAD)):
-        raise ProtocolError(
-            f"a spread is 1 to the least of buckets, cap and {MAX_SPREAD}, not {spread}", kind=ErrorKind.OUT_OF_RANGE
-        )
+        raise OutOfRange(f"a spread is 1 to the least of buckets, cap and {MAX_SPREAD}, not {spread}")

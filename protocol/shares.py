@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import Inconsistent, InvalidValue
 from protocol.field import (
     SEED_SIZE,
     P,
@@ -59,7 +59,7 @@ def component(index: int, seed: bytes, length: int, body: Vector | None) -> Vect
     if index != BODY_SEED:
         return expanded
     if body is None:
-        raise ProtocolError("the third component needs the body", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue("the third component needs the body")
     return np.concatenate([subtract(body, expanded[: body.size]), expanded[body.size :]])
 
 
@@ -84,15 +84,11 @@ def to_shamir(party: int, components: dict[int, Vector]) -> Vector:
     Component c belongs to the line through (0, 1) that is zero at the helper lacking it, so its weight at x is
     1 − x/x_lacking. The map is linear, so apply it once to the sums of all reports, not to each report.
     """
-    x = party + 1
-    total: Vector | None = None
-    for index in SEEDS_OF[party]:
-        x_lacking = LACKING.index(index) + 1
-        weighted = multiply_constant(components[index], (1 - x * pow(x_lacking, -1, P)) % P)
-        total = weighted if total is None else add(total, weighted)
-    if total is None:
-        raise ProtocolError("a helper holds two components", kind=ErrorKind.INVALID_VALUE)
-    return total
+    first, second = (
+        multiply_constant(components[index], 1 - (party + 1) * pow(LACKING.index(index) + 1, -1, P))
+        for index in SEEDS_OF[party]
+    )
+    return add(first, second)
 
 
 def open_shamir(shares: Sequence[Vector]) -> list[int]:
@@ -102,12 +98,11 @@ def open_shamir(shares: Sequence[Vector]) -> list[int]:
     identified.
     """
     if len(shares) != PARTIES or len({vector.size for vector in shares}) != 1:
-        raise ProtocolError("an answer needs three shares of the same length", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue("an answer needs three shares of the same length")
     y1, y2, y3 = shares
     if np.any(subtract(add(y1, y3), add(y2, y2))):
-        raise ProtocolError(
+        raise Inconsistent(
             "the three answer shares do not fit together: at least one helper computed or sent a wrong share",
             "Do not use this answer. Ask the three operators to compare their logs for this query.",
-            kind=ErrorKind.INCONSISTENT,
         )
     return lift(subtract(add(y1, y1), y2))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import assert_never
 
-from protocol.errors import ErrorKind, ProtocolError, Rejection
+from protocol.errors import ErrorKind, Inconsistent, OutOfRange, ProtocolError, Rejection
 from protocol.net.json_message import JsonObject
 from protocol.shares import PARTIES
 from protocol.units import MAX_MICROS
@@ -48,15 +47,7 @@ class QueryState(Enum):
     @property
     def without_answer(self) -> bool:
         """Return whether it ended with a reason instead of an answer."""
-        match self:
-            case QueryState.FAILED | QueryState.DISPUTED | QueryState.WITHDRAWN | QueryState.EXPIRED:
-                return True
-            case QueryState.AWAITING | QueryState.QUEUED | QueryState.ADMITTING | QueryState.AGREEING:
-                return False
-            case QueryState.COMPUTING | QueryState.VOTING | QueryState.RELEASED:
-                return False
-            case _:
-                assert_never(self)
+        return self in (QueryState.FAILED, QueryState.DISPUTED, QueryState.WITHDRAWN, QueryState.EXPIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +73,6 @@ class Shortfall:
 
     @classmethod
     def from_json(cls, stored: object) -> Shortfall:
-        """Parse what `to_json` returned."""
         fields = JsonObject(stored, "shortfall")
         fields.expect({"submitted", "accepted", "needed", "left_out"})
         counts = [_counts(entry) for entry in fields.items("left_out")]
@@ -119,12 +109,11 @@ class Failure:
 
     def __post_init__(self) -> None:
         if self.affordable is not None and not (0 < self.affordable <= MAX_MICROS):
-            raise ProtocolError(f"epsilon is 1 to {MAX_MICROS} micros", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"epsilon is 1 to {MAX_MICROS} micros")
         if self.party is not None and self.party not in range(PARTIES):
-            raise ProtocolError(f"a failure names helper 0, 1 or 2, not {self.party}", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"a failure names helper 0, 1 or 2, not {self.party}")
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON inside a status."""
         return {
             "stage": self.stage.value,
             "party": self.party,
@@ -165,10 +154,9 @@ class QueryStatus:
     def __post_init__(self) -> None:
         if (self.failure is not None) != self.state.without_answer:
             fault = "with a failure" if self.failure else "without a reason"
-            raise ProtocolError(f"a query that is {self.state.value} comes {fault}", kind=ErrorKind.INCONSISTENT)
+            raise Inconsistent(f"a query that is {self.state.value} comes {fault}")
 
     def to_json(self) -> dict[str, object]:
-        """Run by a helper: return the message."""
         return {
             "state": self.state.value,
             "done": self.done,
@@ -197,7 +185,7 @@ def _seconds(stored: object) -> dict[QueryState, float]:
     for name, spent in JsonObject(stored, "seconds").fields().items():
         state = _state(name, "field seconds")
         if isinstance(spent, bool) or not isinstance(spent, int | float) or not (0 <= spent <= MAX_SECONDS):
-            raise ProtocolError(f"the seconds in {state.value} are not a span of time", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"the seconds in {state.value} are not a span of time")
         seconds[state] = float(spent)
     return seconds
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import OutOfRange, ProtocolError
 
 HOUR = 3_600
 DAY = 24 * HOUR
@@ -33,11 +33,7 @@ def entitlement(epsilon: float | Fraction) -> int:
     micros = math.floor(Fraction(epsilon) * MICROS)
     if micros == 0:
         # The float 0.000001 lies just below one millionth, so it must not be what is advised.
-        raise ProtocolError(
-            f"epsilon {epsilon} rounds down to zero millionths",
-            "Ask for 0.000002 or more.",
-            kind=ErrorKind.OUT_OF_RANGE,
-        )
+        raise OutOfRange(f"epsilon {epsilon} rounds down to zero millionths", "Ask for 0.000002 or more.")
     return micros
 
 
@@ -49,9 +45,7 @@ def nearest_micros(epsilon: float) -> int:
 
 
 def _epsilon_range(epsilon: float | Fraction) -> ProtocolError:
-    return ProtocolError(
-        f"epsilon must be above 0 and at most {MAX_EPSILON}, not {epsilon}", kind=ErrorKind.OUT_OF_RANGE
-    )
+    return OutOfRange(f"epsilon must be above 0 and at most {MAX_EPSILON}, not {epsilon}")
 
 
 def charge(epsilon_micros: int, individual_sensitivity: int, query_sensitivity: int) -> int:
@@ -61,9 +55,7 @@ def charge(epsilon_micros: int, individual_sensitivity: int, query_sensitivity: 
     """
     validate_terms(epsilon_micros, query_sensitivity)
     if not (0 <= individual_sensitivity <= 2 * MAX_SENSITIVITY):
-        raise ProtocolError(
-            f"a sensitivity is between 0 and 2^41, not {individual_sensitivity}", kind=ErrorKind.OUT_OF_RANGE
-        )
+        raise OutOfRange(f"a sensitivity is between 0 and 2^41, not {individual_sensitivity}")
     return -(-epsilon_micros * individual_sensitivity // query_sensitivity)
 
 
@@ -106,11 +98,9 @@ def affordable(report_epsilon: int, report_sensitivity: int, left: int, query_se
 def validate_terms(epsilon_micros: int, sensitivity: int) -> None:
     """Reject an (ε, Δ) pair that no header or query may carry."""
     if not (0 < epsilon_micros <= MAX_MICROS):
-        raise ProtocolError(
-            f"epsilon must be 1 to {MAX_MICROS} micros, not {epsilon_micros}", kind=ErrorKind.OUT_OF_RANGE
-        )
+        raise OutOfRange(f"epsilon must be 1 to {MAX_MICROS} micros, not {epsilon_micros}")
     if not (0 < sensitivity <= MAX_SENSITIVITY):
-        raise ProtocolError(f"a query's sensitivity must be 1 to 2^40, not {sensitivity}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"a query's sensitivity must be 1 to 2^40, not {sensitivity}")
 
 
 def show(micros: int) -> str:

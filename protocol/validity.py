@@ -24,10 +24,10 @@ from operator import mul
 import numpy as np
 
 from protocol import numerators
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import OutOfRange
 from protocol.field import P, Vector, expand_many, inverse_integers
 from protocol.numerators import GROUP
-from protocol.shape import PURSE, Amount, Plane, Shape, factor_powers, pay, polynomial
+from protocol.shape import PURSE, BucketValue, Plane, Shape, factor_powers, pay, polynomial
 from protocol.shares import SharedVector
 
 POINTS_LABEL = b"trefoil/1 validity points\0"
@@ -77,7 +77,7 @@ class Deal:
     polynomials: Polynomials = field(repr=False)
     chosen: Sequence[int] = field(repr=False)
     # The histogram as (label, value) pairs, padded to `shape.spread` of them.
-    amounts: Sequence[Amount] = field(repr=False)
+    amounts: Sequence[BucketValue] = field(repr=False)
 
 
 def deal(histogram: Sequence[int], shape: Shape, draw: Draw) -> Deal:
@@ -91,14 +91,14 @@ def deal(histogram: Sequence[int], shape: Shape, draw: Draw) -> Deal:
     if shape.kappa:
         flag, rest = divmod(histogram[-1], shape.kappa)
         if flag not in (0, 1) or rest:
-            raise ProtocolError(f"a side query's number is 0 or κ = {shape.kappa}", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"a side query's number is 0 or κ = {shape.kappa}")
         numbers = np.append(numbers, np.uint64(histogram[-1]))
         chosen.append(len(polynomials))
         polynomials.append(polynomial([flag]))
     return deal_numbers(numbers, polynomials, shape, draw, chosen, amounts)
 
 
-def _prove(amounts: Sequence[Amount], shape: Shape) -> tuple[list[list[int]], list[int]]:
+def _prove(amounts: Sequence[BucketValue], shape: Shape) -> tuple[list[list[int]], list[int]]:
     """Return polynomials, and for each plane the index of its own. Only `shape` decides how many there are."""
     given = pay(amounts, _coins(shape))
     if len(amounts) > 1:
@@ -114,7 +114,7 @@ def deal_numbers(
     shape: Shape,
     draw: Draw,
     chosen: Sequence[int] | None = None,
-    amounts: Sequence[Amount] = (),
+    amounts: Sequence[BucketValue] = (),
 ) -> Deal:
     """Share these numbers with these polynomials, whether or not they are consistent: helpers verify.
 
@@ -166,21 +166,13 @@ def histogram_in(shared: Vector, shape: Shape) -> Vector:
     return np.concatenate([numerators.decode(shared[: shape.buckets]), shared[shape.buckets : shape.length]])
 
 
-def encode_openings(openings: Sequence[int]) -> bytes:
-    """Return the openings as the header carries them."""
-    return struct.pack(f"<{len(openings)}Q", *openings)
-
-
-def _amounts(histogram: Sequence[int], shape: Shape) -> list[Amount]:
+def _amounts(histogram: Sequence[int], shape: Shape) -> list[BucketValue]:
     """Return the non-zero buckets as (label, value) pairs, padded to `shape.spread` of them with zeros."""
     numbers = histogram[: shape.buckets]
     amounts = list(zip(compress(range(1, shape.buckets + 1), numbers), compress(numbers, numbers), strict=True))
     amounts += [(0, 0)] * (shape.spread - len(amounts))
     if len(amounts) > shape.spread or any(value < 0 for _, value in amounts):
-        raise ProtocolError(
-            f"a histogram has at most {shape.spread} buckets that are not zero, none of them negative",
-            kind=ErrorKind.OUT_OF_RANGE,
-        )
+        raise OutOfRange(f"a histogram has at most {shape.spread} buckets that are not zero, none of them negative")
     return amounts
 
 
@@ -261,7 +253,7 @@ def _evaluate(constant: int, coefficients: Sequence[int], point: int) -> tuple[i
     return (value * point + constant) % P, slope * point + value
 
 
-def _encodes(numbers: Vector, amounts: Sequence[Amount]) -> bool:
+def _encodes(numbers: Vector, amounts: Sequence[BucketValue]) -> bool:
     """Return whether `numbers` are the numerators of `amounts`: equal at a point x, and zero in all other groups.
 
     x is one hash for all reports, so that its powers are cached. Two different numerators, of degree below 32, agree at
@@ -282,7 +274,7 @@ def _encodes(numbers: Vector, amounts: Sequence[Amount]) -> bool:
     return np.count_nonzero(numbers) == within and not difference % P
 
 
-def _fractions(amounts: Sequence[Amount], point: int) -> tuple[int, int]:
+def _fractions(amounts: Sequence[BucketValue], point: int) -> tuple[int, int]:
     """Return numerator and denominator of F(r) = Σ h/(r − a)."""
     over, under = 0, 1
     for label, value in amounts:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from protocol.errors import ErrorKind, ProtocolError, WireEnum
+from protocol.errors import ErrorKind, Inconsistent, InvalidValue, ProtocolError, WireEnum
 from protocol.keys import SIGNATURE_SIZE, IdentityKey, verify_signature
 from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE, Reader, Writer
@@ -52,12 +52,10 @@ class SignedVote:
         return cls(party, attempt_id, vote, key.sign("vote", _vote_bytes(party, attempt_id, vote)))
 
     def verify(self, key: bytes) -> None:
-        """Reject a vote that `key`'s owner did not cast."""
         if not self.is_signed(key):
             raise ProtocolError(f"a vote is not signed by helper {self.party + 1}", kind=ErrorKind.BAD_SIGNATURE)
 
     def is_signed(self, key: bytes) -> bool:
-        """Return whether `key`'s owner cast this vote."""
         signed = _vote_bytes(self.party, self.attempt_id, self.vote)
         return verify_signature(key, "vote", signed, self.signature)
 
@@ -82,12 +80,10 @@ def check_release(votes: Sequence[SignedVote], attempt_id: bytes, keys: Sequence
     `keys` are the identity keys of the three helpers, in order.
     """
     if sorted(vote.party for vote in votes) != list(range(len(keys))):
-        raise ProtocolError("the votes are not one of each helper", kind=ErrorKind.INVALID_VALUE)
+        raise InvalidValue("the votes are not one of each helper")
     for vote in votes:
         if vote.attempt_id != attempt_id:
-            raise ProtocolError(
-                f"the vote of helper {vote.party + 1} is on another attempt", kind=ErrorKind.INCONSISTENT
-            )
+            raise Inconsistent(f"the vote of helper {vote.party + 1} is on another attempt")
         if vote.vote is not Vote.YES:
             raise ProtocolError(f"the vote of helper {vote.party + 1} is a NO", kind=ErrorKind.ABORTED)
         vote.verify(keys[vote.party])

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Self, TypeVar
 
-from protocol.errors import ErrorKind, ProtocolError, WireEnum
+from protocol.errors import ErrorKind, InvalidValue, OutOfRange, ProtocolError, WireEnum
 
 # SHA-256.
 HASH_SIZE = 32
@@ -29,14 +29,14 @@ class Writer:
     def uint(self, value: int, size: int) -> Self:
         """Append an unsigned integer in exactly `size` bytes."""
         if not (0 <= value < 1 << (8 * size)):
-            raise ProtocolError(f"{value} does not fit {size} bytes", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"{value} does not fit {size} bytes")
         self._parts.append(value.to_bytes(size, "big"))
         return self
 
     def fixed(self, value: bytes, size: int) -> Self:
         """Append bytes whose length both sides know."""
         if len(value) != size:
-            raise ProtocolError(f"expected {size} bytes, got {len(value)}", kind=ErrorKind.INVALID_VALUE)
+            raise InvalidValue(f"expected {size} bytes, got {len(value)}")
         self._parts.append(value)
         return self
 
@@ -51,12 +51,9 @@ class Writer:
         try:
             return self.blob(value.encode(), 2)
         except UnicodeEncodeError:
-            raise ProtocolError(
-                "text holds a lone surrogate, which UTF-8 cannot encode", kind=ErrorKind.INVALID_VALUE
-            ) from None
+            raise InvalidValue("text holds a lone surrogate, which UTF-8 cannot encode") from None
 
     def done(self) -> bytes:
-        """Return the message."""
         return b"".join(self._parts)
 
 
@@ -68,11 +65,9 @@ class Reader:
         self._at = 0
 
     def uint(self, size: int) -> int:
-        """Return an unsigned integer of `size` bytes."""
         return int.from_bytes(self.fixed(size), "big")
 
     def fixed(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
         end = self._at + size
         if end > len(self._data):
             raise ProtocolError(
@@ -101,7 +96,7 @@ class Reader:
         """Return one of a closed list by its index, one byte."""
         code = self.uint(1)
         if code >= len(choices):
-            raise ProtocolError(f"{code} is none of {len(choices)} choices", kind=ErrorKind.OUT_OF_RANGE)
+            raise OutOfRange(f"{code} is none of {len(choices)} choices")
         return choices[code]
 
     def member(self, kind: type[N]) -> N:
@@ -110,7 +105,7 @@ class Reader:
         for member in kind:
             if member.number == number:
                 return member
-        raise ProtocolError(f"{number} is the number of no {kind.__name__}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"{number} is the number of no {kind.__name__}")
 
     def finish(self) -> None:
         """Reject trailing bytes, or one message would have many encodings. Call last."""
@@ -127,7 +122,6 @@ class TaggedHash:
         self._state = hashlib.sha256(Writer().text(f"trefoil/1 {label}").done())
 
     def part(self, part: bytes) -> Self:
-        """Append one part."""
         return self.pieces(len(part), (part,))
 
     def pieces(self, size: int, pieces: Iterable[bytes]) -> Self:
@@ -138,12 +132,10 @@ class TaggedHash:
         return self
 
     def digest(self) -> bytes:
-        """Return the hash of all parts so far."""
         return self._state.digest()
 
 
 def tagged_hash(label: str, *parts: bytes) -> bytes:
-    """Return the `TaggedHash` of `parts`."""
     state = TaggedHash(label)
     for part in parts:
         state.part(part)

@@ -30,6 +30,7 @@ _LONGEST = (
     "test_documentation.py",
     "test_browser.py",
     "test_browser_extension.py",
+    "test_browser_person.py",
     "test_browser_hostile.py",
     "test_chaos.py",
     "test_throughput.py",
@@ -61,7 +62,12 @@ _SHOWN = "shown at the end"
 _MARKED = {
     "processes": ("processes", "virtual"),
     "documents": ("documents",),
-    "browser": ("test_browser.py", "test_browser_extension.py", "test_browser_hostile.py"),
+    "browser": (
+        "test_browser.py",
+        "test_browser_extension.py",
+        "test_browser_hostile.py",
+        "test_browser_person.py",
+    ),
     "statistical": ("test_noise_audit.py",),
 }
 

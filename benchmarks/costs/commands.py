@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.costs import device_timing, ledger_cost, noise_cost, report_cost, validity
+from benchmarks.costs import browser_timing, device_timing, ledger_cost, noise_cost, report_cost, validity
 from benchmarks.results import tables
 from benchmarks.results.origin import ROOT, rerun, write_results
-from benchmarks.throughput.grid import Extra
-from benchmarks.throughput.view import Outputs, ThroughputRequest, measure_throughput
+from benchmarks.throughput.grid import Extra, Grid, cells_of
+from benchmarks.throughput.measurement import Target
+from benchmarks.throughput.view import measure_throughput
 from protocol.cli import console
-from protocol.cli.options import JsonFile, PlotPlace
+from protocol.cli.options import JsonFile, PlotPlace, check_file
 from protocol.errors import ErrorKind, TrefoilError
-from protocol.hpke import Suite
+from protocol.hpke import CLASSICAL, Suite
 
 bench = typer.Typer(help="Measure what things cost on this machine.", no_args_is_help=True)
 
@@ -40,9 +41,9 @@ def bench_report(
 
     Example: trefoil bench report --suite 2 --buckets 128
     """
-    results = report_cost.measure(buckets or [16, 128, 1024], rounds, Suite(suite))
-    report_cost.show(results)
-    write_results(json_file, results.to_json())
+    costs = report_cost.measure(buckets or [16, 128, 1024], rounds, Suite(suite))
+    report_cost.show(costs)
+    write_results(json_file, report_cost.to_json(costs))
 
 
 @bench.command("validity")
@@ -95,7 +96,9 @@ def bench_throughput(
     buckets: Annotated[list[int] | None, typer.Option(help="Histogram sizes; may be repeated.")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Batches of each size: medians and ranges are shown.")] = 1,
     unchecked: Annotated[bool, typer.Option(help="Also reports whose numbers no helper checks.")] = False,
-    suite: Annotated[int | None, typer.Option(help="Cipher suite: 1 X25519, 2 with ML-KEM.", show_default="1")] = None,
+    suite: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Cipher suite: 1 X25519, 2 with ML-KEM.", show_default="1")
+    ] = None,
     without: Annotated[list[Extra] | None, typer.Option(help="Baseline to skip; may be repeated.")] = None,
     profile: Annotated[bool, typer.Option(help="Also attribute processor time to stages.")] = False,
     helpers: Annotated[Path | None, typer.Option(help="Measure these helpers instead of three started here.")] = None,
@@ -110,27 +113,30 @@ def bench_throughput(
 
     Example: trefoil bench throughput --reports 20000 --buckets 128 --without naive --json throughput.json
     """
-    outputs = Outputs(json_file, csv, plot)
-    request = ThroughputRequest(
-        reports or [20_000],
-        buckets or [16, 128, 1024],
-        seed,
-        repeat,
-        suite,
-        unchecked,
-        without or (),
-        profile,
-        helpers,
-        site_key,
-        site,
-    )
-    measure_throughput(request, outputs)
+    if csv is not None:
+        check_file("--csv", csv)
+    if (helpers is None) != (site_key is None):
+        raise TrefoilError(
+            "running helpers need both --helpers and --site-key",
+            "Give both, or neither.",
+            kind=ErrorKind.MISSING_OPTION,
+        )
+    given = None if helpers is None or site_key is None else Target.load(helpers, site_key, site)
+    chosen = Suite(suite) if suite is not None else CLASSICAL if given is None else given.suite
+    if given is not None and chosen is not given.suite:
+        raise TrefoilError(
+            f"devices seal to these helpers in suite {given.suite.value}",
+            "Omit --suite.",
+            kind=ErrorKind.CONFLICTING_OPTIONS,
+        )
+    cells = cells_of(reports or [20_000], buckets or [16, 128, 1024], chosen, unchecked=unchecked)
+    measure_throughput(Grid(cells, seed, repeat, frozenset(without or ()), profile), given, json_file, csv, plot)
 
 
 @bench.command("device")
 def bench_device(
-    samples: Annotated[int, typer.Option(min=10, help="Calls of each state, and of each question.")] = 240,
-    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for answers at the same time.")] = 42,
+    samples: Annotated[int, typer.Option(min=4, help="Calls of each state, and of each question.")] = 240,
+    lanes: Annotated[int, typer.Option(min=1, help="Processes that wait for answers at the same time.")] = 20,
     delay_ms: Annotated[int, typer.Option(min=200, max=60_000, help="The device's delay in milliseconds.")] = 1000,
     busy: Annotated[int, typer.Option(min=0, max=100, help="Busy loops beside it, for a starved machine.")] = 0,
     seed: Annotated[int, typer.Option(help="Drives the order of the calls, never keys or nonces.")] = 1,
@@ -138,7 +144,7 @@ def bench_device(
 ) -> None:
     """Measure a conversion on a device, and what its caller can infer from the time: full or empty, on or off.
 
-    Example: trefoil bench device --samples 200 --json device.json
+    Example: trefoil bench device --samples 200 --json device-timing.json
     """
     with console.progress("calls of each case", device_timing.steps(samples)) as advance:
         result = device_timing.measure(samples, device_timing.Conditions(lanes, delay_ms, busy), seed, advance)
@@ -147,10 +153,31 @@ def bench_device(
     write_results(json_file, result.to_json(), seed)
 
 
+@bench.command("browser")
+def bench_browser(
+    samples: Annotated[int, typer.Option(min=2, help="Calls of each device, with the delay and without.")] = 240,
+    busy: Annotated[int, typer.Option(min=0, max=100, help="Busy loops beside it, for a starved machine.")] = 0,
+    seed: Annotated[int, typer.Option(help="Drives the order of the calls, never keys or nonces.")] = 1,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure what a page in Chromium, and whatever holds its host's pipe, can infer from the time of a conversion.
+
+    Example: trefoil bench browser --samples 20 --busy 2
+    """
+    with console.progress("calls of each device", samples) as advance:
+        result = browser_timing.measure(samples, busy, seed, advance)
+    console.out.print(result.table())
+    write_results(json_file, result.to_json(), seed)
+
+
 @bench.command("ledger")
 def bench_ledger(
-    rows: Annotated[list[int] | None, typer.Option(min=300_000, help="Reports in the ledger; may be repeated.")] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="Reports in the ledger, at least 500,000; may be repeated.")
+    ] = None,
+    sites: Annotated[int, typer.Option(min=1, help="Sites whose reports these are.")] = 100,
     ledger: Annotated[str, typer.Option(metavar="URL", help="A PostgreSQL database, instead of a SQLite file.")] = "",
+    parts: Annotated[bool, typer.Option("--parts", help="With queries that take a fifth of each report.")] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a report ledger as it grows: lookup and reserve, opening, forgetting a day, bytes a report.
@@ -159,7 +186,7 @@ def bench_ledger(
     """
     sizes = rows or [1_000_000]
     with console.progress("reports", max(sizes)) as advance:
-        costs = ledger_cost.measure(ledger_cost.parse_location(ledger), sizes, advance)
+        costs = ledger_cost.measure(ledger_cost.parse_location(ledger), sizes, sites, advance, parts=parts)
     console.out.print(ledger_cost.show(costs))
     write_results(json_file, ledger_cost.to_json(costs), seed=1)
 

@@ -44,7 +44,7 @@ REPORTS_IN_A_FLOOD = 10
 ON_TIME = 0.1
 _COMMAND_SECONDS = 120
 # How long a flood goes on before the shop calls.
-_FLOODED = 1.0
+_FLOODED = 0.2
 _WEEK = DeviceLimits().epoch_length
 
 
@@ -95,24 +95,23 @@ class Promises:
 
 def keep_promises(folder: Path, first_saves: int, delay_ms: int) -> Promises:
     """Measure all of them, one after another."""
-    delay = delay_ms / 1000
-    with opened_device(folder / "pages.db", delay) as device:
+    with opened_device(folder / "pages.db", delay_ms) as device:
         pages = [_page(device, number) for number in range(PAGES)]
     with ThreadPoolExecutor(COMMANDS) as commands:
         kept = list(commands.map(partial(_first_save, folder), range(first_saves)))
-    with opened_device(folder / "flood.db", delay) as device:
+    with opened_device(folder / "flood.db", delay_ms) as device:
         flooded, calls = _flooded(device)
     real = sum(any(report.histogram) for report, _ in flooded)
-    return Promises(pages, first_saves, sum(kept), [seconds for _, seconds in flooded], real, calls, delay)
+    return Promises(pages, first_saves, sum(kept), [seconds for _, seconds in flooded], real, calls, delay_ms / 1000)
 
 
 @contextmanager
-def opened_device(path: Path, delay: float) -> Iterator[Device[DebugReport]]:
+def opened_device(path: Path, delay_ms: int) -> Iterator[Device[DebugReport]]:
     """Open a debug device, whose reports show whether they are real, with the real schedule."""
     load_tables()
     SqliteStore.create(path, epoch_length=_WEEK, epoch_start=BENCH_TIME, debug=True)
     with closing(SqliteStore.open(path, epoch_length=_WEEK, clock=lambda: BENCH_TIME)) as store:
-        schedule = Delayed(delay, DeviceLimits().work_ms / 1000)
+        schedule = Delayed.within(DeviceLimits(delay_ms=delay_ms))
         with closing(schedule):
             seal = DebugSeal(Helpers.fresh().helper_set)
             yield Device(store, seal, clock=lambda: BENCH_TIME, schedule=schedule)
@@ -141,22 +140,25 @@ def _first_save(folder: Path, number: int) -> bool:
 def _flooded(device: Device[DebugReport]) -> tuple[list[tuple[DebugReport, float]], int]:
     """Return the shop's reports with their seconds, and how many calls the hostile callers made meanwhile.
 
-    Each of these makes as many saves as a page and a measurement, again and again: more than the worker can do.
+    Each of these saves in one thread and measures in another, and neither ever pauses.
     """
     device.save_impression("news.example", ImpressionOptions(1))
     device.calendar()
     over, calls = threading.Event(), [0] * HOSTILE_CALLERS
     shop = ConversionOptions(TREFOIL_SERVICE, 128, epsilon=0.01)
 
-    def hostile(number: int) -> None:
+    def save(number: int) -> None:
         while not over.is_set():
-            for bucket in range(SAVES_OF_A_PAGE):
-                device.save_impression(f"bad{number}.example", ImpressionOptions(bucket))
-            device.measure_conversion(f"bad{number}.example", shop)
-            calls[number] += SAVES_OF_A_PAGE + 1
+            device.save_impression(f"bad{number}.example", ImpressionOptions(1))
+            calls[number] += 1
 
-    with ThreadPoolExecutor(HOSTILE_CALLERS) as callers:
-        running = [callers.submit(hostile, number) for number in range(HOSTILE_CALLERS)]
+    def measure(number: int) -> None:
+        while not over.is_set():
+            device.measure_conversion(f"bad{number}.example", shop)
+            calls[number] += 1
+
+    with ThreadPoolExecutor(2 * HOSTILE_CALLERS) as callers:
+        running = [callers.submit(call, number) for number in range(HOSTILE_CALLERS) for call in (save, measure)]
         try:
             time.sleep(_FLOODED)
             reports = []

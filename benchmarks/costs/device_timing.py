@@ -5,14 +5,12 @@ costs; then with the delay, which is what a caller sees. Each question compares 
 order. A round is a few calls in a row on one device, without the first, which comes after the other device. The area
 under the ROC curve says how well a threshold on the time tells the two apart: 0.5 is a coin, 0 or 1 is certainty.
 A control compares two devices in the same state and so shows the error of the measurement itself. Busy loops beside it
-show the same on a starved machine. What a device promises about saves and under a flood is in `device_promises`.
+show the same on a starved machine. What a device promises about saves and under a flood is in `device_promises`; what
+a page sees in a browser is in `browser_timing`.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -20,23 +18,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from statistics import NormalDist
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
+from benchmarks.costs.areas import Area, Samples, area_between, bits_between
 from benchmarks.costs.device_promises import MOST_FIRST_SAVES, Promises, keep_promises
 from benchmarks.costs.report_cost import BENCH_TIME, Helpers
 from benchmarks.workloads.reports import WorkerPool
 from benchmarks.workloads.seeded import Generator, generator
-from device.browser.host import VERSION, Host, Pipe
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import RangeError
@@ -44,19 +41,15 @@ from device.events import ConversionEventOptions, Impression, ImpressionOptions,
 from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import HelperSetSeal
-from device.schedule import DRAIN_SECONDS, AtOnce, Delayed, Schedule
+from device.schedule import SOON, SOON_SPREAD, SPREAD, AtOnce, Delayed, Schedule
 from device.site import load_tables
 from device.stores.sqlite_store import SqliteStore
-from protocol.errors import ErrorKind, TrefoilError
 from protocol.report import SealedReport
-from protocol.units import DAY, HOUR
-
-Samples = npt.NDArray[np.float64]
+from protocol.units import DAY
 
 BUCKETS = 128
 # The largest shape that the standard's call has.
 WIDE = 1024
-PUBLISHERS = 5
 SITE = "shop.example"
 OTHER = "market.example"
 PUBLISHER = "news5-0.example"
@@ -65,64 +58,75 @@ EPSILON = 0.00002
 WARM_UP = 20
 # Calls of one round, of which the first is dropped; and rounds that one process does before it reports.
 IN_A_ROW = 5
-ROUNDS_PER_TASK = 10
-# The length of a frame of native messaging, in the machine's own order.
-_FRAME_LENGTH = struct.Struct("=I")
-# Two-sided error probability of a 95 % interval.
-_MISSES = 0.05
-# The areas that count as no better than a coin. For a shift of normal times they are worth 0.011 bit a call.
-NEAR = (0.43, 0.57)
+ROUNDS_PER_TASK = 15
+# Processes that make calls without the delay, and the least delay of a device in milliseconds.
+QUICK_LANES = 2
+LEAST_DELAY = 200
 # The paper measured 9.1 ms at 10 impressions and 57.3 ms at 100, and left the side channel open.
 PAPER_RATIO = 6.3
 LIMITS = DeviceLimits()
 WEEK = LIMITS.epoch_length
 # A month that touches six weeks, the most it can: half a day of the first, a day and a half of the last.
-MONTH_END = BENCH_TIME + 5 * WEEK + 3 * DAY // 2
+WEEKS = 6
+MONTH_END = BENCH_TIME + (WEEKS - 1) * WEEK + 3 * DAY // 2
 
 
 class State(Enum):
-    """The state of a device when it is called."""
+    """The state of a device when it is called: relevant impressions of the month, and what else matters."""
 
     TEN = "10"
-    THIRTY = "30"
     HUNDRED = "100"
-    NOTHING_FOUND = "null: nothing found"
-    NO_BUDGET = "null: no budget"
-    SWITCHED_OFF = "null: switched off"
     EMPTY = "empty"
     FULL = "full"
+    NO_BUDGET = "full, no budget left"
     FULL_OFF = "full, switched off"
     CONVERTED = "a conversion saved"
     NOT_CONVERTED = "no conversion saved"
 
     @property
     def impressions(self) -> int:
-        """Return the device's impressions: thirty for null reports, as on the device that they are compared with."""
-        return int(self.value) if self in REAL else 30
+        few = {State.TEN: 10, State.HUNDRED: 100, State.EMPTY: 0, State.CONVERTED: 0, State.NOT_CONVERTED: 0}
+        return few.get(self, WEEKS * LIMITS.max_impressions_per_epoch)
 
 
-REAL = (State.TEN, State.THIRTY, State.HUNDRED)
-NULL = (State.NOTHING_FOUND, State.NO_BUDGET, State.SWITCHED_OFF)
+# Whose calls are timed without the delay.
+COSTS = (State.TEN, State.HUNDRED, State.FULL, State.EMPTY, State.NO_BUDGET, State.FULL_OFF)
 
 
-class Kind(Enum):
-    """The call whose time is taken."""
+Call = Callable[[], object]
+# Returns a function that makes one call of a device. The generator chooses names; the flag says which device it is.
+MakeCall = Callable[["Device[SealedReport]", Generator, bool], Call]
 
-    CONVERSION = "a conversion"
-    WIDE_CONVERSION = "a conversion of the largest shape"
-    IMPRESSION = "an impression"
-    # The same call as a message to the native messaging host, until the last byte of its answer.
-    PIPE = "a conversion at the pipe"
-    LABEL_128 = "a label of 128 features"
-    LABEL_256 = "a label of 256 features"
-    LABEL_512 = "a label of 512 features"
-    # The site is one that has called this device before, in the first state; a new one in the second.
-    ERROR = "an error"
 
-    @property
-    def features(self) -> int | None:
-        """Return how many features a label has; None for other calls."""
-        return {Kind.LABEL_128: 128, Kind.LABEL_256: 256, Kind.LABEL_512: 512}.get(self)
+def conversion(buckets: int = BUCKETS) -> MakeCall:
+    return lambda device, _, __: partial(device.measure_conversion, SITE, options(buckets=buckets))
+
+
+def label(features: int) -> MakeCall:
+    """Return a publisher's question about an impression, in whose window the one saved conversion lies."""
+    wanted = LabelOptions(TREFOIL_SERVICE, [1] * features, features, EPSILON, 10 * DAY, (SITE,))
+    return lambda device, _, __: partial(device.measure_impression, PUBLISHER, wanted)
+
+
+def impression(device: Device[SealedReport], draw: Generator, _: bool) -> Call:
+    # By many callers: one alone would be slowed down after a hundred calls.
+    return partial(save, device, f"ads{draw.integers(100)}.example")
+
+
+def error(device: Device[SealedReport], draw: Generator, is_second: bool) -> Call:
+    """Return a refused call by a site that this device has just met, or, on the second device, by a new one."""
+    met, new = (f"site{number:09}.example" for number in draw.integers(10**9, size=2))
+    device.save_impression(met, ImpressionOptions(0))
+    # Waits for the worker.
+    device.calendar()
+    # A copy, so that not even the text is the same object.
+    host = "".join(list(new if is_second else met))
+
+    def refused() -> None:
+        with suppress(RangeError):
+            device.measure_conversion(host, ConversionOptions(TREFOIL_SERVICE, 0))
+
+    return refused
 
 
 class Question(NamedTuple):
@@ -131,219 +135,86 @@ class Question(NamedTuple):
     text: str
     first: State
     second: State
-    kind: Kind = Kind.CONVERSION
+    call: MakeCall = conversion()
     # Whether another site calls the second device meanwhile.
     has_company: bool = False
+    # How many times as many calls as asked for: a hundredth of a bit is less than the error of 240.
+    times: int = 1
 
     @property
     def is_control(self) -> bool:
         return self.text.startswith("control")
 
 
+FULL = State.FULL
 QUESTIONS = (
-    *(Question(f"real or {state.value}", state, State.THIRTY) for state in NULL),
-    Question("a conversion: a full device, or an empty one", State.EMPTY, State.FULL),
-    Question("a conversion: switched on, or off", State.FULL_OFF, State.FULL),
-    Question("the largest shape: full, or null", State.EMPTY, State.FULL, Kind.WIDE_CONVERSION),
+    Question("a conversion: a full device, or an empty one", State.EMPTY, FULL),
+    Question("a conversion: budget left, or none", State.NO_BUDGET, FULL),
+    Question("a conversion: switched on, or off", State.FULL_OFF, FULL),
+    Question("the largest shape: full, or null", State.EMPTY, FULL, conversion(WIDE)),
     *(
-        Question(f"{kind.value}: converted, or not", State.NOT_CONVERTED, State.CONVERTED, kind)
-        for kind in (Kind.LABEL_128, Kind.LABEL_256, Kind.LABEL_512)
+        Question(f"a label of {size} features: converted, or not", State.NOT_CONVERTED, State.CONVERTED, label(size))
+        for size in (128, 256, 512)
     ),
-    Question("at the pipe: a full device, or an empty one", State.EMPTY, State.FULL, Kind.PIPE),
-    Question("at the pipe: switched on, or off", State.FULL_OFF, State.FULL, Kind.PIPE),
-    Question("a conversion: another site calls, or none", State.FULL, State.FULL, has_company=True),
-    Question("an impression: a full device, or an empty one", State.EMPTY, State.FULL, Kind.IMPRESSION),
-    Question("an impression: switched on, or off", State.FULL_OFF, State.FULL, Kind.IMPRESSION),
-    Question("an impression: another site calls, or none", State.FULL, State.FULL, Kind.IMPRESSION, has_company=True),
-    Question("an error: of a site that this device knows, or not", State.TEN, State.TEN, Kind.ERROR),
-    Question("control, a conversion: two full devices", State.FULL, State.FULL),
-    Question("control, an impression: two full devices", State.FULL, State.FULL, Kind.IMPRESSION),
+    Question("a conversion: another site calls, or none", FULL, FULL, has_company=True, times=4),
+    Question("an impression: a full device, or an empty one", State.EMPTY, FULL, impression),
+    Question("an impression: switched on, or off", State.FULL_OFF, FULL, impression),
+    Question("an impression: another site calls, or none", FULL, FULL, impression, has_company=True),
+    Question("an error: of a site that this device knows, or not", State.TEN, State.TEN, error),
+    Question("control, a conversion: two full devices", FULL, FULL),
+    Question("control, an impression: two full devices", FULL, FULL, impression),
 )
 # Intervals of a family hold for all questions at once (Bonferroni). Controls promise nothing and are not counted.
 FAMILY = sum(not question.is_control for question in QUESTIONS)
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
-    """An area under the curve with its standard error. Above 0.5 the second sample is the larger one."""
-
-    value: float
-    error: float
-
-    def interval(self, family: int = 1) -> tuple[float, float]:
-        """Return the 95 % interval, wide enough that those of `family` questions all hold at once (Bonferroni)."""
-        spread = NormalDist().inv_cdf(1 - _MISSES / (2 * family)) * self.error
-        return max(0.0, self.value - spread), min(1.0, self.value + spread)
-
-    def is_a_coin(self, family: int = 1) -> bool:
-        """Return whether the interval contains 0.5: the times tell the two states apart no better than a fair coin."""
-        low, high = self.interval(family)
-        return low <= 0.5 <= high
-
-    @property
-    def is_near(self) -> bool:
-        """Return whether the area lies in `NEAR`."""
-        return NEAR[0] <= self.value <= NEAR[1]
-
-    def to_json(self, family: int) -> dict[str, object]:
-        """Return the interval of this question alone and that of the family."""
-        (low, high), (family_low, family_high) = self.interval(), self.interval(family)
-        return {
-            "area": self.value,
-            "low": low,
-            "high": high,
-            "is_near": self.is_near,
-            "is_a_coin": self.is_a_coin(),
-            "family_low": family_low,
-            "family_high": family_high,
-            "is_a_coin_in_family": self.is_a_coin(family),
-        }
-
-
-def area_between(first: Samples, second: Samples) -> Area:
-    """Return the area and its error, by the placements of each value among the others (DeLong et al., 1988).
-
-    Rows are independent. Columns of one row were measured together: the area is the mean of the columns' areas, with
-    the variance of rows.
-    """
-    first, second = (np.atleast_2d(sample.T).T for sample in (first, second))
-    columns = range(first.shape[1])
-    below = np.stack([_placements(second[:, column], first[:, column]) for column in columns], axis=1)
-    above = np.stack([1 - _placements(first[:, column], second[:, column]) for column in columns], axis=1)
-    variance = sum(float(placed.mean(axis=1).var(ddof=1)) / len(placed) for placed in (below, above))
-    return Area(float(below.mean()), float(np.sqrt(variance)))
-
-
-def _placements(values: Samples, among: Samples) -> Samples:
-    """Return for each value the fraction of `among` that is smaller; ties count half."""
-    ordered = np.sort(among)
-    left, right = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
-    return np.asarray((left + right) / 2 / len(among), dtype=np.float64)
-
-
-def bits_between(first: Samples, second: Samples) -> float:
-    """Return the bits that one call carries, by the best threshold.
-
-    The threshold is found on half of the rounds and valued on the other half, both ways, less the mean of what a coin
-    would show (Miller and Madow): chosen and valued on the same calls, every coin would show something.
-    """
-    halves = [(first[place::2].ravel(), second[place::2].ravel()) for place in (0, 1)]
-    worth = []
-    for training, holdout in (halves, halves[::-1]):
-        pooled = np.sort(np.concatenate(training))
-        shares = [np.searchsorted(np.sort(side), pooled, side="right") / len(side) for side in training]
-        threshold = pooled[int(np.argmax(np.abs(shares[0] - shares[1])))]
-        calls = sum(map(len, holdout))
-        worth.append(
-            _information([float((side <= threshold).mean()) for side in holdout]) - 1 / (2 * calls * np.log(2))
-        )
-    return max(0.0, float(np.mean(worth)))
-
-
-def _information(shares: Sequence[float]) -> float:
-    """Return the mutual information of a fair bit and a binary signal with these probabilities under its values."""
-
-    def entropy(share: float) -> float:
-        return -sum(part * float(np.log2(part)) for part in (share, 1 - share) if part > 0)
-
-    return entropy(sum(shares) / 2) - sum(map(entropy, shares)) / 2
-
-
-class Window(NamedTuple):
-    """The lookback of a call: a number of epochs, the last of which has run for three days."""
-
-    epochs: int
-
-    @property
-    def days(self) -> int:
-        return 7 * (self.epochs - 1)
-
-    @property
-    def limits(self) -> DeviceLimits:
-        return DeviceLimits(max_lookback_days=max(self.days, LIMITS.max_lookback_days))
-
-
-LONG = Window(20)
-# Within the standard's month.
-SHORT = Window(4)
-
-
 @contextmanager
-def device_in(
-    state: State, path: Path, window: Window = SHORT, schedule: Schedule | None = None
-) -> Iterator[Device[SealedReport]]:
+def device_in(state: State, path: Path, schedule: Schedule | None = None) -> Iterator[Device[SealedReport]]:
     """Yield a device in `state`, warmed up, on a database of its own. Epoch 0 begins at BENCH_TIME."""
     load_tables()
-    clock = [BENCH_TIME]
+    clock = [MONTH_END - 8 * DAY]
     SqliteStore.create(path, epoch_length=WEEK, epoch_start=BENCH_TIME)
     with closing(SqliteStore.open(path, epoch_length=WEEK, clock=lambda: clock[0])) as store:
-        limits = LIMITS if state in _MONTHLY else window.limits
         seal = HelperSetSeal(Helpers.fresh().helper_set)
-        quick = Device(store, seal, clock=lambda: clock[0], limits=limits)
-        if state in (State.FULL, State.FULL_OFF):
-            fill(store)
-        elif state is State.CONVERTED:
-            clock[0] = MONTH_END - 8 * DAY
+        quick = Device(store, seal, clock=lambda: clock[0], limits=LIMITS)
+        fill(store, state.impressions)
+        if state is State.CONVERTED:
             quick.save_conversion(SITE, ConversionEventOptions((PUBLISHER,)))
-        elif state not in _MONTHLY:
-            for clock[0], site in sorted(impressions(state.impressions, window)):
-                quick.save_impression(site, ImpressionOptions(clock[0] % BUCKETS, match_value=1, lifetime_days=200))
-        clock[0] = MONTH_END if state in _MONTHLY else BENCH_TIME + 3 * DAY
+        clock[0] = MONTH_END
         if state is State.NO_BUDGET:
-            quick.measure_conversion(SITE, options(State.THIRTY, window, epsilon=1.0))
-        if state in (State.SWITCHED_OFF, State.FULL_OFF):
+            quick.measure_conversion(SITE, options(epsilon=1.0))
+        if state is State.FULL_OFF:
             quick.disable()
         for _ in range(WARM_UP):
-            quick.measure_conversion(SITE, options(state, window))
-        if state in _MONTHLY:
-            save(quick)
+            quick.measure_conversion(SITE, options())
+        save(quick)
         schedule = schedule or AtOnce()
         try:
-            yield Device(store, seal, clock=lambda: clock[0], limits=limits, schedule=schedule)
+            yield Device(store, seal, clock=lambda: clock[0], limits=LIMITS, schedule=schedule)
         finally:
             schedule.close()
 
 
-# States that are about how much a device may hold; the others are about the impressions of one window.
-_MONTHLY = (State.EMPTY, State.FULL, State.FULL_OFF, State.CONVERTED, State.NOT_CONVERTED)
-
-
-def impressions(count: int, window: Window) -> Iterator[tuple[int, str]]:
-    """Yield times and sites: evenly over the epochs, and over the same publishers whatever the count."""
-    for number in range(count):
-        epoch = number % window.epochs
-        day = 2 * DAY if epoch == 0 else 4 * DAY
-        yield BENCH_TIME - epoch * WEEK + day + number // window.epochs * HOUR, f"news{number % PUBLISHERS}.example"
-
-
-def fill(store: SqliteStore) -> None:
-    """Save as many impressions as six weeks may hold, from as many sites, all of them relevant."""
+def fill(store: SqliteStore, count: int) -> None:
+    """Save relevant impressions, evenly over six weeks; a full device has as many, and of as many sites, as it may."""
     buyers = frozenset([*(f"other{place}.example" for place in range(8)), SITE])
+    sites = max(1, count * LIMITS.max_sites_per_epoch // (WEEKS * LIMITS.max_impressions_per_epoch))
     with store.transaction():
-        for week in range(6):
+        for number in range(count):
+            week, place = number % WEEKS, number // WEEKS
             # All of it within the month: late in the first week, early in the others.
-            begins = BENCH_TIME + week * WEEK + (WEEK - DAY // 2 if week == 0 else 0)
-            for number in range(LIMITS.max_impressions_per_epoch):
-                site, moment = f"news{week}-{number % LIMITS.max_sites_per_epoch}.example", begins + number * 20
-                impression = Impression(moment, site, site, number % BUCKETS, 0, number * 7 % 11)
-                store.save(SavedImpression(impression, moment + 30 * DAY, buyers, frozenset()))
+            moment = BENCH_TIME + week * WEEK + (WEEK - DAY // 2 if week == 0 else 0) + place * 20
+            site = f"news{week}-{place % sites}.example"
+            impression = Impression(moment, site, site, place % BUCKETS, 0, place * 7 % 11)
+            store.save(SavedImpression(impression, moment + 30 * DAY, buyers, frozenset()))
 
 
-def options(state: State, window: Window, epsilon: float = EPSILON, *, buckets: int = BUCKETS) -> ConversionOptions:
-    """Return the arguments of the call. If nothing is to be found, only the match value differs."""
-    if state in _MONTHLY:
-        return ConversionOptions(TREFOIL_SERVICE, buckets, epsilon=epsilon, credit=[1.0] * 10, value=100, max_value=100)
-    value = 2 if state is State.NOTHING_FOUND else 1
-    return ConversionOptions(TREFOIL_SERVICE, BUCKETS, epsilon=epsilon, lookback_days=window.days, match_values=[value])
+def options(epsilon: float = EPSILON, *, buckets: int = BUCKETS) -> ConversionOptions:
+    return ConversionOptions(TREFOIL_SERVICE, buckets, epsilon=epsilon, credit=[1.0] * 10, value=100, max_value=100)
 
 
-def save(device: Device[SealedReport]) -> None:
-    device.save_impression(PUBLISHER, ImpressionOptions(3))
-
-
-def label_options(features: int) -> LabelOptions:
-    """Return a publisher's question about an impression, in whose window the one saved conversion lies."""
-    return LabelOptions(TREFOIL_SERVICE, [1] * features, features, EPSILON, 10 * DAY, (SITE,))
+def save(device: Device[SealedReport], intermediary: str | None = None) -> None:
+    device.save_impression(PUBLISHER, ImpressionOptions(3), intermediary=intermediary)
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -361,24 +232,22 @@ class Cost(NamedTuple):
 
 def time_without_delay(folder: Path, rounds: int, seed: int, advance: Callable[[int], None]) -> dict[State, Cost]:
     """Return the seconds of `rounds` conversions in each state, all calls in one random order."""
-    states = (*REAL, *NULL)
-    costs = {state: Cost(np.empty(rounds), np.empty(rounds)) for state in states}
+    costs = {state: Cost(np.empty(rounds), np.empty(rounds)) for state in COSTS}
     with ExitStack() as stack:
-        devices = {state: stack.enter_context(device_in(state, folder / f"{state.name}.db", LONG)) for state in states}
-        for number, place in enumerate(generator(seed).permutation(rounds * len(states))):
-            state = states[place // rounds]
-            call = partial(devices[state].measure_conversion, SITE, options(state, LONG))
+        devices = {state: stack.enter_context(device_in(state, folder / f"{state.name}.db")) for state in COSTS}
+        for number, place in enumerate(generator(seed).permutation(rounds * len(COSTS))):
+            state = COSTS[place // rounds]
             begun = time.thread_time()
-            costs[state].wall[place % rounds] = seconds_of(call)
+            costs[state].wall[place % rounds] = seconds_of(partial(devices[state].measure_conversion, SITE, options()))
             costs[state].processor[place % rounds] = time.thread_time() - begun
-            if number % len(states) == 0:
+            if number % len(COSTS) == 0:
                 advance(1)
     return costs
 
 
 def time_fallback(rounds: int) -> Samples:
     """Return the processor seconds of sealing a null report: the constant part of a call, in its caller's thread."""
-    request = options(State.TEN, SHORT).checked(SITE, SITE, LIMITS)
+    request = options().checked(SITE, SITE, LIMITS)
     seal = HelperSetSeal(Helpers.fresh().helper_set).prepare(request, BENCH_TIME, debug=False)
     times = np.empty(rounds)
     for number in range(rounds):
@@ -403,141 +272,68 @@ def ask(task: Task) -> tuple[Samples, Samples]:
     question, draw = QUESTIONS[task.question], generator(task.seed)
     times: tuple[list[list[float]], list[list[float]]] = ([], [])
     with tempfile.TemporaryDirectory(dir=task.folder) as own, ExitStack() as stack:
-        calls = []
+        devices = []
         for place, state in enumerate((question.first, question.second)):
-            schedule = Delayed(task.delay_ms / 1000, LIMITS.work_ms / 1000)
-            device = stack.enter_context(device_in(state, Path(own) / f"{place}.db", schedule=schedule))
-            if question.kind is Kind.PIPE:
-                call = stack.enter_context(_at_the_pipe(device))
-            else:
-                call = _call(device, state, question.kind, draw, is_second=place == 1)
-            if question.has_company:
-                call = _in_company(call, device, task.delay_ms / 1000, draw, calls_too=place == 1)
-            calls.append(call)
+            schedule = Delayed.within(DeviceLimits(delay_ms=task.delay_ms))
+            devices.append(stack.enter_context(device_in(state, Path(own) / f"{place}.db", schedule)))
         for _ in range(task.rounds):
             for place in draw.permutation(2):
-                times[place].append([calls[place]() for _ in range(IN_A_ROW)][1:])
+                one = partial(_seconds, question, devices[place], draw, task.delay_ms / 1000, is_second=place == 1)
+                times[place].append([one() for _ in range(IN_A_ROW)][1:])
     return np.array(times[0]), np.array(times[1])
 
 
-def _call(
-    device: Device[SealedReport], state: State, kind: Kind, draw: Generator, *, is_second: bool
-) -> Callable[[], float]:
-    """Return a function that makes one call and returns its seconds."""
-    if kind is Kind.IMPRESSION:
-        return partial(seconds_of, partial(save, device))
-    if kind is Kind.ERROR:
-        return _error(device, draw, is_known=not is_second)
-    if kind.features is not None:
-        label = label_options(kind.features)
-        return partial(seconds_of, partial(device.measure_impression, PUBLISHER, label))
-    wanted = options(state, SHORT, buckets=WIDE if kind is Kind.WIDE_CONVERSION else BUCKETS)
-    return partial(seconds_of, partial(device.measure_conversion, SITE, wanted))
+def _seconds(
+    question: Question, device: Device[SealedReport], draw: Generator, delay: float, *, is_second: bool
+) -> float:
+    """Return the seconds of one call.
 
+    In company another site's thread calls the second device, and sleeps beside the first: at the beginning of the call,
+    or about when its answer leaves, so that what the other call does falls where it would show.
+    """
+    call = question.call(device, draw, is_second)
+    if not question.has_company:
+        return seconds_of(call)
+    leaves, spread = (SOON, SOON_SPREAD) if question.call is impression else (delay, SPREAD)
+    moment = draw.integers(2) * max(0.0, leaves + (1.5 * draw.random() - 0.5) * spread)
 
-@contextmanager
-def _at_the_pipe(device: Device[SealedReport]) -> Iterator[Callable[[], float]]:
-    """Serve `device` as the native messaging host does, and yield a function that times one call at the pipe."""
-    (source, asks), (answers, sink) = os.pipe(), os.pipe()
-    with (
-        os.fdopen(asks, "wb") as out,
-        os.fdopen(source, "rb") as read,
-        os.fdopen(answers, "rb") as back,
-        os.fdopen(sink, "wb") as written,
-    ):
-        host = Host(Pipe(read, written), lambda _: nullcontext(device), SealedReport.encode)
-        serving = threading.Thread(target=host.run, daemon=True)
-        serving.start()
-        wanted = {"aggregationService": TREFOIL_SERVICE, "histogramSize": BUCKETS, "epsilon": EPSILON}
-        wanted |= {"credit": [1.0] * 10, "value": 100, "maxValue": 100}
-        chain = [{"origin": f"https://{SITE}", "policy": ""}]
-        measure = {"id": 2, "kind": "measure", "tab": 1, "acted": True, "chain": chain, "options": wanted}
-
-        def call() -> None:
-            if "report" not in (answer := _exchange(out, back, measure)):
-                raise TrefoilError(f"the host refused a measurement: {answer}", kind=ErrorKind.FORBIDDEN)
-
-        try:
-            _exchange(out, back, {"id": 1, "kind": "hello", "profile": "bench", "version": VERSION})
-            yield partial(seconds_of, call)
-        finally:
-            # First, whatever happened: to close the other end waits for the thread that reads there.
-            out.close()
-            serving.join(DRAIN_SECONDS)
-
-
-def _exchange(out: BinaryIO, back: BinaryIO, message: Mapping[str, object]) -> dict[str, object]:
-    """Send one frame, and return the next one."""
-    data = json.dumps(message).encode()
-    out.write(_FRAME_LENGTH.pack(len(data)) + data)
-    out.flush()
-    (size,) = _FRAME_LENGTH.unpack(back.read(_FRAME_LENGTH.size))
-    answer: dict[str, object] = json.loads(back.read(size))
-    return answer
-
-
-def _error(device: Device[SealedReport], draw: Generator, *, is_known: bool) -> Callable[[], float]:
-    """Return a function that times the error of a call by a site that this device has just met, or by a new one."""
-    wrong = ConversionOptions(TREFOIL_SERVICE, 0)
-
-    def call() -> float:
-        met, new = (f"site{number:09}.example" for number in draw.integers(10**9, size=2))
-        device.save_impression(met, ImpressionOptions(0))
-        # Waits for the worker.
-        device.calendar()
-        # A copy, so that not even the text is the same object.
-        host = "".join(list(met if is_known else new))
-
-        def refused() -> None:
-            with suppress(RangeError):
-                device.measure_conversion(host, wrong)
-
-        return seconds_of(refused)
-
-    return call
-
-
-def _in_company(
-    call: Callable[[], float],
-    device: Device[SealedReport],
-    delay: float,
-    draw: Generator,
-    *,
-    calls_too: bool,
-) -> Callable[[], float]:
-    """Return `call` beside another site's thread, which calls at any moment of it, or only sleeps as long."""
-    wanted = options(State.FULL, SHORT)
-
-    def other(moment: float) -> None:
+    def other() -> None:
         time.sleep(moment)
-        if calls_too:
-            device.measure_conversion(OTHER, wanted)
+        if is_second:
+            device.measure_conversion(OTHER, options())
         else:
             time.sleep(delay)
 
-    def both() -> float:
-        # At once, or at any moment of the call.
-        moment = draw.integers(2) * draw.random() * delay
-        beside = threading.Thread(target=other, args=(moment,))
-        beside.start()
-        seconds = call()
-        beside.join()
-        return seconds
-
-    return both
+    beside = threading.Thread(target=other)
+    beside.start()
+    seconds = seconds_of(call)
+    beside.join()
+    return seconds
 
 
 def ask_all(
     folder: Path, samples: int, conditions: Conditions, seed: int, advance: Callable[[int], None]
 ) -> dict[Question, tuple[Samples, Samples]]:
-    """Ask every question with about `samples` calls each, in several processes: such a call is nearly all waiting."""
-    sizes = _sizes(samples)
+    """Ask every question with about `samples` calls each, in several processes: such a call is nearly all waiting.
+
+    Saves and errors come after, in few processes: the others compute for each of their calls, which a save would feel.
+    What another site measures beside them need not wait for long.
+    """
     tasks = [
-        Task(folder, question, rounds, 0, conditions.delay_ms) for question in range(len(QUESTIONS)) for rounds in sizes
+        Task(folder, place, rounds, 0, conditions.delay_ms)
+        for place, question in enumerate(QUESTIONS)
+        for rounds in _sizes(samples * question.times)
     ]
     tasks = [task._replace(seed=seed + number) for number, task in enumerate(tasks)]
     parts: dict[int, list[tuple[Samples, Samples]]] = {place: [] for place in range(len(QUESTIONS))}
-    for task, part in _in_processes(tasks, conditions.lanes):
+    quick = [
+        task._replace(delay_ms=LEAST_DELAY) for task in tasks if QUESTIONS[task.question].call in (impression, error)
+    ]
+    slow = [task for task in tasks if QUESTIONS[task.question].call not in (impression, error)]
+    # The longest first: two calls, one after the other.
+    slow.sort(key=lambda task: not QUESTIONS[task.question].has_company)
+    in_turn = (_in_processes(slow, conditions.lanes), _in_processes(quick, min(conditions.lanes, QUICK_LANES)))
+    for task, part in chain.from_iterable(in_turn):
         parts[task.question].append(part)
         advance(1)
     joined = {place: [np.concatenate(side) for side in zip(*each, strict=True)] for place, each in parts.items()}
@@ -580,18 +376,13 @@ class DeviceTiming:
         return {question: area_between(*times) for question, times in self.answers.items()}
 
     def to_json(self) -> dict[str, object]:
-        """Return times without the delay and areas with it. `null` pools the three kinds of null reports."""
-        null = np.concatenate([self.costs[state].wall for state in NULL])
-        named = {state.value: cost.wall for state, cost in self.costs.items()} | {"null": null}
-        median = {name: float(np.median(times) * 1000) for name, times in named.items()}
-        areas = self.areas()
-        telling = [max(area.value, 1 - area.value) for question, area in areas.items() if question.first in NULL]
+        """Return times without the delay, promises, and areas with the delay."""
+        named = {state.value: cost.wall for state, cost in self.costs.items()}
+        median = {name: _median_ms(times) for name, times in named.items()}
         return {
             "median_ms": median,
             "p99_ms": {name: float(np.percentile(times, 99) * 1000) for name, times in named.items()},
             "ratio_100_to_10": median["100"] / median["10"],
-            "ratio_real_to_null": median["30"] / median["null"],
-            "auc_real_vs_null": max(telling),
             "paper_ratio": PAPER_RATIO,
             "processor_ms": {state.value: _median_ms(cost.processor) for state, cost in self.costs.items()},
             "constant_processor_ms": _median_ms(self.fallback),
@@ -600,7 +391,7 @@ class DeviceTiming:
             "busy_loops": self.conditions.busy_loops,
             "promises": self.promises.to_json(),
             "questions": FAMILY,
-            "watching": {question.text: self._answer(question, area) for question, area in areas.items()},
+            "watching": {question.text: self._answer(question, area) for question, area in self.areas().items()},
         }
 
     def _answer(self, question: Question, area: Area) -> dict[str, object]:
@@ -619,9 +410,8 @@ class DeviceTiming:
         for column in ("median", "p99", "processor, median"):
             table.add_column(column, justify="right")
         for state, (wall, processor) in self.costs.items():
-            name = state.value if state in NULL else f"{state.value} impressions"
             p99 = 1000 * float(np.percentile(wall, 99))
-            table.add_row(name, f"{_median_ms(wall):.3f}", f"{p99:.3f}", f"{_median_ms(processor):.3f}")
+            table.add_row(state.value, f"{_median_ms(wall):.3f}", f"{p99:.3f}", f"{_median_ms(processor):.3f}")
         table.add_row("constant part: a null report", "", "", f"{_median_ms(self.fallback):.3f}")
         return table
 
@@ -647,7 +437,7 @@ def _median_ms(times: Samples) -> float:
 class Conditions(NamedTuple):
     """How questions are asked: in so many processes, of devices with this delay, beside so many busy loops."""
 
-    lanes: int = 42
+    lanes: int = 20
     delay_ms: int = LIMITS.delay_ms
     busy_loops: int = 0
 
@@ -677,4 +467,4 @@ def _busy(loops: int) -> Iterator[None]:
 
 def steps(samples: int) -> int:
     """Return how often `measure` calls `advance`."""
-    return samples + len(QUESTIONS) * len(_sizes(samples))
+    return samples + sum(len(_sizes(samples * question.times)) for question in QUESTIONS)

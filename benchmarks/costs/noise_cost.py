@@ -23,6 +23,7 @@ from typing import Self
 
 from rich.table import Table
 
+from benchmarks.results.columns import Columns, on_terminal
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
@@ -87,7 +88,6 @@ def possible(buckets: Sequence[int], scales: Sequence[int]) -> list[tuple[NoiseM
 
 
 def measure_all(wanted: Sequence[tuple[NoiseMode, SumTerms]], repeats: int, progress: Advance) -> list[NoiseCost]:
-    """Measure every combination in `wanted`."""
     rounds: dict[tuple[NoiseMode, Fraction], int] = {}
     results = []
     with tempfile.TemporaryDirectory(prefix="trefoil-noise-") as folder, _Workers(Path(folder)) as bench:
@@ -230,37 +230,23 @@ def _identity(folder: Path, party: int, now: int) -> TlsIdentity:
     return make_identity(own, f"helper-{party + 1}", now)
 
 
+COLUMNS: Columns[NoiseCost] = {
+    "mode": lambda cost: cost.mode,
+    "b": lambda cost: cost.scale,
+    "buckets": lambda cost: cost.buckets,
+    "CPU, ms": lambda cost: f"{1e3 * cost.cpu_seconds:.1f}",
+    "again, ms": lambda cost: f"{1e3 * cost.again_cpu_seconds:.1f}",
+    "bytes sent": lambda cost: cost.bytes,
+    "rounds": lambda cost: cost.rounds,
+    "sd": lambda cost: f"{cost.standard_deviation:,.1f}",
+    "var / Laplace": lambda cost: f"{cost.variance_over_laplace:.3f}",
+    "95 % within": lambda cost: f"±{cost.half_width_95:,}",
+    "δ": lambda cost: f"{cost.delta:.0e}" if cost.delta else "0",
+}
+
+
 def table(results: list[NoiseCost]) -> Table:
-    grid = Table(title="Noise by mode, buckets and scale b: three workers over TLS")
-    for column in (
-        "mode",
-        "b",
-        "buckets",
-        "CPU, ms",
-        "again, ms",
-        "bytes sent",
-        "rounds",
-        "sd",
-        "var / Laplace",
-        "95 % within",
-        "δ",
-    ):
-        grid.add_column(column, justify="right")
-    for cost in results:
-        grid.add_row(
-            cost.mode,
-            f"{cost.scale:,}",
-            f"{cost.buckets:,}",
-            f"{1e3 * cost.cpu_seconds:.1f}",
-            f"{1e3 * cost.again_cpu_seconds:.1f}",
-            f"{cost.bytes:,}",
-            str(cost.rounds),
-            f"{cost.standard_deviation:,.1f}",
-            f"{cost.variance_over_laplace:.3f}",
-            f"±{cost.half_width_95:,}",
-            f"{cost.delta:.0e}" if cost.delta else "0",
-        )
-    return grid
+    return on_terminal("Noise by mode, buckets and scale b: three workers over TLS", COLUMNS, results, words={"mode"})
 
 
 def to_json(results: list[NoiseCost]) -> dict[str, object]:

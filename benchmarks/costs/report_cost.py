@@ -10,14 +10,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
+from benchmarks.results.columns import Columns, on_terminal
 from mpc_helpers.admission.chunk import ChunkJob, ingest_chunk
 from mpc_helpers.admission.column import duplicates
 from mpc_helpers.admission.executors import keep_freed_memory
@@ -89,27 +89,13 @@ class ReportCost:
     over_unchecked: OverUnchecked
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """Everything `trefoil bench report` shows."""
-
-    reports: list[ReportCost]
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "reports": [asdict(cost) for cost in self.reports],
-            "prio3_l1_bound_sum_kb_at_128": PRIO3_L1_BOUND_SUM_KB_AT_128,
-        }
-
-
-def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> Results:
-    """Measure every histogram size in turn."""
-    reports = []
+def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> list[ReportCost]:
+    costs = []
     with console.progress("measuring", len(buckets)) as advance:
         for size in buckets:
-            reports.append(measure_report(size, rounds, suite))
+            costs.append(measure_report(size, rounds, suite))
             advance(note=f"{size} buckets")
-    return Results(reports)
+    return costs
 
 
 def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> ReportCost:
@@ -124,7 +110,7 @@ def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> Repor
     ]
     spent = [1e6 * best / _SEALS_PER_ROUND for best in best_of(work, 3 * rounds)]
     bare_seals, seal, plain_seal, full_seal, plain_full_seal = spent
-    openings, plain_openings = measure_both_openings(helpers, checked, unchecked, rounds)
+    openings, plain_openings = measure_openings(helpers, [checked, unchecked], rounds, _WHOLE_CHUNK)
     worst = max(openings, key=lambda opening: opening[1] / opening[0])
     payloads, total, plain_total = sum(map(len, sample.payloads)), len(sample.encode()), len(plain.encode())
     return ReportCost(
@@ -199,48 +185,31 @@ def _bare_seals(helpers: Helpers, sample: SealedReport) -> None:
             key.seal(seeds, info)
 
 
-def measure_openings(helpers: Helpers, terms: ReportTerms, rounds: int) -> list[tuple[float, float]]:
-    """Return seconds per report at each helper: the bare HPKE open of a chunk's payloads, and its whole ingest."""
+def measure_openings(
+    helpers: Helpers, kinds: Sequence[ReportTerms], rounds: int, reports: int = _MOST_REPORTS
+) -> list[list[tuple[float, float]]]:
+    """Return seconds per report of each kind at each helper: the bare HPKE open of a chunk, and its whole ingest.
+
+    All of them take turns, so that other load affects each alike; the two sides of a ratio follow each other at once.
+    """
     keep_freed_memory()  # as the processes do in which a helper opens reports
-    with _columns(helpers, terms, _MOST_REPORTS) as (paths, query):
-        work, count = _opening_work(helpers, paths, query)
-        # Alternate all six, so that other load on the machine affects each of them alike.
-        return _in_pairs([spent / count for spent in best_of(work, rounds)])
+    with ExitStack() as stack:
+        columns = [stack.enter_context(_columns(helpers, terms, reports)) for terms in kinds]
+        work = [_opening_work(helpers, paths, query) for paths, query in columns]
+        spent = best_of([run for runs in zip(*work, strict=True) for run in runs], rounds)
+    openings = []
+    for place, (_, query) in enumerate(columns):
+        seconds = [each / query.batch_size for each in spent[place :: len(kinds)]]
+        openings.append(list(zip(seconds[::2], seconds[1::2], strict=True)))
+    return openings
 
 
-def measure_both_openings(
-    helpers: Helpers, checked: ReportTerms, unchecked: ReportTerms, rounds: int
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Measure openings for two kinds of reports, all twelve measurements taking turns."""
-    keep_freed_memory()
-    with (
-        _columns(helpers, checked, _WHOLE_CHUNK) as (checked_paths, checked_query),
-        _columns(helpers, unchecked, _WHOLE_CHUNK) as (unchecked_paths, unchecked_query),
-    ):
-        first, count = _opening_work(helpers, checked_paths, checked_query)
-        second, other_count = _opening_work(helpers, unchecked_paths, unchecked_query)
-        # Side by side, helper by helper: the two sides of a ratio follow each other at once.
-        turns = [run for both in zip(first, second, strict=True) for run in both]
-        spent = best_of(turns, rounds)
-    return _in_pairs([one / count for one in spent[::2]]), _in_pairs([one / other_count for one in spent[1::2]])
-
-
-def _opening_work(helpers: Helpers, paths: Sequence[Path], query: Query) -> tuple[list[Callable[[], None]], int]:
-    """Return for each helper the bare opens and the ingest of its column, and the number of reports."""
-    columns = [ColumnReader(path) for path in paths]
-    work: list[Callable[[], None]] = [
-        run
-        for party, column in enumerate(columns)
-        for run in (
-            _bare_opens(helpers.keys[party], party, column),
-            _whole_ingest(column, _rules(helpers, party, query)),
-        )
-    ]
-    return work, len(columns[0])
-
-
-def _in_pairs(seconds: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(seconds[::2], seconds[1::2], strict=True))
+def _opening_work(helpers: Helpers, paths: Sequence[Path], query: Query) -> Iterator[Callable[[], None]]:
+    """Yield for each helper the bare opens and the ingest of its column."""
+    for party, path in enumerate(paths):
+        column = ColumnReader(path)
+        yield _bare_opens(helpers.keys[party], party, column)
+        yield _whole_ingest(column, _rules(helpers, party, query))
 
 
 def _rules(helpers: Helpers, party: int, query: Query) -> AdmissionRules:
@@ -279,12 +248,11 @@ def _columns(helpers: Helpers, terms: ReportTerms, most: int) -> Iterator[tuple[
     """Yield one chunk of sealed reports on disk, as each helper receives it, and the query over them."""
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as name:
         folder = Path(name)
-        sample = helpers.seal(terms)
         with BatchWriter(folder / "batch") as writer:
-            writer.add(sample)
-        batch = BatchReader(folder / "batch")
+            writer.add(helpers.seal(terms))
+        layout = BatchReader(folder / "batch").layout
         with BatchWriter(folder / "batch") as writer:
-            for _ in range(min(most, chunk_length(batch.layout, terms.shape)) - 1):
+            for _ in range(min(most, chunk_length(layout, terms.shape)) - 1):
                 writer.add(helpers.seal(terms))
         batch = BatchReader(folder / "batch")
         paths = [folder / f"column-{party + 1}" for party in range(PARTIES)]
@@ -330,49 +298,46 @@ def best_of(work: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     return best
 
 
-def show(results: Results) -> None:
-    """Print the tables."""
-    console.out.print(_size_table(results.reports))
+SIZES: Columns[ReportCost] = {
+    "buckets": lambda cost: cost.buckets,
+    "total": lambda cost: cost.bytes_total,
+    "header": lambda cost: cost.bytes_header,
+    "body": lambda cost: cost.bytes_body,
+    "payloads": lambda cost: cost.bytes_payloads,
+    "framing": lambda cost: cost.bytes_framing,
+    "Prio3Histogram, two parties (design)": lambda cost: cost.prio3_histogram_bytes or "",
+}
+TIMES: Columns[ReportCost] = {
+    "buckets": lambda cost: cost.buckets,
+    "3 bare seals": lambda cost: f"{cost.bare_seals_us:.1f}",
+    "seal": lambda cost: f"{cost.seal_us:.1f}",
+    "over bare seals": lambda cost: f"{cost.seal_over_bare:.2f}",
+    "bare open": lambda cost: f"{cost.bare_open_us:.1f}",
+    "open": lambda cost: f"{cost.open_us:.1f}",
+    "over bare open": lambda cost: f"{cost.open_over_bare:.2f}",
+}
+OVER_UNCHECKED: Columns[ReportCost] = {
+    "buckets": lambda cost: cost.buckets,
+    "bytes": lambda cost: f"{cost.over_unchecked.unchecked_bytes:,} → {cost.bytes_total:,}",
+    "over unchecked": lambda cost: f"{cost.over_unchecked.bytes:.2f}",
+    "sealing, null": lambda cost: f"{cost.over_unchecked.seal:.2f}",
+    "full": lambda cost: f"{cost.over_unchecked.seal_full:.2f}",
+    "ingest at 1, 2, 3": lambda cost: ", ".join(f"{ratio:.2f}" for ratio in cost.over_unchecked.ingest),
+}
+
+
+def show(costs: Sequence[ReportCost]) -> None:
+    console.out.print(on_terminal("Bytes per report, for all three helpers", SIZES, costs))
     bounds = ", ".join(f"{size} kB for {what}" for what, size in PRIO3_L1_BOUND_SUM_KB_AT_128.items())
     console.out.print(f"Prio3L1BoundSum at 128 buckets: {bounds} (figures from the design document)\n", highlight=False)
-    console.out.print(_time_table(results.reports))
-    console.out.print(_ratio_table(results.reports))
+    ingest = "opening is the whole of a helper's ingest, at the slowest helper"
+    console.out.print(on_terminal(f"Microseconds per report; {ingest}", TIMES, costs))
+    title = f"A checked report (cap {CAP:,}) over an unchecked one, in the same run by turns"
+    console.out.print(on_terminal(title, OVER_UNCHECKED, costs))
 
 
-def _size_table(costs: Sequence[ReportCost]) -> Table:
-    table = Table(title="Bytes per report, for all three helpers")
-    for title in ("buckets", "total", "header", "body", "payloads", "framing", "Prio3Histogram, two parties (design)"):
-        table.add_column(title, justify="right")
-    for cost in costs:
-        parts = (cost.bytes_total, cost.bytes_header, cost.bytes_body, cost.bytes_payloads, cost.bytes_framing)
-        prio3 = "" if cost.prio3_histogram_bytes is None else f"{cost.prio3_histogram_bytes:,}"
-        table.add_row(str(cost.buckets), *(f"{part:,}" for part in parts), prio3)
-    return table
-
-
-def _time_table(costs: Sequence[ReportCost]) -> Table:
-    table = Table(title="Microseconds per report; opening is the whole of a helper's ingest, at the slowest helper")
-    for title in ("buckets", "3 bare seals", "seal", "over bare", "bare open", "open", "over bare"):
-        table.add_column(title, justify="right")
-    for cost in costs:
-        table.add_row(
-            str(cost.buckets),
-            f"{cost.bare_seals_us:.1f}",
-            f"{cost.seal_us:.1f}",
-            f"{cost.seal_over_bare:.2f}",
-            f"{cost.bare_open_us:.1f}",
-            f"{cost.open_us:.1f}",
-            f"{cost.open_over_bare:.2f}",
-        )
-    return table
-
-
-def _ratio_table(costs: Sequence[ReportCost]) -> Table:
-    table = Table(title=f"A checked report (cap {CAP:,}) over an unchecked one, in the same run by turns")
-    for title in ("buckets", "bytes", "over unchecked", "sealing, null", "full", "ingest at 1", "at 2", "at 3"):
-        table.add_column(title, justify="right")
-    for cost in costs:
-        over = cost.over_unchecked
-        sizes = (str(cost.buckets), f"{over.unchecked_bytes:,} → {cost.bytes_total:,}", f"{over.bytes:.2f}")
-        table.add_row(*sizes, *(f"{ratio:.2f}" for ratio in (over.seal, over.seal_full, *over.ingest)))
-    return table
+def to_json(costs: Sequence[ReportCost]) -> dict[str, object]:
+    return {
+        "reports": [asdict(cost) for cost in costs],
+        "prio3_l1_bound_sum_kb_at_128": PRIO3_L1_BOUND_SUM_KB_AT_128,
+    }

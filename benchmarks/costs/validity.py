@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.table import Table
-
+from benchmarks.results.columns import Columns, on_terminal
 from benchmarks.workloads.reports import MAX_VALUE, Workload, make_batch
 from mpc_helpers.local.launcher import Launched, fetch, launched_helpers
 from protocol.batch import BatchReader
@@ -90,30 +89,19 @@ def _peer_bytes(helpers: Launched) -> int:
     return sum(int(float(match[1])) for text in metrics if (match := _PEER_BYTES.search(text)))
 
 
+COLUMNS: Columns[ValidityCost] = {
+    "reports": lambda cost: cost.reports,
+    "dishonest": lambda cost: cost.invalid,
+    "counted": lambda cost: cost.counted,
+    "invalid at 1, 2, 3": lambda cost: ", ".join(f"{count:,}" for count in cost.counted_invalid),
+    "sums exact": lambda cost: "yes" if cost.sums_exact else "NO",
+    "seconds": lambda cost: f"{cost.seconds:.1f}",
+    "bytes between helpers": lambda cost: cost.peer_bytes,
+}
+
+
 def show(costs: Sequence[ValidityCost]) -> None:
-    """Print the table."""
-    table = Table(title="Dishonest devices in a batch of checked debug reports")
-    for title in (
-        "reports",
-        "dishonest",
-        "counted",
-        "invalid at 1, 2, 3",
-        "sums exact",
-        "seconds",
-        "bytes between helpers",
-    ):
-        table.add_column(title, justify="right")
-    for cost in costs:
-        table.add_row(
-            f"{cost.reports:,}",
-            f"{cost.invalid:,}",
-            f"{cost.counted:,}",
-            ", ".join(f"{count:,}" for count in cost.counted_invalid),
-            "yes" if cost.sums_exact else "NO",
-            f"{cost.seconds:.1f}",
-            f"{cost.peer_bytes:,}",
-        )
-    console.out.print(table)
+    console.out.print(on_terminal("Dishonest devices in a batch of checked debug reports", COLUMNS, costs))
 
 
 def to_json(costs: Sequence[ValidityCost]) -> dict[str, object]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -43,7 +42,6 @@ from protocol.querier.result import QueryResult, Verdict, check_cutoff, judge
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.view import show_delta
 from protocol.report import SealedReport
-from protocol.status import QueryState
 from protocol.units import entitlement
 
 MAX_ROWS = 32
@@ -57,7 +55,6 @@ _KINDS = {
 
 
 def title(text: str) -> None:
-    """Print a heading."""
     say(f"\n== {text}", style="bold")
 
 
@@ -79,7 +76,7 @@ def show_histograms(truth: Sequence[int], central: Sequence[int], result: QueryR
     out.print(table)
     if len(truth) > MAX_ROWS:
         say(f"{len(truth) - MAX_ROWS} more campaigns; --json has them all")
-    terms = f"{answer.noise.value}, {show_delta(result.delta)}ε = {_epsilon(result)}"
+    terms = f"{answer.noise.value}, {show_delta(result.delta)}ε = {units.show(answer.epsilon_micros)}"
     say(f"{answer.counted} of {answer.submitted} reports counted; noise {terms}")
     modes = ", ".join(f"{mode} {deviation:.1f}" for mode, deviation in deviations(result).items() if deviation)
     say(f"sd of the noise by mode, at the same ε: {modes}")
@@ -135,11 +132,6 @@ def show_lie(rejections: Sequence[RejectionCounts], refused: bool, truth: int) -
     )
 
 
-def show_replay(refused: bool, reason: str) -> None:
-    """Show that the replayed batch was refused."""
-    say(reason if refused else f"NOT REFUSED: {reason}")
-
-
 def show_budget(device: Device[SealedReport], conversions: int) -> None:
     """Show the privacy filters of one person's device. They never leave a real one."""
     times = "once" if conversions == 1 else f"{conversions} times"
@@ -168,22 +160,6 @@ def show_end(result: QueryResult, truth: Sequence[int], *, kept: bool) -> None:
     )
     clicks = "is the same in your browser, with your own clicks"
     say(f"Next: trefoil live (in a clone: make live) {clicks}. README.md has every step as a command.")
-
-
-def show_seconds(seconds: Mapping[str, float], at_helpers: Mapping[str, float]) -> None:
-    """Show the seconds of each stage."""
-    table = Table(title="where the time went")
-    table.add_column("stage")
-    table.add_column("seconds", justify="right")
-    for name, value in seconds.items():
-        table.add_row(name, f"{value:.2f}", end_section=name == "other")
-    out.print(table)
-    parts = ", ".join(f"{state} {value:.2f}" for state, value in at_helpers.items())
-    say(f"of the query's wait, at the slowest helper: {parts}")
-
-
-def _epsilon(result: QueryResult) -> str:
-    return units.show(result.answer.epsilon_micros)
 
 
 T = TypeVar("T")
@@ -251,7 +227,6 @@ class DemoOutcome:
     bytes_per_report: int
     without_budget: int = 0
     verdict: Verdict | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def all_refused(self) -> bool:
@@ -274,8 +249,6 @@ class DemoOutcome:
             "bytes_per_report": self.bytes_per_report,
             "reports_without_budget": self.without_budget,
             "verdict": None if self.verdict is None else self.verdict.to_json(),
-            "seconds": self.seconds,
-            "helper_seconds": at_helpers(self.result),
             "replay_refused": self.replay_refused,
             "tamper_refused": self.tamper_refused,
             "invalid_refused": self.invalid_refused,
@@ -284,33 +257,20 @@ class DemoOutcome:
 
 def run_demo(options: DemoOptions, now: int) -> DemoOutcome:
     """Run the demo, and show each step as it happens."""
-    seconds: dict[str, float] = {}
-    start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="trefoil-demo-") as name:
         folder = Path(name)
         title("Three helpers, each a process of its own with its own keys and ledger")
         trio = prepare(folder, now=now, sites={SHOP: [SHOP]})
         with launched(trio, wait=False) as running:
             title(f"{options.reports} conversions on people's devices, each sealed to the three helpers")
-            with _timed(seconds, "make reports"):
-                made = _make_batch(folder / "batch", options, trio.helper_set, now)
+            made = _make_batch(folder / "batch", options, trio.helper_set, now)
             show_without_budget(made.without_budget, options.reports, options.epsilon, any(made.truth))
-            with _timed(seconds, "start helpers (rest)"):
-                running.wait_ready()
-            outcome = _query(running, made, options, seconds, now)
+            running.wait_ready()
+            outcome = _query(running, made, options, now)
             title("What one person's budget looks like afterwards")
             show_budget(made.device, made.conversions)
-    outcome.seconds = added_up(seconds, time.perf_counter() - start)
-    show_seconds(outcome.seconds, at_helpers(outcome.result))
     show_end(outcome.result, outcome.truth, kept=outcome.all_refused)
     return outcome
-
-
-def added_up(stages: Mapping[str, float], total: float) -> dict[str, float]:
-    """Return the stages rounded to hundredths of a second, the rest of the total as "other", and their sum."""
-    seconds = {name: round(value, 2) for name, value in stages.items()}
-    seconds["other"] = round(max(0.0, total - sum(seconds.values())), 2)
-    return seconds | {"total": round(sum(seconds.values()), 2)}
 
 
 def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: int) -> Made:
@@ -349,7 +309,7 @@ def raise_epsilon(report: SealedReport) -> SealedReport:
     return SealedReport(raised.encode(), report.body, report.payloads)
 
 
-def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[str, float], now: int) -> DemoOutcome:
+def _query(running: Launched, made: Made, options: DemoOptions, now: int) -> DemoOutcome:
     """Run one query, then replay its batch, and show both outcomes."""
     helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
     # The report whose ε was raised is of another kind: an honest querier names the kind that she means.
@@ -364,11 +324,9 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
 
     title("One query, answered by three helpers that see no report")
     result = ask()
-    # The helpers' states are parts of the querier's wait: counted once.
-    inside = at_helpers(result)
-    seconds.update({f"query: {name}": value for name, value in result.seconds.items() if name not in inside})
-    gamma = result.query.gamma
-    central = [value + drawn for value, drawn in zip(made.truth, _central_noise(gamma, options.buckets), strict=True)]
+    # What one trusted curator would add: discrete Laplace noise of the same scale.
+    drawn = noise.draw_laplace(result.query.gamma, options.buckets, noise.system_coins())
+    central = [value + noisy for value, noisy in zip(made.truth, drawn, strict=True)]
     tampered = all(counts.get(Rejection.UNOPENABLE) == 1 for counts in result.answer.rejections)
     invalid = all(counts.get(Rejection.INVALID) == 1 for counts in result.answer.rejections)
     size = len(made.batch[0].encode())
@@ -380,16 +338,9 @@ def _query(running: Launched, made: Made, options: DemoOptions, seconds: dict[st
     title("A device that lies about its numbers")
     show_lie(result.answer.rejections, invalid, made.truth[0])
     title("The same batch a second time")
-    with _timed(seconds, "replay"):
-        refused, reason = _refused(ask)
-    show_replay(refused, reason)
+    refused, reason = _refused(ask)
+    say(reason if refused else f"NOT REFUSED: {reason}")
     return DemoOutcome(result, made.truth, central, refused, tampered, invalid, size, made.without_budget, verdict)
-
-
-def at_helpers(result: QueryResult) -> dict[str, float]:
-    """Return how long the slowest helper was in each state."""
-    states = [state.value for state in QueryState]
-    return {state: result.seconds[state] for state in states if state in result.seconds}
 
 
 def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:
@@ -399,18 +350,6 @@ def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:
         shortfall = error.shortfall
         return shortfall is not None and all(counts.get(Rejection.SEEN) for counts in shortfall.left_out), str(error)
     return False, "it was answered again"
-
-
-def _central_noise(rate: Fraction, buckets: int) -> list[int]:
-    """Draw what one trusted curator would add: discrete Laplace noise of the same scale."""
-    return noise.draw_laplace(rate, buckets, noise.system_coins())
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    seconds[name] = time.perf_counter() - start
 
 
 def _now() -> int:

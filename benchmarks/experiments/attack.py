@@ -33,6 +33,7 @@ from benchmarks.experiments.small_worlds import (
     w3c,
     worst_loss,
 )
+from benchmarks.results.columns import Columns, on_terminal
 from device.attribution import LastTouch
 from device.budget import FilterKind
 from device.conversion import AttributionRequest, ConversionOptions
@@ -42,7 +43,6 @@ from device.limits import DeviceLimits, OwnSite
 from device.report import PlainSeal
 from device.request import SideQuery
 from device.stores.memory_store import MemoryStore
-from protocol.cli.console import plain_table
 from protocol.units import MICROS
 
 BUDGET = MICROS
@@ -68,7 +68,6 @@ class Guarantee:
         return self.reached <= self.bound
 
     def as_json(self) -> dict[str, object]:
-        """Return the guarantee as it is written to JSON."""
         return {
             "situation": self.situation,
             "source": self.source,
@@ -292,14 +291,12 @@ def _standard(match_values: Sequence[int], lookback_days: int = 6) -> Conversion
     return w3c(2, epsilon=1.0, lookback_days=lookback_days, match_values=match_values)
 
 
-def guarantee_table(guarantees: Sequence[Guarantee]) -> Table:
-    """Return the guarantees as a table."""
-    columns = ("who, and what they can do", "promised by", "ε allowed", "ε reached")
-    table = plain_table("what sites can learn about one week of one device", columns, words=set(columns[:2]))
-    for one in guarantees:
-        numbers = (f"{float(one.bound) / MICROS:g}", f"{float(one.reached) / MICROS:.4g}")
-        table.add_row(one.situation, one.source, *numbers)
-    return table
+GUARANTEES: Columns[Guarantee] = {
+    "who, and what they can do": lambda one: one.situation,
+    "promised by": lambda one: one.source,
+    "ε allowed": lambda one: f"{float(one.bound) / MICROS:g}",
+    "ε reached": lambda one: f"{float(one.reached) / MICROS:.4g}",
+}
 
 
 NOW = 1_704_067_200
@@ -334,7 +331,6 @@ class Attack:
         return 1 / (1 + math.exp(-min(self.learned / MICROS, 700)))
 
     def as_json(self) -> dict[str, object]:
-        """Return the measurement as it is written to JSON."""
         return {
             "defence": self.defence.value,
             "sites": self.sites,
@@ -403,17 +399,17 @@ def _paid_by_colluders(device: Device[tuple[int, ...]]) -> int:
     )
 
 
-def attack_table(attacks: Sequence[Attack]) -> Table:
-    """Return the attacks as a table."""
-    columns = ("limits", "sites", "ε learned", "best guess", "ε drained", "honest shop measured")
-    table = plain_table("colluding sites against one person, one epoch", columns, words={"limits"})
-    for attack in attacks:
-        table.add_row(
-            attack.defence.value,
-            str(attack.sites),
-            f"{attack.learned / MICROS:g}",
-            f"{attack.best_guess:.4f}",
-            f"{attack.drained / MICROS:g}",
-            "yes" if attack.honest_report else "no",
-        )
-    return table
+ATTACKS: Columns[Attack] = {
+    "limits": lambda attack: attack.defence.value,
+    "sites": lambda attack: str(attack.sites),
+    "ε learned": lambda attack: f"{attack.learned / MICROS:g}",
+    "best guess": lambda attack: f"{attack.best_guess:.4f}",
+    "ε drained": lambda attack: f"{attack.drained / MICROS:g}",
+    "honest shop measured": lambda attack: "yes" if attack.honest_report else "no",
+}
+
+
+def attack_tables(guarantees: Sequence[Guarantee], attacks: Sequence[Attack]) -> list[Table]:
+    title, words = "what sites can learn about one week of one device", {"who, and what they can do", "promised by"}
+    colluding = on_terminal("colluding sites against one person, one epoch", ATTACKS, attacks, words={"limits"})
+    return [on_terminal(title, GUARANTEES, guarantees, words), colluding]

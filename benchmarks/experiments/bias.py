@@ -17,7 +17,6 @@ from benchmarks.experiments.policies import Accounting, charges
 from benchmarks.experiments.simulation import NEVER, Run, noise_scale
 from benchmarks.experiments.world import Flags, Floats, World
 from benchmarks.workloads.seeded import generator
-from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import MICROS
 
 BETA = 0.05
@@ -55,14 +54,6 @@ class Draws:
     @classmethod
     def of(cls, world: World, run: Run, count: int, seed: int) -> Draws:
         """Draw the noise of every query `count` times. Seeded: this is a study of noise, not noise that protects."""
-        if count < 1:
-            raise TrefoilError(
-                f"the bias study needs at least one draw of the noise, not {count}", kind=ErrorKind.OUT_OF_RANGE
-            )
-        if run.kappa <= 0:
-            raise TrefoilError(
-                "the bias study needs a side query", "Give --kappa a value above 0.", kind=ErrorKind.MISSING_OPTION
-            )
         rng = generator(seed)
         scale = noise_scale(world)
         shape = (count, world.submitted)
@@ -95,7 +86,6 @@ class Study:
         return worst
 
     def as_json(self) -> dict[str, object]:
-        """Return the study as it is written to JSON."""
         return {
             "margin": self.margin.value,
             "bound": self.bound.value,

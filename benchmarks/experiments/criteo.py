@@ -2,32 +2,27 @@
 
 The log itself cannot be shipped; `synthesize` draws one with its published marginals at full size, and
 `benchmarks.experiments.files` reads the real file. Every row of the log is an impression (a click); some led to a sale.
+Its products are categories.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from benchmarks.experiments.world import (
-    LEFT_OUT,
+    EventTables,
     Floats,
     Ints,
-    QueryColumns,
     World,
-    assemble,
     check_scale,
-    fill_batches,
-    first_of_runs,
-    keep_known,
+    fill_groups,
     query_epsilon,
-    renumber,
-    stable_order,
+    world_of_batches,
 )
 from benchmarks.workloads.seeded import generator
-from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import DAY
 
 IMPRESSIONS = 12_000_000
@@ -58,21 +53,7 @@ AGAIN = 0.07
 NO_CATEGORY = 0.45
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
-    """A Criteo log as columns. Impressions are all rows; conversions are the sales among them."""
-
-    seen_user: Ints
-    seen_advertiser: Ints
-    seen_time: Ints
-    user: Ints
-    advertiser: Ints
-    category: Ints
-    time: Ints
-    value: Ints
-
-
-def synthesize(seed: int, scale: float = 1.0) -> Log:
+def synthesize(seed: int, scale: float = 1.0) -> EventTables:
     """Draw a log with the published marginals. A sale is one of its buyer's own clicks, some time later."""
     check_scale(scale)
     rng = generator(seed)
@@ -86,91 +67,42 @@ def synthesize(seed: int, scale: float = 1.0) -> Log:
     sold = np.concatenate([np.arange(f, f + n) for f, n in zip(first.tolist(), sales.tolist(), strict=True)])
     advertiser = seen_advertiser[sold]
     category = _categories(rng.random((2, len(sold))), advertiser, sales)
-    return Log(
-        seen_user=seen_user,
+    return EventTables(
+        seen_person=seen_user,
         seen_advertiser=seen_advertiser,
         seen_time=seen_time,
-        user=seen_user[sold],
+        person=seen_user[sold],
         advertiser=advertiser,
-        category=category,
+        product=category,
         time=seen_time[sold] + rng.exponential(2 * DAY, len(sold)).astype(np.int64),
-        value=_pieces(rng.random(len(sold)), advertiser + category),
+        value=UNIT * _pieces(rng.random(len(sold)), advertiser + category),
     )
 
 
-def augment(log: Log, extra: int, seed: int) -> Log:
+def augment(log: EventTables, extra: int, seed: int) -> EventTables:
     """Add `extra` impressions per conversion, uniform in the 30 days before it (Criteo++)."""
-    if extra < 0:
-        raise TrefoilError(f"the number of extra impressions cannot be negative: {extra}", kind=ErrorKind.OUT_OF_RANGE)
     rng = generator(seed)
     back = rng.integers(0, WINDOW_DAYS * DAY + 1, extra * len(log.time))
     return replace(
         log,
-        seen_user=np.concatenate((log.seen_user, np.tile(log.user, extra))),
+        seen_person=np.concatenate((log.seen_person, np.tile(log.person, extra))),
         seen_advertiser=np.concatenate((log.seen_advertiser, np.tile(log.advertiser, extra))),
         seen_time=np.concatenate((log.seen_time, np.tile(log.time, extra) - back)),
     )
 
 
-def world_of(log: Log, scale: float = 1.0) -> World:
+def world_of(log: EventTables, scale: float = 1.0) -> World:
     """Drop the largest advertiser, form batches per (advertiser, category), and keep what is in one."""
     largest = int(np.argmax(np.bincount(log.advertiser)))
-    wanted = np.flatnonzero((log.advertiser != largest) & (log.category != UNKNOWN))
+    wanted = np.flatnonzero((log.advertiser != largest) & (log.product != UNKNOWN))
     size, least = max(2, round(BATCH * scale)), max(1, round(LEAST_BATCH * scale))
-    rows, query, advertiser, reports = _batches(log, wanted, size, least)
-    users = int(max(log.user.max(), log.seen_user.max())) + 1
-    owners, owner = renumber(log.advertiser[rows] * users + log.user[rows])
-    # A table lookup leaves few enough impressions to search for.
-    converts = np.zeros(users, dtype=np.bool_)
-    converts[log.user[rows]] = True
-    seen = np.flatnonzero(converts[log.seen_user])
-    kept, place = keep_known(log.seen_advertiser[seen] * users + log.seen_user[seen], owners)
+    group = log.advertiser[wanted] * (int(log.product.max()) + 1) + log.product[wanted]
+    chosen, query = fill_groups(group, log.person[wanted], log.time[wanted], size, least)
     # ε follows the batch's size, as at the published scale.
-    published = np.maximum(1, np.rint(reports / scale)).astype(np.int64)
-    epsilon = [query_epsilon(CAP, ASSUMED_MEAN * int(n)) for n in published]
-    return assemble(
-        impressions=(place[kept], log.seen_time[seen[kept]]),
-        conversions=(owner, log.time[rows], log.value[rows] * UNIT, query),
-        owner_advertiser=owners // users,
-        queries=QueryColumns(np.asarray(epsilon, dtype=np.int64), advertiser),
-        cap=CAP * UNIT,
-        window=WINDOW_DAYS * DAY,
-        unit=UNIT,
-        scale=scale,
-    )
-
-
-def _batches(log: Log, wanted: Ints, size: int, least: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the rows that are in a batch, their queries, and each query's advertiser and number of reports."""
-    group = log.advertiser[wanted] * (int(log.category.max()) + 1) + log.category[wanted]
-    order = stable_order(group)
-    starts = np.append(np.flatnonzero(first_of_runs(group[order])), len(order))
-    rows: list[Ints] = []
-    queries: list[Ints] = []
-    owners: list[int] = []
-    reports: list[int] = []
-    for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        if high - low < least:
-            continue
-        here = wanted[order[low:high]]
-        batch = fill_batches(log.user[here], log.time[here], size, least)
-        rows.append(here[batch != LEFT_OUT])
-        queries.append(batch[batch != LEFT_OUT] + len(reports))
-        counts = np.bincount(batch[batch != LEFT_OUT])
-        reports += counts.tolist()
-        owners += [int(log.advertiser[here[0]])] * len(counts)
-    if not reports:
-        raise TrefoilError(
-            f"no product of any advertiser has {least} conversions",
-            "Use more data, or --scale.",
-            kind=ErrorKind.TOO_FEW,
-        )
-    return (
-        np.concatenate(rows),
-        np.concatenate(queries),
-        np.asarray(owners, dtype=np.int64),
-        np.asarray(reports, dtype=np.int64),
-    )
+    published = np.maximum(1, np.rint(np.bincount(query) / scale)).astype(np.int64)
+    epsilon = np.asarray([query_epsilon(CAP, ASSUMED_MEAN * int(n)) for n in published], dtype=np.int64)
+    window = WINDOW_DAYS * DAY
+    return world_of_batches(log, wanted[chosen], query, epsilon, cap=CAP * UNIT, window=window, unit=UNIT, scale=scale)
 
 
 def _sizes(total: int, largest: int, decay: float, scale: float) -> Ints:

@@ -12,13 +12,13 @@ import numpy as np
 
 from benchmarks.experiments import criteo as criteo_log
 from benchmarks.experiments import patcg as patcg_set
-from benchmarks.experiments.bias import Draws, Study, pooled, studies_of
+from benchmarks.experiments.bias import Draws, pooled, studies_of
 from benchmarks.experiments.microbenchmark import Microbenchmark, generate
-from benchmarks.experiments.policies import AraLike, CookieMonster, DevicePolicy, IpaLike, System
+from benchmarks.experiments.policies import AraLike, CookieMonster, IpaLike, System
 from benchmarks.experiments.results import Options, Point, Result
 from benchmarks.experiments.seeds import check_seeds, run_seeds, workers_for
 from benchmarks.experiments.simulation import Simulation, simulate
-from benchmarks.experiments.world import Epochs, World
+from benchmarks.experiments.world import Epochs, EventTables, World
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import DAY
 
@@ -56,45 +56,50 @@ def no_progress(_: int) -> None:
     """Ignore progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One world under one grid of epochs, and what to call it in the results."""
-
-    world: World
-    options: Options
-    kappas: Sequence[float]
-    workload_seconds: float
-    participation: float | None = None
-    rate: float | None = None
-    extra_impressions: int | None = None
-    systems: Sequence[System] = tuple(System)
-
-
 @dataclass(slots=True)
 class Recorder:
-    """Runs settings and gathers their points into a result."""
+    """Runs worlds and gathers their points into a result."""
 
     result: Result
     advance: Advance = no_progress
 
-    def run(self, setting: Setting) -> Simulation:
-        """Run all systems over one setting, and record the time of each part."""
-        options, world = setting.options, setting.world
+    def run(
+        self,
+        world: World,
+        workload_seconds: float,
+        *,
+        epoch_days: int | None = None,
+        kappas: Sequence[float] | None = None,
+        systems: Sequence[System] = tuple(System),
+        knobs: tuple[float, float] | None = None,
+        extra_impressions: int | None = None,
+    ) -> Simulation:
+        """Run all systems over one world, once for each κ if they have a side query, and record the time of each part.
+
+        Without `epoch_days` and `kappas` they are those of the options.
+        """
+        options, days = self.result.options, epoch_days or self.result.options.epoch_days
+        units = [replace(options, kappa=kappa).kappa_units(world.unit) for kappa in kappas or [options.kappa]]
+        policies = [
+            system.facts.policy(options.accounting, kappa)
+            for system in systems
+            for kappa in (units if system.facts.has_side_query else [0])
+        ]
         started = time.perf_counter()
-        epochs = Epochs(options.epoch_days * DAY)
-        simulation = simulate(world, epochs, _policies(setting), advance=self.advance)
+        simulation = simulate(world, Epochs(days * DAY), [*policies, *options.own], advance=self.advance)
         seconds = time.perf_counter() - started
-        self._profile(simulation, setting.workload_seconds, seconds)
+        self._profile(simulation, workload_seconds, seconds)
+        participation, rate = knobs or (None, None)
         self.result.points += [
             Point(
                 run=run,
                 kappa=run.kappa / world.unit,
-                epoch_days=options.epoch_days,
+                epoch_days=days,
                 conversions=len(world.conversions.owner),
-                total_seconds=setting.workload_seconds + seconds,
-                participation=setting.participation,
-                rate=setting.rate,
-                extra_impressions=setting.extra_impressions,
+                total_seconds=workload_seconds + seconds,
+                participation=participation,
+                rate=rate,
+                extra_impressions=extra_impressions,
                 seed=options.seed,
             )
             for run in simulation.runs
@@ -111,12 +116,12 @@ class Recorder:
 
 
 def over_seeds(
-    experiment: Callable[[Options, Advance], tuple[Result, list[Study]]],
+    experiment: Callable[[Options, Advance], Result],
     options: Options,
     seeds: int,
     conversions: int,
     advance: Advance = no_progress,
-) -> tuple[Result, list[Study]]:
+) -> Result:
     """Run an experiment of so many conversions for seeds from that of the options on, as one result.
 
     Times add up over the seeds, which run at the same time where there are cores and memory for them.
@@ -125,21 +130,21 @@ def over_seeds(
     if seeds == 1:
         return experiment(options, advance)
 
-    def one(seed: int) -> tuple[Result, list[Study]]:
-        result, studies = experiment(replace(options, seed=seed), no_progress)
+    def one(seed: int) -> Result:
+        result = experiment(replace(options, seed=seed), no_progress)
+        thin = [replace(point, run=point.run.thinned()) for point in result.points]
         # Policies of one's own need not be able to travel between processes.
-        bare = replace(result, options=replace(options, own=()))
-        bare.points = [replace(point, run=point.run.thinned()) for point in result.points]
-        return bare, studies
+        return replace(result, options=replace(options, own=()), points=thin)
 
     numbers = range(options.seed, options.seed + seeds)
-    runs = run_seeds(one, numbers, workers_for(seeds, conversions), lambda done: advance(done * conversions))
-    merged = Result(runs[0][0].experiment, options, seeds, [point for result, _ in runs for point in result.points])
-    for result, _ in runs:
+    results = run_seeds(one, numbers, workers_for(seeds, conversions), lambda done: advance(done * conversions))
+    merged = Result(results[0].experiment, options, seeds, [point for result in results for point in result.points])
+    for result in results:
         for what, seconds in result.profile.items():
             merged.spent(what, seconds)
-    merged.findings = {"findings_by_seed": [result.findings for result, _ in runs]}
-    return merged, [pooled(same) for same in zip(*(studies for _, studies in runs), strict=True)]
+    merged.findings = {"findings_by_seed": [result.findings for result in results]}
+    merged.studies = [pooled(same) for same in zip(*(result.studies for result in results), strict=True)]
+    return merged
 
 
 def figure_4_settings() -> list[tuple[float, float]]:
@@ -159,7 +164,7 @@ def microbenchmark(options: Options, settings: Sequence[tuple[float, float]], ad
         started = time.perf_counter()
         world = generate(spec)
         seconds = time.perf_counter() - started
-        recorder.run(Setting(world, options, [options.kappa], seconds, spec.participation, spec.rate))
+        recorder.run(world, seconds, knobs=(spec.participation, spec.rate))
     return recorder.result
 
 
@@ -168,41 +173,40 @@ def bias(
     draws: int = 500,
     advance: Advance = no_progress,
     workload: BiasWorkload = BiasWorkload.MICROBENCHMARK,
-) -> tuple[Result, list[Study]]:
+) -> Result:
     """Run Figure 7: the microbenchmark under heavy load, or one of the data sets, without the side query and with it.
 
     κ defaults to a tenth of the value cap, as in the paper.
     """
     started = time.perf_counter()
-    setting = _bias_setting(options, workload)
-    world = setting.world
+    knobs = (DEFAULT_KNOB, DEFAULT_KNOB) if workload is BiasWorkload.MICROBENCHMARK else None
+    world = _bias_world(options, workload)
     chosen = options if options.kappa else replace(options, kappa=BIAS_SHARE * world.cap / world.unit)
     recorder = Recorder(Result("bias", chosen), advance)
-    recorder.result.findings["workload"] = workload.value
+    result = recorder.result
+    result.findings["workload"] = workload.value
     seconds = time.perf_counter() - started
-    simulation = recorder.run(replace(setting, options=chosen, kappas=[0.0, chosen.kappa], workload_seconds=seconds))
+    simulation = recorder.run(world, seconds, kappas=[0.0, chosen.kappa], knobs=knobs)
     started = time.perf_counter()
     run = simulation.of(System.COOKIE_MONSTER)[-1]
-    studies = studies_of(world, run, Draws.of(world, run, draws, options.seed))
-    recorder.result.spent("bias study", time.perf_counter() - started)
-    recorder.result.findings["bias_studies"] = [one.as_json() for one in studies]
-    return recorder.result, studies
+    result.studies = studies_of(world, run, Draws.of(world, run, draws, options.seed))
+    result.spent("bias study", time.perf_counter() - started)
+    result.findings["bias_studies"] = [one.as_json() for one in result.studies]
+    return result
 
 
-def _bias_setting(options: Options, workload: BiasWorkload) -> Setting:
+def _bias_world(options: Options, workload: BiasWorkload) -> World:
     match workload:
         case BiasWorkload.MICROBENCHMARK:
             spec = Microbenchmark(seed=options.seed, scale=options.scale, days=60, repeats=40)
             _check_epoch(options.epoch_days, spec.days)
-            return Setting(generate(spec), options, [], 0.0, spec.participation, spec.rate)
+            return generate(spec)
         case BiasWorkload.PATCG:
             _check_epoch(options.epoch_days, LONGEST_PATCG_EPOCH)
-            events = patcg_set.synthesize(options.seed, options.scale)
-            return Setting(patcg_set.world_of(events, options.scale), options, [], 0.0)
+            return patcg_set.world_of(patcg_set.synthesize(options.seed, options.scale), options.scale)
         case BiasWorkload.CRITEO:
             _check_epoch(options.epoch_days, criteo_log.DAYS)
-            log = criteo_log.synthesize(options.seed, options.scale)
-            return Setting(criteo_log.world_of(log, options.scale), options, [], 0.0)
+            return criteo_log.world_of(criteo_log.synthesize(options.seed, options.scale), options.scale)
         case _:
             assert_never(workload)
 
@@ -222,7 +226,7 @@ def patcg(
     world = patcg_set.world_of(drawn, options.scale)
     seconds = time.perf_counter() - started
     for days in epoch_lengths:
-        recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
+        recorder.run(world, seconds, epoch_days=days)
         seconds = 0.0
     return recorder.result
 
@@ -231,7 +235,7 @@ def criteo(
     options: Options,
     epoch_lengths: Sequence[int],
     extras: Sequence[int] = (),
-    log: criteo_log.Log | None = None,
+    log: EventTables | None = None,
     advance: Advance = no_progress,
 ) -> Result:
     """Run Figure 6: many advertisers, at each length of an epoch; then with extra impressions (Criteo++)."""
@@ -244,7 +248,7 @@ def criteo(
     seconds = time.perf_counter() - started
     recorder.result.findings["advertisers"] = len(set(world.queries.advertiser.tolist()))
     for days in epoch_lengths:
-        simulation = recorder.run(Setting(world, replace(options, epoch_days=days), [options.kappa], seconds))
+        simulation = recorder.run(world, seconds, epoch_days=days)
         recorder.result.findings[f"within_ipa_maximum_at_{days}_days"] = _within_ipa_maximum(simulation)
         recorder.result.findings[f"more_left_at_{days}_days"] = more_left(simulation)
         seconds = 0.0
@@ -252,30 +256,9 @@ def criteo(
         started = time.perf_counter()
         more = criteo_log.world_of(criteo_log.augment(drawn, extra, options.seed + extra), options.scale)
         seconds = time.perf_counter() - started
-        recorder.run(
-            Setting(
-                more,
-                options,
-                [options.kappa],
-                seconds,
-                extra_impressions=extra,
-                # More impressions change nothing for the other two.
-                systems=[System.COOKIE_MONSTER],
-            )
-        )
+        # More impressions change nothing for the other two.
+        recorder.run(more, seconds, systems=[System.COOKIE_MONSTER], extra_impressions=extra)
     return recorder.result
-
-
-def _policies(setting: Setting) -> list[DevicePolicy | IpaLike]:
-    """Return a setting's policies: each system once for each κ if it has a side query, and then one's own."""
-    accounting, unit = setting.options.accounting, setting.world.unit
-    kappas = [replace(setting.options, kappa=kappa).kappa_units(unit) for kappa in setting.kappas]
-    made = [
-        system.facts.policy(accounting, kappa)
-        for system in setting.systems
-        for kappa in (kappas if system.facts.has_side_query else [0])
-    ]
-    return [*made, *setting.options.own]
 
 
 def _within_ipa_maximum(simulation: Simulation) -> int:

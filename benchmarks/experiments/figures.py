@@ -6,7 +6,7 @@ Recorded numbers are only drawn beside ours; nothing is computed from them.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,20 +70,8 @@ PATCG = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CriteoReference:
-    """Recorded RMSRE on the real log with 7-day epochs."""
-
-    system: System
-    median: float | None
-    maximum: float
-
-
-CRITEO = (
-    CriteoReference(System.IPA_LIKE, None, 0.0307),
-    CriteoReference(System.ARA_LIKE, 0.0289, 0.1440),
-    CriteoReference(System.COOKIE_MONSTER, 0.0196, 0.0378),
-)
+# On the real log with 7-day epochs: minimum and quartiles are not recorded, only the median and the maximum.
+CRITEO = ((System.IPA_LIKE, None, 0.0307), (System.ARA_LIKE, 0.0289, 0.1440), (System.COOKIE_MONSTER, 0.0196, 0.0378))
 
 
 # By name, without an ending. Any: matplotlib has no types.
@@ -135,15 +123,24 @@ def draw_figure_6(result: Result) -> Figures:
     }
 
 
-def draw_figure_7(result: Result, studies: Sequence[Study]) -> Figures:
+def draw_figure_7(result: Result) -> Figures:
     """Draw 7a: average budget; 7b: CDF of the error, with one draw's estimates; 7c: error by cutoff, over all draws."""
-    artifact = next(s for s in studies if s.margin is Margin.ARTIFACT and s.bound is Bound.BEST_OF_BOTH)
-    theorem = next(s for s in studies if s.margin is Margin.THEOREM and s.bound is Bound.BEST_OF_BOTH)
+    artifact = next(s for s in result.studies if s.margin is Margin.ARTIFACT and s.bound is Bound.BEST_OF_BOTH)
+    theorem = next(s for s in result.studies if s.margin is Margin.THEOREM and s.bound is Bound.BEST_OF_BOTH)
     return {
         "figure-7a": _plot(lambda axes: _average_bars(axes, result.points)),
         "figure-7b": _plot(lambda axes: _bias_cdf(axes, result.points, artifact)),
         "figure-7c": _plot(lambda axes: _cutoffs(axes, [artifact, theorem])),
     }
+
+
+# By the name of the experiment.
+DRAW: Mapping[str, Callable[[Result], Figures]] = {
+    "microbenchmark": draw_figure_4,
+    "patcg": draw_figure_5,
+    "criteo": draw_figure_6,
+    "bias": draw_figure_7,
+}
 
 
 class Style(NamedTuple):
@@ -274,19 +271,20 @@ def draw_budget_by_query(axes: Any, points: Sequence[Point], recorded: Sequence[
     _legend(axes)
 
 
-def draw_error_cdf(axes: Any, points: Sequence[Point], recorded: Sequence[CriteoReference] = ()) -> None:
+def draw_error_cdf(
+    axes: Any, points: Sequence[Point], recorded: Sequence[tuple[System, float | None, float]] = ()
+) -> None:
     """Plot the share of submitted queries with an error up to x; a line that stops early ran fewer."""
     styles = _styles(points)
     for same in _by_seed(points):
         style = styles[same[0].run.label]
         _step(axes, [point.run for point in same], style, _named(style.label, same[0]))
-    for number, row in enumerate(recorded):
-        colour = row.system.facts.colour
+    for number, (system, median, maximum) in enumerate(recorded):
         recorded_label = None if number else f"{RECORDED}: median, max"
-        marks = [] if row.median is None else [(row.median, 0.5)]
-        executed = 146 / 898 if row.system is System.IPA_LIKE else 1.0
-        x, y = zip(*marks, (row.maximum, executed), strict=True)
-        axes.plot(x, y, "x", color=colour, markeredgecolor="black", markersize=8, label=recorded_label)
+        marks = [] if median is None else [(median, 0.5)]
+        executed = 146 / 898 if system is System.IPA_LIKE else 1.0
+        x, y = zip(*marks, (maximum, executed), strict=True)
+        axes.plot(x, y, "x", color=system.facts.colour, markeredgecolor="black", markersize=8, label=recorded_label)
     _seeds_label(axes, points)
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.experiments import criteo, patcg
-from benchmarks.experiments.world import Floats, Ints, stable_order
+from benchmarks.experiments.world import EventTables, Floats, Ints
 from protocol.errors import ErrorKind, TrefoilError
 
 # The Criteo Sponsored Search Conversion Log, in the order of its columns; the file has no header.
@@ -28,7 +29,7 @@ def read_patcg(impressions: Path, conversions: Path) -> patcg.Events:
     """Read PATCG's exposures and conversions, each a parquet file or a folder of them."""
     seen = _parquet(impressions, ("exp_timestamp", "device_id"))
     done = _parquet(conversions, ("conv_timestamp", "device_id", "conv_attribute_2", "conv_amount"))
-    person, seen_person = _encode_together(done["device_id"], seen["device_id"])
+    person, seen_person = codes_of("device_id", done["device_id"], seen["device_id"])
     time, seen_time = _seconds(done["conv_timestamp"], conversions), _seconds(seen["exp_timestamp"], impressions)
     amount = _floats(done["conv_amount"], conversions)
     if len(person) == 0:
@@ -36,7 +37,7 @@ def read_patcg(impressions: Path, conversions: Path) -> patcg.Events:
     if not np.all(amount >= 0):
         raise TrefoilError(f"{conversions} has negative or missing amounts in conv_amount", kind=ErrorKind.OUT_OF_RANGE)
     converts = np.flatnonzero(np.isin(seen_person, person))
-    order, seen_order = _order(person, time), _order(seen_person[converts], seen_time[converts])
+    order, seen_order = np.lexsort((time, person)), np.lexsort((seen_time[converts], seen_person[converts]))
     return patcg.Events(
         seen_person=seen_person[converts][seen_order],
         seen_time=seen_time[converts][seen_order],
@@ -47,7 +48,7 @@ def read_patcg(impressions: Path, conversions: Path) -> patcg.Events:
     )
 
 
-def read_criteo(path: Path) -> criteo.Log:
+def read_criteo(path: Path) -> EventTables:
     """Read Criteo's log. Rows without partner, user or product are dropped; a missing price or amount counts as 1."""
     table = _criteo_table(path)
     numbers = {name: _floats(table[name], path, missing=np.nan) for name in _NUMBERS}
@@ -64,15 +65,15 @@ def read_criteo(path: Path) -> criteo.Log:
     rows = np.flatnonzero(kept)
     clicked = np.nan_to_num(numbers["click_timestamp"]).astype(np.int64)
     delay = np.nan_to_num(numbers["Time_delay_for_conversion"]).astype(np.int64)
-    return criteo.Log(
-        seen_user=codes["user_id"][rows],
+    return EventTables(
+        seen_person=codes["user_id"][rows],
         seen_advertiser=codes["partner_id"][rows],
         seen_time=clicked[rows],
-        user=codes["user_id"][sold],
+        person=codes["user_id"][sold],
         advertiser=codes["partner_id"][sold],
-        category=codes["product_category3"][sold],
+        product=codes["product_category3"][sold],
         time=clicked[sold] + np.maximum(0, delay[sold]),
-        value=pieces(numbers["SalesAmountInEuro"][sold], numbers["product_price"][sold]),
+        value=criteo.UNIT * pieces(numbers["SalesAmountInEuro"][sold], numbers["product_price"][sold]),
     )
 
 
@@ -96,16 +97,20 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Any:
             "Give a .parquet or .pqt file, or the folder that holds them.",
             kind=ErrorKind.FILE_MISSING,
         )
-    named = f" with columns {', '.join(columns)}" if columns else ""
-    try:
+    with _reading(path, "parquet", "Give a .parquet or .pqt file with these columns."):
         chosen = None if columns is None else list(columns)
         return arrow.dataset.dataset([str(file) for file in files], format="parquet").to_table(columns=chosen)
+
+
+@contextmanager
+def _reading(path: Path, what: str, hint: str, kind: ErrorKind = ErrorKind.FILE_UNREADABLE) -> Iterator[None]:
+    """Say what is wrong with a file that pyarrow cannot read."""
+    import pyarrow as arrow
+
+    try:
+        yield
     except (arrow.ArrowException, OSError, ValueError, KeyError) as error:
-        raise TrefoilError(
-            f"{path} could not be read as parquet{named}: {_first_line(error)}",
-            "Give a .parquet or .pqt file with these columns.",
-            kind=ErrorKind.FILE_UNREADABLE,
-        ) from error
+        raise TrefoilError(f"{path} could not be read as {what}: {_first_line(error)}", hint, kind=kind) from error
 
 
 def _criteo_table(path: Path) -> Any:
@@ -117,7 +122,8 @@ def _criteo_table(path: Path) -> Any:
             f"no file at {path}", "Give the unpacked CriteoSearchData file.", kind=ErrorKind.FILE_MISSING
         )
     types = {name: arrow.float64() for name in _NUMBERS} | {name: arrow.string() for name in _NAMES}
-    try:
+    hint = f"It has {len(CRITEO_COLUMNS)} tab-separated columns and no header."
+    with _reading(path, "the Criteo log", hint, ErrorKind.WRONG_FILE):
         return csv.read_csv(
             path,
             read_options=csv.ReadOptions(column_names=CRITEO_COLUMNS),
@@ -129,12 +135,6 @@ def _criteo_table(path: Path) -> Any:
                 strings_can_be_null=True,
             ),
         )
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise TrefoilError(
-            f"{path} is not the Criteo log: {_first_line(error)}",
-            f"It has {len(CRITEO_COLUMNS)} tab-separated columns and no header.",
-            kind=ErrorKind.WRONG_FILE,
-        ) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -159,9 +159,7 @@ def _floats(column: Any, path: Path, missing: float | None = None) -> Floats:
             "Write plain numbers, such as 12.5.",
             kind=ErrorKind.WRONG_TYPE,
         ) from error
-    result: Floats = (
-        numbers.to_numpy(zero_copy_only=False) if hasattr(numbers, "chunks") is False else numbers.to_numpy()
-    )
+    result: Floats = np.asarray(numbers)
     return result
 
 
@@ -182,24 +180,6 @@ def _encode(column: Any) -> Ints:
     indices = combined.dictionary_encode().indices
     result: Ints = compute.fill_null(indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return result
-
-
-def _encode_together(first: Any, second: Any) -> tuple[Ints, Ints]:
-    """Return integer codes for two columns, equal for equal names."""
-    import pyarrow as arrow
-
-    if first.type != second.type:
-        raise TrefoilError(
-            f"device_id is {first.type} in one file and {second.type} in the other", kind=ErrorKind.INCONSISTENT
-        )
-    codes = _encode(arrow.chunked_array([*first.chunks, *second.chunks], type=first.type))
-    return codes[: len(first)], codes[len(first) :]
-
-
-def _order(owner: Ints, time: Ints) -> Ints:
-    """Return a stable order by owner, then time."""
-    by_time = stable_order(time)
-    return by_time[stable_order(owner[by_time])]
 
 
 def read_columns(
@@ -258,20 +238,13 @@ def _own_table(table: object, what: str) -> Any:
 
 
 def _csv(path: Path) -> Any:
-    import pyarrow as arrow
     import pyarrow.csv as csv
 
     if not path.is_file():
         raise TrefoilError(f"no file at {path}", "Give a CSV file with a header.", kind=ErrorKind.FILE_MISSING)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    try:
+    with _reading(path, "CSV", "It needs a header and the same number of columns in every row."):
         return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter))
-    except (arrow.ArrowException, OSError, ValueError) as error:
-        raise TrefoilError(
-            f"{path} could not be read as CSV: {_first_line(error)}",
-            "It needs a header and the same number of columns in every row.",
-            kind=ErrorKind.FILE_UNREADABLE,
-        ) from error
 
 
 def codes_of(name: str, first: Any, second: Any | None) -> tuple[Ints, Ints]:

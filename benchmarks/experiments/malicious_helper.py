@@ -13,9 +13,9 @@ from fractions import Fraction
 import numpy as np
 from rich.table import Table
 
+from benchmarks.results.columns import Columns, on_terminal
 from benchmarks.workloads.seeded import generator
 from mpc_helpers.mpc.noise import draw_laplace, draw_local, system_coins
-from protocol.cli.console import plain_table
 from protocol.errors import ProtocolError
 from protocol.field import P, Vector, add, from_integers
 from protocol.noise import NoiseMode, laplace_variance
@@ -36,7 +36,6 @@ class Finding:
     says: str
 
     def as_json(self) -> dict[str, object]:
-        """Return the measurement as it is written to JSON."""
         return {
             "attempt": self.attempt,
             "measured": self.measured,
@@ -125,10 +124,14 @@ def _refused(shares: Sequence[Vector]) -> bool:
     return False
 
 
+COLUMNS: Columns[Finding] = {
+    "it tries to": lambda finding: finding.attempt,
+    "measured": lambda finding: f"{finding.measured:.3f}",
+    "harmless": lambda finding: f"{finding.harmless:g}",
+    "what is measured": lambda finding: finding.says,
+}
+
+
 def malicious_helper_table(findings: Sequence[Finding]) -> Table:
-    """Return the findings as a table."""
-    columns = ("it tries to", "measured", "harmless", "what is measured")
-    table = plain_table("one malicious helper with the querier", columns, words={"it tries to", "what is measured"})
-    for finding in findings:
-        table.add_row(finding.attempt, f"{finding.measured:.3f}", f"{finding.harmless:g}", finding.says)
-    return table
+    words = {"it tries to", "what is measured"}
+    return on_terminal("one malicious helper with the querier", COLUMNS, findings, words)

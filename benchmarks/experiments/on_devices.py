@@ -10,19 +10,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from benchmarks.experiments.policies import DevicePolicy, PolicyOutcome, System
-from benchmarks.experiments.world import Ints, Matches, World
+from benchmarks.experiments.world import Matches, World
 from device.attribution import OURS, AttributionFunction, imported, named_function
 from device.budget import FilterKind, report_sensitivity
 from device.conversion import AttributionRequest
 from device.device import Device
 from device.events import Impression, ImpressionOptions
 from device.limits import MAX_EPOCHS, DeviceLimits
-from device.report import PlainSeal
+from device.report import PlainSeal, Seal
 from device.stores.memory_store import MemoryStore
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import DAY, MICROS
@@ -31,9 +31,10 @@ SITE, PUBLISHER = "shop.example", "news.example"
 # Filters that all sites share are not part of the paper's accounting: too large here ever to refuse.
 UNBOUNDED = 2**52
 MOST_CONVERSIONS = 500_000
+R = TypeVar("R")
 
 
-class _Happening(NamedTuple):
+class Happening(NamedTuple):
     """An impression (`row` is -1) or the conversion of a row, of one owner. Impressions of a second come first."""
 
     owner: int
@@ -72,27 +73,39 @@ class OnDevices:
         first = int(matches.first_epoch.min())
         consumed = np.zeros((world.owners, int(matches.last_epoch.max()) - first + 1), dtype=np.int64)
         report, paid = np.zeros((2, len(world.conversions.owner)), dtype=np.int64)
-        for owner, happenings in groupby(_happenings(world), key=lambda happening: happening.owner):
-            life = _Life(self, world, matches)
+        for owner, happenings in groupby(happenings_of(world), key=lambda happening: happening.owner):
+            life = OwnerDevice(world, matches, PlainSeal(), self.function, self.buckets, self.capacity)
             for happening in happenings:
-                life.live(happening, report, paid)
+                before = sum(life.spent().values())
+                histogram = life.live(happening)
+                if histogram is not None:
+                    report[happening.row] = sum(histogram)
+                    paid[happening.row] = sum(life.spent().values()) - before
             for epoch, amount in life.spent().items():
                 consumed[owner, epoch - first] = amount
         nothing = np.zeros(len(report), dtype=np.int64)
         return PolicyOutcome(report, nothing, nothing.astype(np.bool_), paid, consumed, first)
 
 
-class _Life:
+class OwnerDevice(Generic[R]):
     """One owner's device, from its first impression to its last conversion."""
 
-    def __init__(self, policy: OnDevices, world: World, matches: Matches) -> None:
-        self._policy, self._world, self._matches = policy, world, matches
+    def __init__(
+        self,
+        world: World,
+        matches: Matches,
+        seal: Seal[R],
+        function: AttributionFunction,
+        buckets: int = 1,
+        capacity: int = MICROS,
+    ) -> None:
+        self._world, self._matches, self._function, self._buckets = world, matches, function, buckets
         self._now = 0
-        self._store = MemoryStore(debug=True)
+        self._store = MemoryStore(debug=seal.reveals)
         self._store.fix_epoch_start(matches.epochs.anchor)
         days = matches.epochs.seconds // DAY
         limits = DeviceLimits(
-            site_budget=policy.capacity,
+            site_budget=capacity,
             global_budget=UNBOUNDED,
             impression_site_quota=UNBOUNDED,
             side_query_quota=UNBOUNDED,
@@ -100,18 +113,18 @@ class _Life:
             # Nothing is pruned, so that every budget can be counted at the end.
             max_lookback_days=MAX_EPOCHS * days,
         )
-        self._device = Device(self._store, PlainSeal(), clock=lambda: self._now, limits=limits)
+        self._device = Device(self._store, seal, clock=lambda: self._now, limits=limits)
 
-    def live(self, happening: _Happening, report: Ints, paid: Ints) -> None:
+    def live(self, happening: Happening) -> R | None:
+        """Save an impression, or return the report of a conversion that is worth anything."""
         self._now = happening.time
         if happening.row < 0:
             self._device.save_impression(PUBLISHER, ImpressionOptions(0, lifetime_days=10_000))
         elif self._world.conversions.value[happening.row]:
-            before = sum(self.spent().values())
-            report[happening.row] = sum(self._device.measure(SITE, self._request(happening)))
-            paid[happening.row] = sum(self.spent().values()) - before
+            return self._device.measure(SITE, self._request(happening))
+        return None
 
-    def _request(self, happening: _Happening) -> AttributionRequest:
+    def _request(self, happening: Happening) -> AttributionRequest:
         world, matches, row = self._world, self._matches, happening.row
         earliest = happening.time - world.window
 
@@ -121,10 +134,10 @@ class _Life:
         return AttributionRequest(
             epochs=range(int(matches.first_epoch[row]), int(matches.last_epoch[row]) + 1),
             epsilon=int(world.queries.epsilon[world.conversions.query[row]]) / MICROS,
-            buckets=self._policy.buckets,
+            buckets=self._buckets,
             value=int(world.conversions.value[row]),
-            query_sensitivity=world.cap * report_sensitivity(1, self._policy.buckets, epochs=2),
-            function=self._policy.function,
+            query_sensitivity=world.cap * report_sensitivity(1, self._buckets, epochs=2),
+            function=self._function,
             relevant=relevant,
         )
 
@@ -134,12 +147,12 @@ class _Life:
         return dict(entry for ledger in own for entry in ledger.entries())
 
 
-def _happenings(world: World) -> list[_Happening]:
-    """Yield the events of each owner, in order."""
+def happenings_of(world: World) -> list[Happening]:
+    """Return the events of each owner, in order."""
     seen = zip(world.impressions.owner.tolist(), world.impressions.time.tolist(), strict=True)
     done = zip(world.conversions.owner.tolist(), world.conversions.time.tolist(), strict=True)
-    impressions = [_Happening(owner, time, -1) for owner, time in seen]
-    return sorted([*impressions, *(_Happening(owner, time, row) for row, (owner, time) in enumerate(done))])
+    impressions = [Happening(owner, time, -1) for owner, time in seen]
+    return sorted([*impressions, *(Happening(owner, time, row) for row, (owner, time) in enumerate(done))])
 
 
 def own_policies(classes: Sequence[str], functions: Sequence[str]) -> tuple[DevicePolicy, ...]:

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,17 @@ from benchmarks.experiments.results import Options, Point, mean, quartiles
 from benchmarks.experiments.seeds import check_seeds, run_seeds, workers_for
 from benchmarks.experiments.simulation import simulate as run_policies
 from benchmarks.experiments.world import (
-    LEFT_OUT,
     Epochs,
+    EventTables,
     Floats,
     Ints,
-    QueryColumns,
     World,
-    assemble,
     expand,
-    fill_batches,
-    first_of_runs,
-    keep_known,
+    fill_groups,
     query_epsilon,
-    renumber,
     stable_order,
     starts_of,
+    world_of_batches,
 )
 from benchmarks.workloads.seeded import generator
 from device.attribution import OURS, AttributionFunction
@@ -57,35 +52,21 @@ Tables = tuple[Table, Table]
 Participant = str | System | AttributionFunction | DevicePolicy | IpaLike | type
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadTables:
-    """A workload's rows as columns; people, advertisers and products are numbered from 0, values are in units."""
-
-    seen_person: Ints
-    seen_time: Ints
-    seen_advertiser: Ints
-    person: Ints
-    time: Ints
-    advertiser: Ints
-    product: Ints
-    value: Ints
-
-    def resampled(self, seed: int) -> WorkloadTables:
-        """Return as many people, drawn again with replacement: each draw of a person is a person of its own."""
-        people = int(max(self.person.max(), self.seen_person.max(initial=0))) + 1
-        drawn = generator(seed).integers(0, people, people)
-        seen, seen_person = _rows_of(self.seen_person, drawn, people)
-        done, person = _rows_of(self.person, drawn, people)
-        return WorkloadTables(
-            seen_person,
-            self.seen_time[seen],
-            self.seen_advertiser[seen],
-            person,
-            self.time[done],
-            self.advertiser[done],
-            self.product[done],
-            self.value[done],
-        )
+def resampled(tables: EventTables, seed: int) -> EventTables:
+    """Return as many people, drawn again with replacement: each draw of a person is a person of its own."""
+    drawn = generator(seed).integers(0, tables.people, tables.people)
+    seen, seen_person = _rows_of(tables.seen_person, drawn, tables.people)
+    done, person = _rows_of(tables.person, drawn, tables.people)
+    return EventTables(
+        seen_person,
+        tables.seen_time[seen],
+        tables.seen_advertiser[seen],
+        person,
+        tables.time[done],
+        tables.advertiser[done],
+        tables.product[done],
+        tables.value[done],
+    )
 
 
 def _rows_of(person: Ints, drawn: Ints, people: int) -> tuple[Ints, Ints]:
@@ -96,9 +77,7 @@ def _rows_of(person: Ints, drawn: Ints, people: int) -> tuple[Ints, Ints]:
     return order[starts[drawn[draw]] + step], draw
 
 
-def read_tables(
-    impressions: Table, conversions: Table, columns: Mapping[str, str], cap: float | None
-) -> WorkloadTables:
+def read_tables(impressions: Table, conversions: Table, columns: Mapping[str, str], cap: float | None) -> EventTables:
     """Read two tables, whose columns `columns` may give other names. Larger values than `cap` are cut to it."""
     seen = files.read_columns(impressions, "impressions", ("person", "time"), ("advertiser",), columns)
     done = files.read_columns(
@@ -118,7 +97,7 @@ def read_tables(
     if len(person) == 0:
         raise TrefoilError("the conversions have no rows", "Give a table with some.", kind=ErrorKind.TOO_FEW)
     value = files.numbers_of("value", done["value"]) if "value" in done else np.ones(len(person))
-    return WorkloadTables(
+    return EventTables(
         seen_person,
         files.times_of(seen["time"]),
         seen_advertiser,
@@ -149,70 +128,30 @@ class QueryPlan:
     window_days: int
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise TrefoilError(
-                f"a batch holds at least one report, not {self.batch}",
-                "Give batch=1000 or so.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
-            raise TrefoilError(
-                f"epsilon is above 0, not {self.epsilon}",
+        for allowed, rule, hint in (
+            (self.batch >= 1, "a batch holds at least one report", "Give batch=1000 or so."),
+            (
+                self.epsilon is None or 0 < self.epsilon < math.inf,
+                "epsilon is above 0",
                 "Omit it for the paper's: an error of 5 % in 99 % of cases.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if self.cap is not None and not 0 < self.cap < math.inf:
-            raise TrefoilError(
-                f"value_cap is above 0, not {self.cap}",
+            ),
+            (
+                self.cap is None or 0 < self.cap < math.inf,
+                "value_cap is above 0",
                 "Give the largest value that counts.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if not 0 <= self.window_days <= 3660:
-            raise TrefoilError(
-                f"window_days is 0 to 3660, not {self.window_days}",
-                "The paper looks 30 days back.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
+            ),
+            (0 <= self.window_days <= 3660, "window_days is 0 to 3660", "The paper looks 30 days back."),
+        ):
+            if not allowed:
+                raise TrefoilError(rule, hint, kind=ErrorKind.OUT_OF_RANGE)
 
-    def world_of(self, tables: WorkloadTables) -> World:
+    def world_of(self, tables: EventTables) -> World:
         """Form full batches for each advertiser and product, in time order, and keep what is in one."""
-        rows, query, advertiser = self._batches(tables)
-        people = int(max(tables.person.max(), tables.seen_person.max(initial=0))) + 1
-        owners, owner = renumber(tables.advertiser[rows] * people + tables.person[rows])
-        relevant, place = keep_known(tables.seen_advertiser * people + tables.seen_person, owners)
-        value = tables.value[rows]
-        cap = max(1, round(self.cap * UNIT) if self.cap is not None else int(tables.value.max()))
-        return assemble(
-            impressions=(place[relevant], tables.seen_time[relevant]),
-            conversions=(owner, tables.time[rows], value, query),
-            owner_advertiser=owners // people,
-            queries=QueryColumns(self._epsilons(value, query, cap), advertiser),
-            cap=cap,
-            window=self.window_days * DAY,
-            unit=UNIT,
-        )
-
-    def _batches(self, tables: WorkloadTables) -> tuple[Ints, Ints, Ints]:
-        """Return the rows that are in a batch, their queries, and each query's advertiser."""
         group = tables.advertiser * (int(tables.product.max()) + 1) + tables.product
-        order = stable_order(group)
-        edges = np.append(np.flatnonzero(first_of_runs(group[order])), len(order)).tolist()
-        rows: list[Ints] = []
-        queries: list[Ints] = []
-        advertisers: list[int] = []
-        for low, high in pairwise(edges):
-            here = order[low:high]
-            batch = fill_batches(tables.person[here], tables.time[here], self.batch, self.batch)
-            rows.append(here[batch != LEFT_OUT])
-            queries.append(batch[batch != LEFT_OUT] + len(advertisers))
-            advertisers += [int(tables.advertiser[here[0]])] * (int(batch.max(initial=LEFT_OUT)) + 1)
-        if not advertisers:
-            raise TrefoilError(
-                f"no product of an advertiser has {self.batch} conversions of different people, so no batch is full",
-                "Give a smaller batch, or more conversions.",
-                kind=ErrorKind.TOO_FEW,
-            )
-        return np.concatenate(rows), np.concatenate(queries), np.asarray(advertisers, dtype=np.int64)
+        rows, query = fill_groups(group, tables.person, tables.time, self.batch, self.batch)
+        cap = max(1, round(self.cap * UNIT) if self.cap is not None else int(tables.value.max()))
+        epsilon = self._epsilons(tables.value[rows], query, cap)
+        return world_of_batches(tables, rows, query, epsilon, cap=cap, window=self.window_days * DAY, unit=UNIT)
 
     def _epsilons(self, value: Ints, query: Ints, cap: int) -> Ints:
         """Return each query's ε in micros: as given, or for an error within 5 % of its values' sum in 99 %."""
@@ -347,7 +286,10 @@ def simulate(
     True
     """
     check_seeds(seeds)
-    options = Options(_accounting(accounting), kappa, epoch_days)
+    if accounting not in list(Accounting):
+        hint = 'Give "paper" or "artifact".'
+        raise TrefoilError(f"there is no accounting {accounting!r}", hint, kind=ErrorKind.UNKNOWN_NAME)
+    options = Options(Accounting(accounting), kappa, epoch_days)
     plan = QueryPlan(batch, epsilon, value_cap, window_days)
     policies = [_policy(each, options) for each in systems]
     if not policies:
@@ -370,20 +312,12 @@ def simulate(
     return SimulationResult(tuple(point for points in run_seeds(one, range(seeds), max(1, count)) for point in points))
 
 
-def _accounting(name: Accounting | str) -> Accounting:
-    if name not in [each.value for each in Accounting]:
-        raise TrefoilError(
-            f"there is no accounting {name!r}", 'Give "paper" or "artifact".', kind=ErrorKind.UNKNOWN_NAME
-        )
-    return Accounting(name)
-
-
 def _source(
     impressions: Table | Callable[[int], Tables],
     conversions: Table | None,
     columns: Mapping[str, str],
     cap: float | None,
-) -> Callable[[int], WorkloadTables]:
+) -> Callable[[int], EventTables]:
     """Return a function from a seed to the tables."""
     if callable(impressions):
         if conversions is not None:
@@ -394,7 +328,7 @@ def _source(
             )
         make: Callable[[int], object] = impressions
 
-        def made(seed: int) -> WorkloadTables:
+        def made(seed: int) -> EventTables:
             pair = make(seed)
             if not (isinstance(pair, tuple | list) and len(pair) == 2):
                 raise TrefoilError(
@@ -410,7 +344,7 @@ def _source(
             "there is no table of conversions", "Give two tables: impressions and conversions.", kind=ErrorKind.TOO_FEW
         )
     tables = read_tables(impressions, conversions, columns, cap)
-    return lambda seed: tables.resampled(seed) if seed else tables
+    return lambda seed: resampled(tables, seed) if seed else tables
 
 
 def _policy(participant: object, options: Options) -> DevicePolicy | IpaLike:

@@ -20,7 +20,7 @@ from benchmarks.experiments.world import (
     QueryColumns,
     World,
     check_scale,
-    fill_batches,
+    fill_groups,
     first_of_runs,
     query_epsilon,
 )
@@ -88,25 +88,12 @@ def synthesize(seed: int, scale: float = 1.0) -> Events:
 
 def world_of(events: Events, scale: float = 1.0) -> World:
     """Form each product's batches and put what is in them into a world; conversions in no batch ask for no report."""
-    query = np.full(len(events.person), LEFT_OUT, dtype=np.int64)
     size, least = max(1, round(BATCH * scale)), max(1, round(LEAST_BATCH * scale))
-    queries = 0
-    for product in np.flatnonzero(np.bincount(events.product)).tolist():
-        rows = np.flatnonzero(events.product == product)
-        batch = fill_batches(events.person[rows], events.time[rows], size, least)
-        query[rows[batch != LEFT_OUT]] = batch[batch != LEFT_OUT] + queries
-        queries += int(batch.max(initial=LEFT_OUT)) + 1
-    if queries == 0:
-        raise TrefoilError(
-            f"no product has {least} conversions, so no batch is full",
-            "Use more data, or --scale.",
-            kind=ErrorKind.TOO_FEW,
-        )
-    return _world(events, query, queries, scale)
-
-
-def _world(events: Events, query: Ints, queries: int, scale: float) -> World:
-    """Drop what is in no batch, and number the people who are left."""
+    rows, batches = fill_groups(events.product, events.person, events.time, size, least)
+    query = np.full(len(events.person), LEFT_OUT, dtype=np.int64)
+    query[rows] = batches
+    queries = int(batches.max()) + 1
+    # The rows are sorted by person and time, and so are those that are kept.
     kept = np.flatnonzero(query != LEFT_OUT)
     owners = np.zeros(int(max(events.person.max(), events.seen_person.max(initial=0))) + 1, dtype=np.int64)
     owners[events.person[kept]] = 1

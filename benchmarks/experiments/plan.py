@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,6 +11,7 @@ from functools import cache
 from rich.table import Table
 
 from benchmarks.experiments.policies import Crowd, System
+from benchmarks.results.columns import Columns, on_terminal
 from protocol.cli.console import plain_table
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.noise import MAX_CONFIDENCE, NoiseMode, NoiseScale, law_of
@@ -40,33 +40,21 @@ class Plan:
     impressions_per_day: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.reports < 1 or self.value_cap < 1 or self.buckets < 1:
-            raise TrefoilError("reports, value cap and buckets must be at least 1", kind=ErrorKind.OUT_OF_RANGE)
-        if not (0 < self.expected_mean <= self.value_cap):
-            raise TrefoilError(
-                f"the expected mean must be above 0 and at most the value cap, {self.value_cap}",
-                "It is the mean over all reports, those that find no impression counted as 0.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if not (0 < self.error < math.inf and 0 < self.confidence <= MAX_CONFIDENCE):
-            raise TrefoilError(
-                f"the error must be above 0, and the confidence between 0 and {MAX_CONFIDENCE}",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if self.window_days < 0 or self.epoch_days < 1 or self.kappa < 0:
-            raise TrefoilError(
-                "window and κ cannot be negative, and an epoch lasts at least a day", kind=ErrorKind.OUT_OF_RANGE
-            )
-        if not (0 < self.participation <= 1 and self.impressions_per_day >= 0):
-            raise TrefoilError(
-                "participation is above 0 and at most 1, and impressions per day cannot be negative",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if not (0 < self.capacity <= MAX_EPSILON):
-            raise TrefoilError(
-                f"the budget of an epoch must be above 0 and at most {MAX_EPSILON}, not {self.capacity}",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
+        for allowed, rule in (
+            (self.reports >= 1 <= self.value_cap and self.buckets >= 1, "reports, value cap and buckets are 1 or more"),
+            (0 < self.expected_mean <= self.value_cap, f"the expected mean is above 0 and at most {self.value_cap}"),
+            (
+                0 < self.error < math.inf and 0 < self.confidence <= MAX_CONFIDENCE,
+                f"the error is above 0, and the confidence above 0 and at most {MAX_CONFIDENCE}",
+            ),
+            (self.window_days >= 0 <= self.kappa, "window and κ are 0 or more"),
+            (self.epoch_days >= 1, "an epoch lasts at least a day"),
+            (0 < self.participation <= 1, "participation is above 0 and at most 1"),
+            (self.impressions_per_day >= 0, "impressions per day are 0 or more"),
+            (0 < self.capacity <= MAX_EPSILON, f"the budget of an epoch is above 0 and at most {MAX_EPSILON}"),
+        ):
+            if not allowed:
+                raise TrefoilError(rule, kind=ErrorKind.OUT_OF_RANGE)
         # Computed now, so that an infeasible plan is rejected before it is shown.
         self.epsilon_under(self.noise)
 
@@ -79,11 +67,6 @@ class Plan:
     def most_epochs(self) -> int:
         """Return the largest number of epochs that a window touches."""
         return math.ceil(self.window_days / self.epoch_days) + 1 if self.window_days else 1
-
-    @property
-    def exposure(self) -> float:
-        """Return the probability that an epoch holds a relevant impression, for Poisson impressions."""
-        return 1 - math.exp(-self.impressions_per_day * self.epoch_days)
 
     @property
     def allowed(self) -> int:
@@ -108,6 +91,11 @@ class Plan:
     def within(self, noise: NoiseMode) -> float:
         """Return the probability that an answer at the planned ε is within the error, under `noise`."""
         return scale_of(noise, self.epsilon, self.sensitivity, self.kappa).coverage(self.allowed)
+
+    def rmsre(self, noise: NoiseMode) -> float:
+        """Return the relative root-mean-square error of the answer at the planned ε, under `noise`."""
+        scale = scale_of(noise, self.epsilon, self.sensitivity, self.kappa)
+        return scale.standard_deviation / (self.reports * self.expected_mean)
 
 
 def scale_of(noise: NoiseMode, epsilon: int, sensitivity: int, kappa: int) -> NoiseScale:
@@ -168,7 +156,8 @@ def costs(plan: Plan) -> list[PlanCost]:
         most=charge(price, factor * plan.value_cap + plan.kappa, plan.sensitivity),
         idle=charge(price, plan.kappa, plan.sensitivity),
         participation=plan.participation,
-        exposure=plan.exposure,
+        # The probability that an epoch holds a relevant impression, for Poisson impressions.
+        exposure=1 - math.exp(-plan.impressions_per_day * plan.epoch_days),
     )
     entries = []
     for system in System:
@@ -196,12 +185,6 @@ def _per_month(plan: Plan, once: int, price: float) -> int:
     return affordable * MONTH_DAYS // (plan.window_days + plan.epoch_days)
 
 
-def answers_within(plan: Plan, noise: NoiseMode) -> float:
-    """Return the relative root-mean-square error of the answer at the planned ε, under `noise`."""
-    scale = scale_of(noise, plan.epsilon, plan.sensitivity, plan.kappa)
-    return scale.standard_deviation / (plan.reports * plan.expected_mean)
-
-
 def warning(plan: Plan, prices: list[PlanCost]) -> str | None:
     """Return a warning if devices could not pay for such a query even once, else None."""
     on_device = next(cost for cost in prices if cost.system is System.COOKIE_MONSTER)
@@ -214,63 +197,53 @@ def warning(plan: Plan, prices: list[PlanCost]) -> str | None:
     )
 
 
+PRICES: Columns[PlanCost] = {
+    "policy": lambda cost: cost.system.value,
+    "ε per epoch": lambda cost: show(cost.typical),
+    "at most": lambda cost: show(cost.worst),
+    "queries/month": lambda cost: str(cost.every_batch),
+    "average person": lambda cost: str(cost.average),
+}
+
+
 def plan_tables(plan: Plan, prices: list[PlanCost]) -> list[Table]:
-    """Return the plan as tables."""
-    return [_price_table(plan, prices), _noise_table(plan)]
-
-
-def _price_table(plan: Plan, prices: list[PlanCost]) -> Table:
-    title = (
-        f"ε = {show(plan.epsilon)}: error within {plan.error:g}, probability {plan.confidence:g}, {plan.noise.value}"
-    )
-    columns = ("policy", "ε per epoch", "at most", "queries/month", "average person")
-    table = plain_table(title, columns, words={"policy"})
-    for cost in prices:
-        numbers = (show(cost.typical), show(cost.worst), str(cost.every_batch), str(cost.average))
-        table.add_row(cost.system.value, *numbers)
-    return table
-
-
-def _noise_table(plan: Plan) -> Table:
+    target = f"error within {plan.error:g}, probability {plan.confidence:g}, {plan.noise.value}"
+    priced = on_terminal(f"ε = {show(plan.epsilon)}: {target}", PRICES, prices, words={"policy"})
     columns = ("noise mode", "ε it needs", f"within {plan.error:g} at ε = {show(plan.epsilon)}", "RMSRE")
-    table = plain_table("the same target under each noise", columns, words={"noise mode"})
-    for mode in NoiseMode:
-        needed, kept, error = (under_every_noise(compute)[mode] for compute in _comparisons(plan))
-        numbers = (needed and show(int(needed)), kept and f"{kept:.4f}", error and f"{error:.4f}")
-        table.add_row(mode.value, *(text or "none" for text in numbers))
-    table.add_row("the paper's formula, one draw", show(plan.epsilon_of_one_draw), "", "")
-    return table
+    compared = plain_table("the same target under each noise", columns, words={"noise mode"})
+    for mode, (needed, within, error) in under_every_noise(plan).items():
+        numbers = (needed and show(int(needed)), within and f"{within:.4f}", error and f"{error:.4f}")
+        compared.add_row(mode.value, *(text or "none" for text in numbers))
+    compared.add_row("the paper's formula, one draw", show(plan.epsilon_of_one_draw), "", "")
+    return [priced, compared]
 
 
-def _comparisons(plan: Plan) -> tuple[Callable[[NoiseMode], float], ...]:
-    return plan.epsilon_under, plan.within, lambda mode: answers_within(plan, mode)
+def under_every_noise(plan: Plan) -> dict[NoiseMode, list[float | None]]:
+    """Return the ε that each mode needs, and the coverage and RMSRE that it has at the planned ε.
 
-
-def under_every_noise(compute: Callable[[NoiseMode], float]) -> dict[NoiseMode, float | None]:
-    """Return `compute` of every mode; None where the mode cannot be used: no ε suffices, or `joint` refuses it."""
-    entries: dict[NoiseMode, float | None] = dict.fromkeys(NoiseMode)
-    for mode in NoiseMode:
-        with suppress(TrefoilError):
-            entries[mode] = compute(mode)
-    return entries
+    None where the mode cannot be used: no ε suffices, or `joint` refuses it.
+    """
+    compared: dict[NoiseMode, list[float | None]] = {mode: [None] * 3 for mode in NoiseMode}
+    for mode, figures in compared.items():
+        for place, compute in enumerate((plan.epsilon_under, plan.within, plan.rmsre)):
+            with suppress(TrefoilError):
+                figures[place] = compute(mode)
+    return compared
 
 
 def plan_json(plan: Plan, prices: list[PlanCost]) -> dict[str, object]:
-    """Return the plan as it is written to JSON."""
-    needed, kept, error = (
-        {mode.value: value for mode, value in under_every_noise(compute).items()} for compute in _comparisons(plan)
-    )
+    compared = {mode.value: figures for mode, figures in under_every_noise(plan).items()}
     return {
         "epsilon": plan.epsilon / MICROS,
         "epsilon_micros": plan.epsilon,
         "noise": plan.noise.value,
         "epsilon_of_one_draw": plan.epsilon_of_one_draw / MICROS,
-        "epsilon_by_noise": {name: value and value / MICROS for name, value in needed.items()},
-        "within_error": kept,
+        "epsilon_by_noise": {name: needed and needed / MICROS for name, (needed, _, _) in compared.items()},
+        "within_error": {name: within for name, (_, within, _) in compared.items()},
         "sensitivity": plan.sensitivity,
         "noise_scale": plan.sensitivity * MICROS / plan.epsilon,
         "epochs_per_window": plan.most_epochs,
-        "rmsre": error,
+        "rmsre": {name: error for name, (_, _, error) in compared.items()},
         "policies": [cost.as_json() for cost in prices],
         "warning": warning(plan, prices),
     }

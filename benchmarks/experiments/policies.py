@@ -232,7 +232,6 @@ class CookieMonster:
         return PlannedPrices(crowd.mean, crowd.most, crowd.participation * shared)
 
     def run(self, world: World, matches: Matches) -> PolicyOutcome:
-        """See `DevicePolicy`."""
         conversion, epoch, run = self._charged(matches)
         relevant = run >= 0
         sensitivity = np.where(relevant, self._sensitivity(world, matches)[conversion], 0) + self.kappa
@@ -293,7 +292,6 @@ class AraLike:
         return PlannedPrices(crowd.price, crowd.price, crowd.participation * crowd.price)
 
     def run(self, world: World, matches: Matches) -> PolicyOutcome:
-        """See `DevicePolicy`."""
         first, span = _span(matches)
         amounts = charges(self.accounting, world.queries.epsilon, world.cap, world.cap)[world.conversions.query]
         paid, consumed = spend_windows(

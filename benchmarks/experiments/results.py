@@ -31,21 +31,14 @@ class Options:
     own: tuple[DevicePolicy, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.epoch_days < 1:
-            raise TrefoilError(
-                f"an epoch must last at least one day, not {self.epoch_days}",
-                "The paper's lasts 7 days.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
         check_scale(self.scale)
-        if not (0 <= self.kappa <= 1000):
-            raise TrefoilError(
-                f"κ must be 0 to 1000, in the value's own unit, not {self.kappa}",
-                "The paper's is a tenth of the value's cap; 0 is off.",
-                kind=ErrorKind.OUT_OF_RANGE,
-            )
-        if not (0 <= self.seed < 2**32):
-            raise TrefoilError(f"the seed must be between 0 and 2^32 - 1, not {self.seed}", kind=ErrorKind.OUT_OF_RANGE)
+        for allowed, rule, hint in (
+            (self.epoch_days >= 1, "an epoch lasts at least one day", "The paper's lasts 7 days."),
+            (0 <= self.kappa <= 1000, "κ is 0 to 1000, in the value's own unit", "The paper's is a tenth of the cap."),
+            (0 <= self.seed < 2**32, "the seed is 0 to 2^32 - 1", "Give a smaller one."),
+        ):
+            if not allowed:
+                raise TrefoilError(rule, hint, kind=ErrorKind.OUT_OF_RANGE)
 
     def kappa_units(self, unit: int) -> int:
         """Return κ in a world's whole units."""
@@ -77,7 +70,6 @@ class Point:
         return self.run.label, self.kappa, self.epoch_days, self.participation, self.rate, self.extra_impressions
 
     def as_json(self) -> dict[str, object]:
-        """Return the point as it is written to JSON."""
         run = self.run
         return {
             "participation": self.participation,
@@ -111,9 +103,10 @@ class Result:
     points: list[Point] = field(default_factory=list)
     profile: dict[str, float] = field(default_factory=dict)
     findings: dict[str, object] = field(default_factory=dict)
+    # Of Figure 7: what each bound on the bias is worth.
+    studies: list[Study] = field(default_factory=list)
 
     def spent(self, what: str, seconds: float) -> None:
-        """Add to the profile."""
         self.profile[what] = self.profile.get(what, 0.0) + seconds
 
     @property
@@ -123,7 +116,6 @@ class Result:
         return sum(settings.values())
 
     def as_json(self) -> dict[str, object]:
-        """Return the result as it is written to JSON."""
         total = sum(self.profile.values())
         return {
             "experiment": self.experiment,

@@ -111,7 +111,6 @@ class WorldQuery:
 
 
 def query(*options: Options, site: str = QUERIER, conversion: str = "") -> WorldQuery:
-    """Return a query over one report for each of `options`."""
     return WorldQuery(tuple(Call(option, site, conversion) for option in options))
 
 

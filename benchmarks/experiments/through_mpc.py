@@ -13,25 +13,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from rich.table import Table
 
+from benchmarks.experiments.on_devices import SITE, OwnerDevice, happenings_of
 from benchmarks.experiments.policies import Accounting, CookieMonster
 from benchmarks.experiments.simulation import Run, simulate
-from benchmarks.experiments.world import Conversions, Epochs, Floats, Ints, World
-from device.conversion import AttributionRequest
-from device.device import Device
-from device.epoch import EpochCalendar
-from device.events import Impression, ImpressionOptions
-from device.limits import DeviceLimits
+from benchmarks.experiments.world import Conversions, Epochs, Floats, Ints, World, match
+from benchmarks.results.columns import Columns, on_terminal
+from device.attribution import LastTouch
 from device.report import HelperSetSeal
 from device.request import CheckedRequest
-from device.stores.memory_store import MemoryStore
 from mpc_helpers.local.launcher import Launched, launched, prepare
 from protocol.batch import BatchReader, BatchWriter
-from protocol.cli.console import plain_table
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
@@ -40,14 +37,7 @@ from protocol.querier.ask import Querier
 from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.report import SealedReport
-from protocol.units import DAY, MICROS
-
-SHOP = "shop.example"
-PUBLISHER = "news.example"
-# Filters that all sites share are not part of the paper's accounting.
-UNBOUNDED = 2**52
-# How far back a device remembers: the whole experiment.
-MEMORY_DAYS = 365
+from protocol.units import DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +80,6 @@ class ModeResult:
         return math.sqrt(float(np.mean(relative**2))), math.sqrt(float(np.mean(analytic)))
 
     def as_json(self) -> dict[str, object]:
-        """Return the comparison as it is written to JSON."""
         measured, analytic = self.rmsre
         return {
             "noise": self.mode.value,
@@ -128,7 +117,7 @@ def run_through_mpc(
     world, epochs = _in_whole_values(world), Epochs(epoch_days * DAY)
     run = simulate(world, epochs, [CookieMonster(Accounting.PAPER)]).runs[0]
     with tempfile.TemporaryDirectory(prefix="trefoil-experiment-") as name:
-        trio = prepare(Path(name), now=now, sites={SHOP: [SHOP]})
+        trio = prepare(Path(name), now=now, sites={SITE: [SITE]})
         with launched(trio) as running:
             return [_one_mode(world, run, epochs, mode, running, now, advance) for mode in modes]
 
@@ -146,30 +135,25 @@ def _one_mode(
     folder = running.trio.folder / mode.value
     folder.mkdir()
     _write_batches(world, epochs, SealedToday(running.trio.helper_set, now), folder, advance)
-    answers = [_ask(running, folder / str(query), mode, now) for query in range(world.submitted)]
+    results = [_ask(running, folder / str(query), mode, now) for query in range(world.submitted)]
     return ModeResult(
         mode=mode,
         predicted=run.answer,
         truth=run.truth,
-        answers=np.asarray([answer for answer, _ in answers], dtype=np.int64),
-        deviation=answers[0][1],
+        answers=np.asarray([result.answer.histogram[0] for result in results], dtype=np.int64),
+        deviation=results[0].query.noise_scale.standard_deviation,
         reports=len(world.conversions.owner),
         seconds=time.perf_counter() - started,
     )
 
 
-def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> tuple[int, float]:
-    """Run one query on one batch. Return the noisy sum and the standard deviation of its noise."""
-    # The helpers live by the real clock, which has gone on since `now`.
-    result = ask_launched(running, path, SHOP, mode, max(now, _clock()))
-    return result.answer.histogram[0], result.query.noise_scale.standard_deviation
-
-
-def ask_launched(running: Launched, path: Path, site: str, mode: NoiseMode, now: int) -> QueryResult:
-    """Run one query of `site` on one batch. Raise an error unless every report is counted."""
-    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(site))
+def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> QueryResult:
+    """Run one query on one batch. Raise an error unless every report is counted."""
+    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SITE))
     batch = BatchReader(path)
-    query = make_query(batch, QueryOptions(noise=mode), helper_set, key, now)
+    # The helpers live by the real clock, which has gone on since `now`.
+    clock = max(now, int(time.time()))  # noqa: TID251 - helpers are processes of their own, with the real clock
+    query = make_query(batch, QueryOptions(noise=mode), helper_set, key, clock)
     result = asyncio.run(Querier(helper_set).ask(query, batch))
     if result.answer.counted != len(batch):
         raise TrefoilError(
@@ -183,65 +167,16 @@ def _write_batches(
     world: World, epochs: Epochs, seal: SealedToday, folder: Path, advance: Callable[[int], None]
 ) -> None:
     """Simulate every owner on a real device; each sealed report goes into its query's batch."""
+    matches = match(world, epochs)
     with ExitStack() as stack:
         writers = [stack.enter_context(BatchWriter(folder / str(query))) for query in range(world.submitted)]
-        for owner in range(world.owners):
-            done = slice(world.conversion_starts[owner], world.conversion_starts[owner + 1])
-            queries = world.conversions.query[done].tolist()
-            for query, report in zip(queries, _live(world, owner, epochs, seal), strict=True):
-                writers[query].add(report)
-            advance(len(queries))
-
-
-def _live(world: World, owner: int, epochs: Epochs, seal: SealedToday) -> list[SealedReport]:
-    """Replay one person's impressions and conversions in time order, and return the reports."""
-    seen = slice(world.impression_starts[owner], world.impression_starts[owner + 1])
-    done = slice(world.conversion_starts[owner], world.conversion_starts[owner + 1])
-    times = [(moment, -1) for moment in world.impressions.time[seen].tolist()]
-    times += [(moment, place) for place, moment in enumerate(world.conversions.time[done].tolist())]
-    clock = [0]
-    device, calendar = _device(epochs, seal, clock)
-    reports = []
-    # At the same second an impression comes first: a window includes its last second.
-    for moment, place in sorted(times):
-        clock[0] = moment
-        if place < 0:
-            device.save_impression(PUBLISHER, ImpressionOptions(0))
-        else:
-            row = int(world.conversion_starts[owner]) + place
-            reports.append(device.measure(SHOP, _request(world, row, calendar)))
-    return reports
-
-
-def _device(epochs: Epochs, seal: SealedToday, clock: list[int]) -> tuple[Device[SealedReport], EpochCalendar]:
-    store = MemoryStore(debug=False)
-    store.fix_epoch_start(epochs.anchor)
-    limits = DeviceLimits(
-        global_budget=UNBOUNDED,
-        impression_site_quota=UNBOUNDED,
-        side_query_quota=UNBOUNDED,
-        epoch_days=epochs.seconds // DAY,
-        max_lookback_days=MEMORY_DAYS,
-    )
-    device = Device(store, seal, clock=lambda: clock[0], limits=limits)
-    return device, EpochCalendar(epochs.anchor, epochs.seconds)
-
-
-def _request(world: World, row: int, calendar: EpochCalendar) -> AttributionRequest:
-    moment = int(world.conversions.time[row])
-    earliest = moment - world.window
-
-    def relevant(impression: Impression) -> bool:
-        return impression.time >= earliest
-
-    return AttributionRequest(
-        epochs=calendar.window(earliest, moment),
-        epsilon=int(world.queries.epsilon[world.conversions.query[row]]) / MICROS,
-        buckets=1,
-        value=int(world.conversions.value[row]),
-        query_sensitivity=world.cap,
-        relevant=relevant,
-    )
+        for _, happenings in groupby(happenings_of(world), key=lambda happening: happening.owner):
+            life = OwnerDevice(world, matches, seal, LastTouch())
+            for happening in happenings:
+                report = life.live(happening)
+                if report is not None:
+                    writers[int(world.conversions.query[happening.row])].add(report)
+                    advance(1)
 
 
 def _in_whole_values(world: World) -> World:
@@ -252,24 +187,17 @@ def _in_whole_values(world: World) -> World:
     return replace(world, cap=world.cap // unit, conversions=smaller, unit=max(1, world.unit // unit))
 
 
-def _clock() -> int:
-    return int(time.time())  # noqa: TID251 - helpers are processes of their own, with the real clock
+COLUMNS: Columns[ModeResult] = {
+    "noise": lambda result: result.mode.value,
+    "queries": lambda result: len(result.answers),
+    "promised sd": lambda result: f"{result.deviation:.2f}",
+    "measured": lambda result: f"{result.measured:.2f}",
+    "std. errors off": lambda result: f"{result.standard_errors_off:+.2f}",
+    "RMSRE": lambda result: f"{result.rmsre[0]:.4f}",
+    "analytic": lambda result: f"{result.rmsre[1]:.4f}",
+    "seconds": lambda result: f"{result.seconds:.0f}",
+}
 
 
 def mpc_table(results: Sequence[ModeResult]) -> Table:
-    """Return a table of promised and measured noise."""
-    columns = ("noise", "queries", "promised sd", "measured", "std. errors off", "RMSRE", "analytic", "seconds")
-    table = plain_table("through devices and three helpers", columns, words={"noise"})
-    for result in results:
-        measured, analytic = result.rmsre
-        table.add_row(
-            result.mode.value,
-            str(len(result.answers)),
-            f"{result.deviation:.2f}",
-            f"{result.measured:.2f}",
-            f"{result.standard_errors_off:+.2f}",
-            f"{measured:.4f}",
-            f"{analytic:.4f}",
-            f"{result.seconds:.0f}",
-        )
-    return table
+    return on_terminal("through devices and three helpers", COLUMNS, results, words={"noise"})

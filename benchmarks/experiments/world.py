@@ -91,6 +91,27 @@ def fill_batches(person: Ints, time: Ints, size: int, least: int) -> Ints:
     return batch
 
 
+def fill_groups(group: Ints, person: Ints, time: Ints, size: int, least: int) -> tuple[Ints, Ints]:
+    """Return the rows that are in a batch of their group, group by group, and the batch of each; all are numbered."""
+    order = stable_order(group)
+    edges = np.append(np.flatnonzero(first_of_runs(group[order])), len(order))
+    batches = np.full(len(order), LEFT_OUT, dtype=np.int64)
+    count = 0
+    for low, high in pairwise(edges.tolist()):
+        here = order[low:high]
+        batch = fill_batches(person[here], time[here], size, least)
+        batches[low:high] = np.where(batch == LEFT_OUT, LEFT_OUT, batch + count)
+        count += int(batch.max(initial=LEFT_OUT)) + 1
+    if count == 0:
+        raise TrefoilError(
+            f"no product has {min(size, least)} conversions of different people, so no batch is full",
+            "Use more conversions, or smaller batches.",
+            kind=ErrorKind.TOO_FEW,
+        )
+    kept = batches != LEFT_OUT
+    return order[kept], batches[kept]
+
+
 def _last_seen(person: Ints) -> Ints:
     """Return for each row in time order the latest earlier row of the same person, or -1."""
     by_person = stable_order(person)
@@ -130,14 +151,7 @@ class Epochs:
     seconds: int = 7 * DAY
     anchor: int = ANCHOR
 
-    def __post_init__(self) -> None:
-        if self.seconds <= 0:
-            raise TrefoilError(
-                "an epoch must last at least one second", "Give --epoch-days as 1 or more.", kind=ErrorKind.OUT_OF_RANGE
-            )
-
     def of(self, times: Ints) -> Ints:
-        """Return the epoch that each time falls into."""
         result: Ints = (times - self.anchor) // self.seconds
         return result
 
@@ -159,6 +173,25 @@ class Conversions:
     time: Ints
     value: Ints
     query: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class EventTables:
+    """Rows of impressions and conversions as columns, in any order; people, advertisers and products are numbered."""
+
+    seen_person: Ints
+    seen_time: Ints
+    seen_advertiser: Ints
+    person: Ints
+    time: Ints
+    advertiser: Ints
+    product: Ints
+    value: Ints
+
+    @property
+    def people(self) -> int:
+        """Return one more than the largest number of a person."""
+        return int(max(self.person.max(), self.seen_person.max(initial=0))) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +258,14 @@ class World:
 
     @cached_property
     def conversion_starts(self) -> Ints:
-        """Return where each owner's conversions begin."""
         return starts_of(self.conversions.owner, self.owners)
 
     @cached_property
     def impression_starts(self) -> Ints:
-        """Return where each owner's impressions begin."""
         return starts_of(self.impressions.owner, self.owners)
 
     @property
     def submitted(self) -> int:
-        """Return the number of queries."""
         return len(self.queries.epsilon)
 
     def blocks(self, conversions: int) -> list[tuple[int, int]]:
@@ -286,6 +316,31 @@ def assemble(
         impressions=Impressions(seen_owner[seen], seen_time[seen], np.zeros(len(seen), dtype=np.int64)),
         conversions=Conversions(owner[order], time[order], value[order], query[order]),
         queries=queries,
+        cap=cap,
+        window=window,
+        unit=unit,
+        scale=scale,
+    )
+
+
+def world_of_batches(
+    tables: EventTables, rows: Ints, query: Ints, epsilon: Ints, *, cap: int, window: int, unit: int, scale: float = 1.0
+) -> World:
+    """Return the world of the conversions `rows`, each in its `query`, and of the impressions of the same owners."""
+    people = tables.people
+    owners, owner = renumber(tables.advertiser[rows] * people + tables.person[rows])
+    # A table lookup leaves few enough impressions to search for.
+    converts = np.zeros(people, dtype=np.bool_)
+    converts[tables.person[rows]] = True
+    seen = np.flatnonzero(converts[tables.seen_person])
+    relevant, place = keep_known(tables.seen_advertiser[seen] * people + tables.seen_person[seen], owners)
+    advertiser = np.zeros(len(epsilon), dtype=np.int64)
+    advertiser[query] = tables.advertiser[rows]
+    return assemble(
+        impressions=(place[relevant], tables.seen_time[seen[relevant]]),
+        conversions=(owner, tables.time[rows], tables.value[rows], query),
+        owner_advertiser=owners // people,
+        queries=QueryColumns(epsilon, advertiser),
         cap=cap,
         window=window,
         unit=unit,
@@ -409,15 +464,6 @@ ALPHA = 0.05
 BETA = 0.01
 
 
-def query_epsilon(cap: float, expected: float, alpha: float = ALPHA, beta: float = BETA) -> int:
+def query_epsilon(cap: float, expected: float) -> int:
     """Return ε = Δ·ln(1/β)/(α·B·c̃) in micros, rounded down; `expected` is B·c̃, the rough size of the answer."""
-    if not (alpha > 0 and 0 < beta < 1):
-        raise TrefoilError(
-            f"the error must be above 0 and the failure probability between 0 and 1: {alpha}, {beta}",
-            kind=ErrorKind.OUT_OF_RANGE,
-        )
-    if not (cap > 0 and expected > 0):
-        raise TrefoilError(
-            f"value cap and expected answer must be above 0, not {cap} and {expected}", kind=ErrorKind.OUT_OF_RANGE
-        )
-    return entitlement(cap * math.log(1 / beta) / (alpha * expected))
+    return entitlement(cap * math.log(1 / BETA) / (ALPHA * expected))

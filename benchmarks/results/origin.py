@@ -1,8 +1,7 @@
 """Where a figure comes from: the command, commit, machine, seed and date in every file of benchmarks/results.
 
-A file names the command that made it, so every file can be made again (`make results`). If that command has changed
-since, a field `rerun` has the one to use now; if it was removed, a field `retired` says so, and the figures stay with
-their date.
+A file names the command that made it; `make results` runs them all again. If that command has changed since, a field
+`rerun` has the one to use now; if it was removed, a field `retired` says so, and the figures stay with their date.
 """
 
 from __future__ import annotations
@@ -87,7 +86,10 @@ def _lines(path: str) -> list[str]:
 
 
 def commands() -> Iterator[list[str]]:
-    """Yield every command that makes result files, each once. `make` writes the files of its target itself."""
+    """Yield every command that a result file names, each once.
+
+    Those of `make` take no path: `make load` leaves its figures among the artefacts, `make chaos` none.
+    """
     seen = set()
     for path in sorted(RESULTS.glob("*.json")):
         file = json.loads(path.read_text())

@@ -7,11 +7,12 @@ around them is written by hand. `tests/benchmarks/test_results.py` compares both
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.results.columns import Columns, in_markdown, markdown
 from benchmarks.results.origin import RESULTS, ROOT, stored
 from benchmarks.throughput.point import PROFILE
 from protocol.errors import ErrorKind, TrefoilError
@@ -20,35 +21,19 @@ from protocol.shares import PARTIES
 from protocol.units import DAY
 
 DOCUMENTS = (ROOT / "benchmarks/RESULTS.md", ROOT / "benchmarks/experiments/README.md")
-# Bytes of one report in one helper's ledger, for files that do not record it: partly filled B-tree pages included.
-USUAL_LEDGER_BYTES = 48
 _TABLE = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 # Any: every result file has its own schema.
 Record = Mapping[str, Any]
-Rows = Iterable[Sequence[object]]
-
-
-def table(columns: Sequence[str], rows: Rows) -> str:
-    """Return a Markdown table. Whole numbers get thousands separators."""
-    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
-
-
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def points() -> list[Record]:
     """Return the points of all throughput files, smallest first; of two for one cell, the newest."""
-    cells: dict[tuple[bool, int, int], tuple[str, Record]] = {}
-    for path in RESULTS.glob("throughput*.json"):
-        file = stored(path.stem)
-        for point in file["points"]:
-            cell = (not point["checked"], point["buckets"], point["reports"])
-            if cell not in cells or cells[cell][0] < file["date"]:
-                cells[cell] = (file["date"], point)
-    return [cells[cell][1] for cell in sorted(cells)]
+    cells: dict[tuple[bool, int, int], Record] = {}
+    files = [stored(path.stem) for path in RESULTS.glob("throughput*.json")]
+    for file in sorted(files, key=lambda file: str(file["date"])):
+        cells |= {(not point["checked"], point["buckets"], point["reports"]): point for point in file["points"]}
+    return [cells[cell] for cell in sorted(cells)]
 
 
 def largest(buckets: int) -> Record:
@@ -59,10 +44,7 @@ def largest(buckets: int) -> Record:
 
 def ledger_bytes() -> float:
     """Return the bytes of one report in a ledger without its log, by the largest point that records both."""
-    recorded = [point for point in points() if growth("log", point)]
-    if not recorded:
-        return USUAL_LEDGER_BYTES
-    point = max(recorded, key=lambda each: int(each["reports"]))
+    point = max((point for point in points() if growth("log", point)), key=lambda each: int(each["reports"]))
     both = zip(growth("ledger", point), growth("log", point), strict=True)
     return max(ledger - log for ledger, log in both) / int(point["reports"])
 
@@ -72,32 +54,19 @@ def growth(part: str, point: Record) -> list[float]:
     return [size for name, size in point.get("disk_bytes", {}).items() if name.endswith(part)]
 
 
-def _throughput() -> str:
-    columns = ("reports are", "buckets", "reports", "CPU, × server", "× batch server", "CPU, × opens", "× batch opens")
-    more = ("CPU, µs a report", "reports a second", "× naive", "memory")
-    return table((*columns, *more), map(_throughput_row, points()))
-
-
-def _throughput_row(point: Record) -> Sequence[object]:
-    ratios = point["ratios"]
-    return (
-        kind(point),
-        point["buckets"],
-        point["reports"],
-        spread(point, "cpu_over_trusted_server"),
-        _spread_if_known(point, "cpu_over_batch_server"),
-        spread(point, "cpu_over_three_bare_opens"),
-        _spread_if_known(point, "cpu_over_three_batch_opens"),
-        f"{1e6 * point['cpu_seconds']['total'] / point['reports']:.0f}",
-        f"{point['reports_per_second']['trefoil']:,.0f}",
-        f"{ratios['speedup_over_naive_mpyc']:.0f}" if "speedup_over_naive_mpyc" in ratios else "",
-        f"{max(point['peak_rss_mb'].values()):.0f} MB",
-    )
-
-
-def _spread_if_known(point: Record, name: str) -> str:
-    """Return the ratio's `spread`; empty for files from before helpers opened in batches."""
-    return spread(point, name) if name in point["ratios"] else ""
+_THROUGHPUT: Columns[Record] = {
+    "reports are": lambda point: kind(point),
+    "buckets": lambda point: point["buckets"],
+    "reports": lambda point: point["reports"],
+    "CPU, × server": lambda point: spread(point, "cpu_over_trusted_server"),
+    "× batch server": lambda point: spread(point, "cpu_over_batch_server"),
+    "CPU, × opens": lambda point: spread(point, "cpu_over_three_bare_opens"),
+    "× batch opens": lambda point: spread(point, "cpu_over_three_batch_opens"),
+    "CPU, µs a report": lambda point: f"{1e6 * point['cpu_seconds']['total'] / point['reports']:.0f}",
+    "reports a second": lambda point: f"{point['reports_per_second']['trefoil']:,.0f}",
+    "× naive": lambda point: spread(point, "speedup_over_naive_mpyc", digits=0).partition(" ")[0],
+    "memory": lambda point: f"{max(point['peak_rss_mb'].values()):.0f} MB",
+}
 
 
 def _profile() -> str:
@@ -105,13 +74,10 @@ def _profile() -> str:
     profiled = [point for point in points() if point.get("profile") and point["buckets"] == 128]
     kinds = {kind(point): point for point in sorted(profiled, key=lambda point: int(point["reports"]))}
     heads = [head for name, point in kinds.items() for head in (f"{point['reports']:,} {name}", "of all")]
-    return table(
-        ("what", *heads),
-        (
-            (text, *(cell for point in kinds.values() for cell in _spent_on(name, point)))
-            for name, text in PROFILE.items()
-        ),
-    )
+    rows = [
+        [text, *(cell for point in kinds.values() for cell in _spent_on(name, point))] for name, text in PROFILE.items()
+    ]
+    return markdown(["what", *heads], rows)
 
 
 def _spent_on(name: str, point: Record) -> tuple[str, str]:
@@ -123,91 +89,44 @@ def day(point: Record) -> str:
     """Render what a day of reports like those of `point` would take."""
     cpu = point["cpu_seconds"]["total"] / point["reports"] / PARTIES
     sent = point["bytes_per_report"]["uploaded"] / PARTIES
-    columns = ("processor time of a helper, a day", "cores", "upload to a helper, a day", "ledger, 30 days")
-    return table(
-        ("reports a day", *columns),
-        (
-            (
-                name,
-                duration(count * cpu),
-                f"{count * cpu / DAY:.2g}",
-                size(count * sent),
-                size(30 * count * ledger_bytes()),
-            )
-            for count, name in ((10**6, "1 million"), (10**9, "1 billion"))
-        ),
-    )
+    columns: Columns[int] = {
+        "reports a day": lambda count: "1 million" if count == 10**6 else "1 billion",
+        "processor time of a helper, a day": lambda count: duration(count * cpu),
+        "cores": lambda count: f"{count * cpu / DAY:.2g}",
+        "upload to a helper, a day": lambda count: size(count * sent),
+        "ledger, 30 days": lambda count: size(30 * count * ledger_bytes()),
+    }
+    return in_markdown(columns, (10**6, 10**9))
 
 
-def _report() -> str:
-    columns = (
-        "buckets",
-        "bytes",
-        "over unchecked",
-        "sealing over unchecked, null and full",
-        "ingest over unchecked, by helper",
-        "ingest over the bare HPKE open",
-        "Prio3Histogram, two parties",
-    )
-    return table(columns, map(_report_row, stored("report")["reports"]))
-
-
-def _report_row(cost: Record) -> Sequence[object]:
-    over = cost["over_unchecked"]
-    return (
-        cost["buckets"],
-        cost["bytes_total"],
-        f"{over['bytes']:.2f}",
-        f"{over['seal']:.2f}, {over['seal_full']:.2f}",
-        ", ".join(f"{ratio:.2f}" for ratio in over["ingest"]),
-        f"{cost['open_over_bare']:.2f}",
-        f"{cost['prio3_histogram_bytes']:,} bytes",
-    )
-
-
-def _validity() -> str:
-    columns = (
-        "dishonest devices",
-        "counted",
-        "left out as invalid, by helper",
-        "sums",
-        "seconds",
-        "bytes between helpers",
-    )
-    return table(
-        ("dishonest devices", *columns),
-        (
-            (
-                cost["invalid"],
-                cost["counted"],
-                ", ".join(f"{count:,}" for count in cost["counted_invalid"]),
-                "exact" if cost["sums_exact"] else "WRONG",
-                f"{cost['seconds']:.0f}",
-                cost["peer_bytes"],
-            )
-            for cost in stored("validity")["validity"]
-        ),
-    )
-
-
-def _noise() -> str:
-    columns = ("in a fresh process", "in one that ran some", "bytes it sends", "rounds", "standard deviation")
-    return table(
-        ("mode", "buckets", *columns),
-        (
-            (
-                f"`{cost['mode']}`",
-                cost["buckets"],
-                f"{1000 * cost['cpu_seconds']:.1f} ms",
-                f"{1000 * cost['again_cpu_seconds']:.1f} ms",
-                cost["bytes"],
-                cost["rounds"],
-                f"{cost['standard_deviation']:.0f}",
-            )
-            for cost in stored("noise")["noise"]
-            if cost["buckets"] in (128, 4096)
-        ),
-    )
+_REPORT: Columns[Record] = {
+    "buckets": lambda cost: cost["buckets"],
+    "bytes": lambda cost: cost["bytes_total"],
+    "over unchecked": lambda cost: f"{cost['over_unchecked']['bytes']:.2f}",
+    "sealing over unchecked, null and full": lambda cost: (
+        f"{cost['over_unchecked']['seal']:.2f}, {cost['over_unchecked']['seal_full']:.2f}"
+    ),
+    "ingest over unchecked, by helper": lambda cost: ", ".join(f"{r:.2f}" for r in cost["over_unchecked"]["ingest"]),
+    "ingest over the bare HPKE open": lambda cost: f"{cost['open_over_bare']:.2f}",
+    "Prio3Histogram, two parties": lambda cost: f"{cost['prio3_histogram_bytes']:,} bytes",
+}
+_VALIDITY: Columns[Record] = {
+    "dishonest devices": lambda cost: cost["invalid"],
+    "counted": lambda cost: cost["counted"],
+    "left out as invalid, by helper": lambda cost: ", ".join(f"{count:,}" for count in cost["counted_invalid"]),
+    "sums": lambda cost: "exact" if cost["sums_exact"] else "WRONG",
+    "seconds": lambda cost: f"{cost['seconds']:.0f}",
+    "bytes between helpers": lambda cost: cost["peer_bytes"],
+}
+_NOISE: Columns[Record] = {
+    "mode": lambda cost: f"`{cost['mode']}`",
+    "buckets": lambda cost: cost["buckets"],
+    "in a fresh process": lambda cost: f"{1000 * cost['cpu_seconds']:.1f} ms",
+    "in one that ran some": lambda cost: f"{1000 * cost['again_cpu_seconds']:.1f} ms",
+    "bytes it sends": lambda cost: cost["bytes"],
+    "rounds": lambda cost: cost["rounds"],
+    "standard deviation": lambda cost: f"{cost['standard_deviation']:.0f}",
+}
 
 
 def _noise_sweep() -> str:
@@ -225,34 +144,64 @@ def _noise_sweep() -> str:
         rounds = sorted({cost["rounds"] for cost in costs if cost is not None})
         return (", ".join(map(str, rounds)), *("–" if cost is None else cost["bytes"] for cost in costs))
 
-    time = table(("scale b", *headings), ((power(b), *(times(b, count) for count in buckets)) for b in scales))
-    sent = ("scale b", "rounds of `joint`", *(f"bytes at {heading}" for heading in headings))
-    return time + "\n" + table(sent, ((power(b), *joint(b)) for b in scales))
+    time = markdown(["scale b", *headings], ((power(b), *(times(b, count) for count in buckets)) for b in scales))
+    sent = ["scale b", "rounds of `joint`", *(f"bytes at {heading}" for heading in headings)]
+    return time + "\n" + markdown(sent, ((power(b), *joint(b)) for b in scales))
 
 
 def _device() -> str:
-    cases = {"10": "10", "30": "30", "100": "100", "null": "none: a null report"}
-    medians = stored("device")["median_ms"]
-    return table(
-        ("relevant impressions", "median time of a conversion"),
-        ((name, f"{medians[case]:.2f} ms") for case, name in cases.items()),
+    cases = {"10": "10", "100": "100", "full": "12,000: a full device", "empty": "none: a null report"}
+    figures = stored("device-timing")
+    rows = (
+        (name, *(f"{figures[of][case]:.2f} ms" for of in ("median_ms", "processor_ms"))) for case, name in cases.items()
     )
+    return markdown(["relevant impressions", "median time of a conversion", "of it processor time"], rows)
+
+
+def _device_runs() -> dict[str, Record]:
+    names = {"quiet": "device-timing", "beside ten busy loops": "device-timing-busy"}
+    return {run: stored(name) for run, name in names.items() if (RESULTS / f"{name}.json").exists()}
 
 
 def _device_areas() -> str:
-    figures = stored("device")
-    return table(
-        ("what a caller would like to know", "area", "alone", "family"),
-        (
-            (
-                question,
-                f"{area['area']:.3f}",
-                f"{area['low']:.3f} to {area['high']:.3f}",
-                f"{area['family_low']:.3f} to {area['family_high']:.3f}",
-            )
-            for question, area in (figures.get("after_tick", {}).get("areas", {}) | figures["watching"]).items()
+    runs = _device_runs()
+    rows = []
+    for question in runs["quiet"]["watching"]:
+        answers = [run["watching"][question] for run in runs.values()]
+        areas = [f"{each['area']:.3f} ({each['low']:.3f} to {each['high']:.3f})" for each in answers]
+        rows.append((question, *areas, *(f"{each['bits']:.3f}" for each in answers)))
+    columns = [f"{column}, {run}" for column in ("area", "bits") for run in runs]
+    return markdown(["what a caller would like to know", *columns], rows)
+
+
+def _device_promises() -> str:
+    runs = _device_runs()
+    promises: Columns[Record] = {
+        "20 saves of a page, median": lambda run: f"{run['page_median_ms']:.0f} ms",
+        "20 saves of a page, slowest of 20": lambda run: f"{run['page_slowest_ms']:.0f} ms",
+        "first saves of a process that were kept": lambda run: f"{run['first_saves_kept']} of {run['first_saves']}",
+        "calls of 50 hostile callers": lambda run: run["hostile_calls"],
+        "a shop's reports meanwhile that are real": lambda run: (
+            f"{run['reports_in_flood_real']} of {run['reports_in_flood']}"
         ),
-    )
+        "the slowest of them": lambda run: f"{run['flood_slowest_ms']:,.0f} ms",
+    }
+    rows = ((name, *(show(run["promises"]) for run in runs.values())) for name, show in promises.items())
+    return markdown(["promise", *runs], rows)
+
+
+def _browser() -> str:
+    """Return areas in pages and at pipes, with the delay and without, by the number of busy loops beside them."""
+    files = [stored(path.stem) for path in RESULTS.glob("browser-timing*.json")]
+    files.sort(key=lambda file: int(file["busy_loops"]))
+    rows = []
+    for schedule in ("with_delay", "without_delay"):
+        for question in files[0][schedule]:
+            areas = [file[schedule][question] for file in files]
+            cells = [f"{area['area']:.3f} ({area['low']:.3f} to {area['high']:.3f})" for area in areas]
+            rows.append((schedule.replace("_", " "), question, *cells))
+    loads = [f"{file['busy_loops']} busy loops, load {file['machine']['load_average'][0]}" for file in files]
+    return markdown(("schedule", "question", *loads), rows)
 
 
 # The settings of the recorded models that the table shows, beside the one without noise.
@@ -273,7 +222,7 @@ def _model() -> str:
             best = fmean(seed["best_auc"] for seed in clear["seeds"])
             areas = [_mean_area(cells[columns, *cell]["seeds"]) for cell in MODEL_CELLS]
             rows.append([clear["reports"], columns, f"{best:.3f}", _mean_area(clear["seeds"]), *areas])
-    return table(("reports", "columns", "best possible", "no noise", *heads), rows)
+    return markdown(["reports", "columns", "best possible", "no noise", *heads], rows)
 
 
 def _mean_area(seeds: Sequence[Record]) -> str:
@@ -282,38 +231,18 @@ def _mean_area(seeds: Sequence[Record]) -> str:
     return mean if fitted == len(seeds) else f"{mean} ({fitted}/{len(seeds)})"
 
 
-def _model_through_helpers() -> str:
-    return table(
-        ("mode", "counted", "deviation promised", "measured", "AUC", "best possible"),
-        (
-            (
-                f"`{fit['noise']}`",
-                fit["counted"],
-                *(f"{fit[name]:.1f}" for name in ("noise_sd", "noise_rms")),
-                *(f"{fit[name]:.3f}" for name in ("auc", "best_auc")),
-            )
-            for fit in stored("regression-helpers")["fits"]
-        ),
-    )
-
-
 # Ways to go wrong that the hunt drew, by their names in hunt.json.
 HUNTED = ("kill -9", "kill -9 at a step", "pause", "partition", "full disk", "clock step", "rotation", "the MPC fails")
 
 
 def _hunt() -> str:
     virtual, real = stored("hunt")["virtual"], stored("hunt")["real"]
-    mishaps = [
-        (name, sum(part["mishaps"].get(name, 0) for part in virtual), real["mishaps"].get(name, 0)) for name in HUNTED
+    rows = [
+        ("schedules, rounds", sum(part["schedules"] for part in virtual), real["rounds"]),
+        *((name, *(sum(part["mishaps"].get(name, 0) for part in of) for of in (virtual, [real]))) for name in HUNTED),
+        ("violations", sum(part["violations"] for part in virtual), real["violations"]),
     ]
-    return table(
-        ("", "virtual time", "real processes"),
-        (
-            ("schedules, rounds", sum(part["schedules"] for part in virtual), real["rounds"]),
-            *mishaps,
-            ("violations", sum(part["violations"] for part in virtual), real["violations"]),
-        ),
-    )
+    return markdown(["", "virtual time", "real processes"], rows)
 
 
 ATTACKS = {
@@ -327,22 +256,13 @@ ATTACKS = {
     "deep_path": "addresses of thousands of characters",
     "long_headers": "a quarter of a megabyte of headers",
 }
-
-
-def _hostile() -> str:
-    return table(
-        ("what each stranger sends", "open files", "memory, peak", "disk", "tries of the honest client"),
-        (
-            (
-                ATTACKS[name],
-                seen["descriptors"],
-                f"{seen['peak_mb']:.0f} MB",
-                f"{seen['disk_mb']:.2f} MB",
-                seen["honest_tries"],
-            )
-            for name, seen in stored("collector-hostile")["attacks"].items()
-        ),
-    )
+_HOSTILE: Columns[tuple[str, Record]] = {
+    "what each stranger sends": lambda attack: ATTACKS[attack[0]],
+    "open files": lambda attack: attack[1]["descriptors"],
+    "memory, peak": lambda attack: f"{attack[1]['peak_mb']:.0f} MB",
+    "disk": lambda attack: f"{attack[1]['disk_mb']:.2f} MB",
+    "tries of the honest client": lambda attack: attack[1]["honest_tries"],
+}
 
 
 def _claims() -> str:
@@ -351,78 +271,74 @@ def _claims() -> str:
     rows = []
     for workload, name in (("criteo", "Criteo"), ("patcg", "PATCG")):
         claim = f"queries ×1.16 to 2.88 more accurate than ARA: {name}, first quartile to maximum, 7 days"
-        spans = [_better_than_ara(_of(each, workload)) for each in ours]
+        spans = [_better_than_ara(each, workload) for each in ours]
         rows.append([claim, *(f"×{low:.2f} to {high:.2f}" for low, high in spans)])
-    grown = [_growth_of_median(_of(each, "criteo")) for each in ours]
+    # The growth of our median error from epochs of one day to epochs of sixty.
+    medians = [[_errors(each, "criteo", "cookie-monster", days)[2] for days in (1, 60)] for each in ours]
     claim = "Criteo: median error 25 % larger with epochs of 60 days than of 1 day"
-    rows.append([claim, *(f"{each:+.0%}".replace("%", " %") for each in grown)])
+    rows.append([claim, *(f"{long / short - 1:+.0%}".replace("%", " %") for short, long in medians)])
     left = [stored(name)["more_left_at_7_days"] for name in ("criteo-artifact", "criteo-paper")]
     claim = "Criteo: 95 % of device-advertiser pairs have more left than under both baselines"
     rows.append([claim, *(percent(each, 1) for each in left)])
-    return table(("claim of the paper", "artifact's accounting", "paper's accounting"), rows)
+    return markdown(["claim of the paper", "artifact's accounting", "paper's accounting"], rows)
 
 
-def _of(experiments: list[Any], name: str) -> list[Record]:
-    """Return the points of one experiment, without those of extra impressions."""
-    experiment = next(each for each in experiments if each["experiment"] == name)
-    return [point for point in experiment["points"] if point.get("extra_impressions") is None]
-
-
-def _quartiles(records: list[Record], system: str, days: int) -> list[float]:
-    point = next(each for each in records if (each["system"], each["epoch_days"]) == (system, days))
+def _errors(experiments: list[Any], workload: str, system: str, days: int) -> list[float]:
+    """Return the quartiles of one system's errors, the minimum first."""
+    experiment = next(each for each in experiments if each["experiment"] == workload)
+    plain = [point for point in experiment["points"] if point.get("extra_impressions") is None]
+    point = next(each for each in plain if (each["system"], each["epoch_days"]) == (system, days))
     quartiles: list[float] = point["rmsre_quartiles"]
     return quartiles
 
 
-def _better_than_ara(records: list[Record]) -> tuple[float, float]:
+def _better_than_ara(experiments: list[Any], workload: str) -> tuple[float, float]:
     """Return the range of ARA-like's error over ours, over first quartile, median, third quartile and maximum."""
-    both = zip(_quartiles(records, "ara-like", 7)[1:], _quartiles(records, "cookie-monster", 7)[1:], strict=True)
-    ratios = [theirs / ours for theirs, ours in both]
+    theirs, ours = (_errors(experiments, workload, system, 7)[1:] for system in ("ara-like", "cookie-monster"))
+    ratios = [one / other for one, other in zip(theirs, ours, strict=True)]
     return min(ratios), max(ratios)
 
 
-def _growth_of_median(records: list[Record]) -> float:
-    """Return the growth of the median error from epochs of one day to epochs of sixty."""
-    short, long = (_quartiles(records, "cookie-monster", days)[2] for days in (1, 60))
-    return long / short - 1
+_LEDGER: Columns[Record] = {
+    "engine": lambda cost: cost["engine"],
+    "sites": lambda cost: cost["sites"],
+    "reports": lambda cost: cost["rows"],
+    "processor µs": lambda cost: f"{cost['lookup_cpu_us'] + cost['reserve_cpu_us']:.1f}",
+    "wall clock µs": lambda cost: f"{cost['wall_us']:.0f}",
+    "processor µs, cold": lambda cost: f"{cost['cold_cpu_us']:.1f}",
+    "wall clock µs, cold": lambda cost: f"{cost['cold_wall_us']:.0f}",
+    "opening, cold": lambda cost: f"{cost['cold_open_seconds']:.3f} s",
+    "forgetting a day": lambda cost: (
+        f"{cost['forget_seconds']:.2f} s for {cost['forgotten_rows']:,}" if cost["forgotten_rows"] else ""
+    ),
+    "bytes a report": lambda cost: f"{cost['bytes_per_report']:.0f}",
+}
 
 
-def _ledger() -> str:
-    def row(cost: Record) -> Sequence[object]:
-        forgotten = f"{cost['forget_seconds']:.2f} s for {cost['forgotten_rows']:,}" if cost["forgotten_rows"] else ""
-        cpu = cost["lookup_cpu_us"] + cost["reserve_cpu_us"]
-        figures = (f"{cpu:.1f}", f"{cost['wall_us']:.0f}", f"{cost['open_seconds']:.3f} s", forgotten)
-        return (cost["engine"], cost["rows"], *figures, f"{cost['bytes_per_report']:.0f}")
-
-    costs = [cost for name in ("ledger", "ledger-postgres") for cost in stored(name)["ledgers"]]
-    columns = (
-        "engine",
-        "reports",
-        "processor µs",
-        "wall clock µs",
-        "opening, warm caches",
-        "forgetting a day",
-        "bytes a report",
-    )
-    return table(columns, map(row, costs))
+def _of(name: str, key: str) -> list[Record]:
+    records: list[Record] = stored(name)[key]
+    return records
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "throughput": _throughput,
+    "throughput": lambda: in_markdown(_THROUGHPUT, points()),
     "profile": _profile,
     "day": lambda: day(largest(128)),
     "ten_million": lambda: day(largest(16)),
-    "report": _report,
-    "validity": _validity,
-    "ledger": _ledger,
+    "report": lambda: in_markdown(_REPORT, _of("report", "reports")),
+    "validity": lambda: in_markdown(_VALIDITY, _of("validity", "validity")),
+    "ledger": lambda: in_markdown(
+        _LEDGER, [cost for name in ("ledger", "ledger-one-site", "ledger-postgres") for cost in _of(name, "ledgers")]
+    ),
     "device": _device,
     "device_areas": _device_areas,
-    "noise": _noise,
+    "device_promises": _device_promises,
+    "browser": _browser,
+    "noise": lambda: in_markdown(_NOISE, (cost for cost in _of("noise", "noise") if cost["buckets"] in (128, 4096))),
     "noise_sweep": _noise_sweep,
     "model": _model,
-    "model_through_helpers": _model_through_helpers,
     "hunt": _hunt,
-    "hostile": _hostile,
+    "hostile": lambda: in_markdown(_HOSTILE, stored("collector-hostile")["attacks"].items()),
     "claims": _claims,
 }
 
@@ -461,10 +377,12 @@ def kind(point: Record) -> str:
     return ("checked" if point["checked"] else "unchecked") + suite
 
 
-def spread(point: Record, name: str) -> str:
-    """Return a ratio's median, with its range over the runs if there is one."""
+def spread(point: Record, name: str, digits: int = 1) -> str:
+    """Return a ratio's median, with its range over the runs if there is one; empty if the file does not have it."""
+    if name not in point["ratios"]:
+        return ""
     low, high = point.get("ranges", {}).get(name, (0.0, 0.0))
-    middle = f"{point['ratios'][name]:.1f}"
+    middle = f"{point['ratios'][name]:.{digits}f}"
     return middle if f"{low:.1f}" == f"{high:.1f}" else f"{middle} ({low:.1f} to {high:.1f})"
 
 

@@ -77,37 +77,13 @@ def sustain(work: Callable[[], object], reports: int, seconds: float) -> Plainte
 def plain_sum(workload: Workload) -> PlaintextCost:
     """Measure (a): numpy's sum of the histograms, all in memory."""
     matrix = sample_of(workload)
-
-    def work() -> None:
-        matrix.sum(axis=0)
-
-    return measure(work, len(matrix), rounds=9)
+    return measure(lambda: matrix.sum(axis=0), len(matrix), rounds=9)
 
 
 def sample_of(workload: Workload) -> Histograms:
-    """Return the first histograms of the workload."""
     sample = min(workload.count, SAMPLE * 4)
     spans = [span for span in workload.chunks() if span.stop <= sample] or [range(workload.count)]
     return np.concatenate([workload.histograms(span) for span in spans])
-
-
-def batch_server(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost:
-    """Measure (b) with the helpers' own batch open, which the operator of one server could install too."""
-    key, sealed = _sealed_rows(workload, suite)
-    infos = [_INFO] * len(sealed)
-
-    def work() -> None:
-        rows = b"".join(filter(None, key.open_many(sealed, infos)))
-        np.frombuffer(rows, dtype=np.int64).reshape(len(sealed), -1).sum(axis=0)
-
-    return sustain(work, len(sealed), seconds)
-
-
-def batch_open(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost:
-    """Measure (c) with the helpers' own batch open: many payloads in one batch."""
-    key, sealed = _sealed_seeds(min(workload.count, SAMPLE), suite)
-    infos = [_INFO] * len(sealed)
-    return sustain(lambda: key.open_many(sealed, infos), len(sealed), seconds)
 
 
 def trusted_server(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost:
@@ -122,15 +98,28 @@ def trusted_server(workload: Workload, suite: Suite, seconds: float) -> Plaintex
     return sustain(work, len(sealed), seconds)
 
 
+def batch_server(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost:
+    """Measure (b) with the helpers' own batch open, which the operator of one server could install too."""
+    key, sealed = _sealed_rows(workload, suite)
+
+    def work() -> None:
+        rows = b"".join(filter(None, key.open_many(sealed, [_INFO] * len(sealed))))
+        np.frombuffer(rows, dtype=np.int64).reshape(len(sealed), -1).sum(axis=0)
+
+    return sustain(work, len(sealed), seconds)
+
+
 def bare_open(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost:
     """Measure (c): opening a payload of two seeds, and nothing else."""
     key, sealed = _sealed_seeds(min(workload.count, SAMPLE), suite)
+    return sustain(lambda: [key.open(ciphertext, _INFO) for ciphertext in sealed], len(sealed), seconds)
 
-    def work() -> None:
-        for ciphertext in sealed:
-            key.open(ciphertext, _INFO)
 
-    return sustain(work, len(sealed), seconds)
+def batch_open(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost:
+    """Measure (c) with the helpers' own batch open: many payloads in one batch."""
+    key, sealed = _sealed_seeds(min(workload.count, SAMPLE), suite)
+    infos = [_INFO] * len(sealed)
+    return sustain(lambda: key.open_many(sealed, infos), len(sealed), seconds)
 
 
 # Sealed once in a process, however often they are opened.
@@ -139,7 +128,7 @@ def bare_open(workload: Workload, suite: Suite, seconds: float) -> PlaintextCost
 @lru_cache(maxsize=2)
 def _sealed_rows(workload: Workload, suite: Suite) -> tuple[PrivateKey, list[bytes]]:
     key = PrivateKey.generate(suite)
-    rows = [row.tobytes() for row in _sample_rows(workload)]
+    rows = [row.tobytes() for row in sample_of(workload)[:SAMPLE]]
     return key, key.public.seal_many(rows, [_INFO] * len(rows))
 
 
@@ -147,15 +136,6 @@ def _sealed_rows(workload: Workload, suite: Suite) -> tuple[PrivateKey, list[byt
 def _sealed_seeds(count: int, suite: Suite) -> tuple[PrivateKey, list[bytes]]:
     key = PrivateKey.generate(suite)
     return key, key.public.seal_many([bytes(2 * SEED_SIZE)] * count, [_INFO] * count)
-
-
-def _sample_rows(workload: Workload) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    rows: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
-    for span in workload.chunks():
-        rows.extend(workload.histograms(span))
-        if len(rows) >= SAMPLE:
-            break
-    return rows[:SAMPLE]
 
 
 CORES = os.cpu_count() or 1
@@ -175,7 +155,6 @@ class Opens:
     batch_server: PlaintextCost
 
     def mean(self, other: Opens) -> Opens:
-        """Return the mean of two measurements."""
         parts = (each.name for each in fields(Opens))
         return Opens(*(PlaintextCost.mean([getattr(self, part), getattr(other, part)]) for part in parts))
 

@@ -28,7 +28,7 @@ MAX_REPEAT = 100
 # Rough costs beside that of sealing one report, by which an estimate is made: see `Grid.seconds`.
 _QUERY_PER_SEAL = 0.7
 _START_SECONDS = 8.0
-_YARDSTICK_SECONDS = 8.0
+_YARDSTICK_SECONDS = 16.0
 # Four of them, each half of a twentieth of the query before it and a twentieth after it.
 _YARDSTICKS_PER_QUERY = 4 * 1.5 / 20
 _INGEST_SECONDS = 8.0
@@ -70,7 +70,6 @@ class Cell:
         return f"{self.reports:,} reports, {self.buckets:,} buckets{kind}"
 
     def terms(self, site: str, now: int) -> ReportTerms:
-        """Return the terms of this cell's reports."""
         cap, spread = (MAX_VALUE, 1) if self.checked else (0, 0)
         return ReportTerms(
             site,
@@ -85,12 +84,24 @@ class Cell:
         )
 
     def workload(self, seed: int, now: int, site: str) -> Workload:
-        """Return the workload of one run."""
         return Workload(self.terms(site, now), self.reports, seed)
 
     def report_bytes(self) -> int:
         """Return the bytes of one sealed report, for all three helpers."""
         return len(Helpers.fresh(self.suite).seal(self.terms(SITE, BENCH_TIME)).encode())
+
+    @lru_cache(maxsize=64)  # noqa: B019 - cells are few
+    def seal_seconds(self) -> float:
+        """Estimate the seconds to seal a batch on all cores, by a few reports."""
+        helpers, terms = Helpers.fresh(self.suite), self.terms(SITE, BENCH_TIME)
+        helpers.seal(terms)
+        start = time.perf_counter()
+        seal_reports([[0] * terms.length] * _SEALS, terms, helpers.helper_set)
+        return (time.perf_counter() - start) / _SEALS * self.reports / (os.cpu_count() or 1)
+
+    def query_seconds(self) -> float:
+        """Estimate the seconds of a query over such a batch."""
+        return _QUERY_PER_SEAL * self.seal_seconds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +124,12 @@ class Grid:
 
     def seconds(self) -> float:
         """Estimate the time on this machine from the time to seal a report now."""
-        return sum(sum(self.parts(cell).values()) for cell in self.cells)
-
-    def parts(self, cell: Cell) -> dict[str, float]:
-        """Estimate the seconds of one cell, by part."""
-        seal = _seal_seconds(cell) * cell.reports * self.repeat / (os.cpu_count() or 1)
-        return {
-            "start": _START_SECONDS,
-            "seal": seal,
-            "yardstick": 2 * self.repeat * _YARDSTICK_SECONDS + _YARDSTICKS_PER_QUERY * _QUERY_PER_SEAL * seal,
-            "ask": _QUERY_PER_SEAL * seal,
-            "ingest": _INGEST_SECONDS if self.wants(Extra.INGEST) else 0.0,
-            "naive": _NAIVE_SECONDS if self.wants(Extra.NAIVE) else 0.0,
-        }
+        fixed = _START_SECONDS + _INGEST_SECONDS * self.wants(Extra.INGEST) + _NAIVE_SECONDS * self.wants(Extra.NAIVE)
+        runs = [
+            cell.seal_seconds() + _YARDSTICK_SECONDS + (1 + _YARDSTICKS_PER_QUERY) * cell.query_seconds()
+            for cell in self.cells
+        ]
+        return len(self.cells) * fixed + self.repeat * sum(runs)
 
     def disk_bytes(self) -> int:
         """Return the peak disk usage: a batch, the helpers' columns, and their ledgers."""
@@ -153,13 +157,3 @@ def cells_of(reports: Sequence[int], buckets: Sequence[int], suite: Suite, *, un
         for count in sorted(set(reports))
         for checked in kinds
     )
-
-
-@lru_cache(maxsize=64)
-def _seal_seconds(cell: Cell) -> float:
-    """Return the seconds to seal one report on one core. Cached, so that the progress bar matches the estimate."""
-    helpers, terms = Helpers.fresh(cell.suite), cell.terms(SITE, BENCH_TIME)
-    helpers.seal(terms)
-    start = time.perf_counter()
-    seal_reports([[0] * terms.length] * _SEALS, terms, helpers.helper_set)
-    return (time.perf_counter() - start) / _SEALS

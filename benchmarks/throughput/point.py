@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -23,46 +23,27 @@ from protocol.status import QueryState
 
 _LINE = re.compile(r'^(trefoil_\w+)(?:{\w+="([^"]*)"})? (\S+)$', re.MULTILINE)
 _FETCH_SECONDS = 10.0
+_CPU_SECONDS, _PEAK_BYTES, _LANES = "trefoil_process_cpu_seconds", "trefoil_process_peak_bytes", "trefoil_open_lanes"
 
 Values = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class HelperCounters:
-    """The counters of one helper: processor seconds by process, by part of admitting and in the ledger; memory; bytes
-    to peers, of the ledger with its log, and of the log.
+    """The metrics of one helper by name and label: processor seconds, memory, bytes.
 
-    `processes` is empty if the helper's system has no /proc, or if its release is older than this metric.
+    `processes` is empty if the helper's system has no /proc.
     """
 
-    processes: Values
-    peaks_mb: Values
-    admit: Values
-    ledger_seconds: float
-    ledger_cpu_seconds: float
-    peer_bytes: float
-    ledger_bytes: float
-    log_bytes: float
-    open_lanes: int = 1
+    metrics: Mapping[str, Values]
 
     @classmethod
     def parse(cls, page: str) -> HelperCounters:
         """Parse a metrics page; a metric that is absent counts as zero."""
-        values_by_name: dict[str, dict[str, float]] = {}
+        metrics: dict[str, dict[str, float]] = {}
         for name, label, value in _LINE.findall(page):
-            values_by_name.setdefault(name, {})[label] = float(value)
-        peaks = values_by_name.get("trefoil_process_peak_bytes", {})
-        return cls(
-            values_by_name.get("trefoil_process_cpu_seconds", {}),
-            {process: size / 2**20 for process, size in peaks.items()},
-            values_by_name.get("trefoil_admit_cpu_seconds_total", {}),
-            values_by_name.get("trefoil_ledger_seconds_total", {}).get("", 0.0),
-            values_by_name.get("trefoil_ledger_cpu_seconds_total", {}).get("", 0.0),
-            values_by_name.get("trefoil_peer_bytes_total", {}).get("", 0.0),
-            values_by_name.get("trefoil_ledger_bytes", {}).get("", 0.0),
-            values_by_name.get("trefoil_ledger_log_bytes", {}).get("", 0.0),
-            int(values_by_name.get("trefoil_open_lanes", {}).get("", 1)),
-        )
+            metrics.setdefault(name, {})[label] = float(value)
+        return cls(metrics)
 
     @classmethod
     def fetch(cls, helper: HelperEntry, process_id: int | None = None) -> HelperCounters:
@@ -71,25 +52,34 @@ class HelperCounters:
         if process_id is None or not counters.processes:
             return counters
         used = usage(process_id)
-        return replace(
-            counters,
-            processes={**counters.processes, _MPC: used.cpu_seconds.get(_MPC, 0.0)},
-            peaks_mb={**counters.peaks_mb, _MPC: used.peaks_mb.get(_MPC, 0.0)},
-        )
+        spent = {**counters.processes, _MPC: used.cpu_seconds.get(_MPC, 0.0)}
+        peaks = {**counters.metrics.get(_PEAK_BYTES, {}), _MPC: 2**20 * used.peaks_mb.get(_MPC, 0.0)}
+        return cls({**counters.metrics, _CPU_SECONDS: spent, _PEAK_BYTES: peaks})
 
     def since(self, before: HelperCounters) -> HelperCounters:
-        """Return the difference of two readings; memory stays the peak."""
+        """Return the difference of two readings; the peak of memory and the lanes stay."""
         return HelperCounters(
-            _difference(self.processes, before.processes),
-            self.peaks_mb,
-            _difference(self.admit, before.admit),
-            self.ledger_seconds - before.ledger_seconds,
-            self.ledger_cpu_seconds - before.ledger_cpu_seconds,
-            self.peer_bytes - before.peer_bytes,
-            self.ledger_bytes - before.ledger_bytes,
-            self.log_bytes - before.log_bytes,
-            self.open_lanes,
+            {
+                name: values if name in (_PEAK_BYTES, _LANES) else _difference(values, before.metrics.get(name, {}))
+                for name, values in self.metrics.items()
+            }
         )
+
+    def one(self, metric: str, default: float = 0.0) -> float:
+        """Return the value of a metric without labels."""
+        return self.metrics.get(f"trefoil_{metric}", {}).get("", default)
+
+    @property
+    def processes(self) -> Values:
+        return self.metrics.get(_CPU_SECONDS, {})
+
+    @property
+    def peaks_mb(self) -> Values:
+        return {process: size / 2**20 for process, size in self.metrics.get(_PEAK_BYTES, {}).items()}
+
+    @property
+    def admit(self) -> Values:
+        return self.metrics.get("trefoil_admit_cpu_seconds_total", {})
 
     @property
     def cpu_seconds(self) -> float | None:
@@ -110,7 +100,6 @@ class Counters:
         return cls(tuple(HelperCounters.fetch(helper, process_id) for helper, process_id in each))
 
     def since(self, before: Counters) -> Counters:
-        """Return the difference of two readings."""
         return Counters(tuple(now.since(then) for now, then in zip(self.helpers, before.helpers, strict=True)))
 
     @property
@@ -123,11 +112,11 @@ class Counters:
     @property
     def open_lanes(self) -> int:
         """Return how many payloads the helper with the fewest lanes opens at a time."""
-        return min(helper.open_lanes for helper in self.helpers)
+        return min(int(helper.one("open_lanes", 1)) for helper in self.helpers)
 
     @property
     def peer_bytes(self) -> float:
-        return sum(helper.peer_bytes for helper in self.helpers)
+        return sum(helper.one("peer_bytes_total") for helper in self.helpers)
 
 
 def _difference(now: Values, before: Values) -> dict[str, float]:
@@ -135,8 +124,21 @@ def _difference(now: Values, before: Values) -> dict[str, float]:
 
 
 ADMIT_PARTS = ("check", "open", "expand", "sum", "residues")
-# What a query goes through, in this order, as its querier sees it.
-STAGES = ("transfer", *ADMIT_PARTS, "ledger", "agreement", "noise", "vote", "release", "waiting")
+# What a query goes through, in this order, as its querier sees it, and what happens there.
+STAGES = {
+    "transfer": "transfer",
+    "check": "check headers",
+    "open": "open (HPKE)",
+    "expand": "expand seeds",
+    "sum": "sum shares",
+    "residues": "check numbers",
+    "ledger": "ledger",
+    "agreement": "agree",
+    "noise": "noise (MPC)",
+    "vote": "vote",
+    "release": "collect",
+    "waiting": "querier waits",
+}
 # What a helper's processes do, in the same order.
 PROFILE = {
     "receive": "receive, hash and store columns",
@@ -170,7 +172,7 @@ def timeline(
     cpu = {part: counters.admit.get(part, 0.0) for part in ADMIT_PARTS}
     admitting, all_cpu = seconds.get(QueryState.ADMITTING, 0.0), sum(cpu.values()) or 1.0
     agreeing = seconds.get(QueryState.AGREEING, 0.0)
-    ledger = min(counters.ledger_seconds, agreeing)
+    ledger = min(counters.one("ledger_seconds_total"), agreeing)
     stages = {
         "transfer": transfer,
         **{part: admitting * spent / all_cpu for part, spent in cpu.items()},
@@ -181,8 +183,10 @@ def timeline(
         "release": collect,
     }
     left = total - sum(stages.values())
-    stages["transfer"] += min(0.0, left)
-    return {**stages, "waiting": max(0.0, left)}
+    stages["transfer"] = max(0.0, transfer + min(0.0, left))
+    # Where even all of the transfer was such seconds, the querier's clock and a helper's have read different moments.
+    scale = min(1.0, total / sum(stages.values()))
+    return {**{stage: spent * scale for stage, spent in stages.items()}, "waiting": max(0.0, left)}
 
 
 def profile(used: Counters, received: Counters) -> dict[str, float] | None:
@@ -207,8 +211,8 @@ def _profile_of(used: HelperCounters, received: HelperCounters) -> dict[str, flo
         "receive": receive,
         **parts,
         "chunks": opening - sum(parts.values()),
-        "ledger": used.ledger_cpu_seconds,
-        "agree": others - receive - used.ledger_cpu_seconds,
+        "ledger": used.one("ledger_cpu_seconds_total"),
+        "agree": others - receive - used.one("ledger_cpu_seconds_total"),
         "noise": mpc,
     }
 
@@ -280,44 +284,52 @@ class ThroughputPoint:
         return sorted(self.runs, key=lambda run: run.total)[len(self.runs) // 2]
 
     def ratios(self) -> dict[str, Range]:
-        """Return the ratios that can be computed, those of processor time first: other load changes them least."""
-        values_by_name = {name: self._over_runs(ratio) for name, ratio in _BY_PROCESSOR.items()}
-        values_by_name |= {name: self._over_runs(ratio) for name, ratio in _BY_WALL.items()}
-        return {name: reported for name, reported in values_by_name.items() if reported is not None}
+        """Return the ratios that all runs have, those of processor time first: other load changes them least."""
+        runs = [self.ratios_of(run) for run in self.runs]
+        return {name: Range.of([ratios[name] for ratios in runs]) for name in runs[0]}
 
-    def _over_runs(self, ratio: Ratio) -> Range | None:
-        values = [ratio(self.cell, self.baselines, run) for run in self.runs]
-        reported = [value for value in values if value is not None]
-        return Range.of(reported) if len(reported) == len(values) else None
+    def ratios_of(self, run: BatchRun) -> dict[str, float]:
+        """Return the ratios of one run, of all three helpers together over each baseline; those that are known."""
+        base, opens, reports = self.baselines, run.opens, self.cell.reports
+        cpu = None if run.cpu_seconds is None else run.cpu_seconds["total"] / reports
+        others = {
+            "trusted_server": opens.trusted.cpu_seconds,
+            "batch_server": opens.batch_server.cpu_seconds,
+            "three_batch_opens": PARTIES * opens.batch.cpu_seconds,
+            "three_bare_opens": PARTIES * opens.bare.cpu_seconds,
+            "plaintext": base.plain.cpu_seconds,
+            "naive_mpyc": None if base.naive is None else base.naive.cost.cpu_seconds,
+        }
+        ratios = {f"cpu_over_{name}": cpu and other and cpu / other for name, other in others.items()}
+        ratios["ingest_over_bare_open"] = base.ingest_over_bare_open
+        ratios["sum_over_plaintext"] = base.sum_over_plaintext
+        ratios["slowdown_over_plaintext"] = run.total / reports / base.plain.seconds
+        if base.naive is not None:
+            ratios["speedup_over_naive_mpyc"] = base.naive.cost.seconds / (run.total / reports)
+        return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
     def reports_per_second(self) -> dict[str, float]:
         """Return the throughput of every system, in the middle run."""
-        run, base = self.middle, self.baselines
-        values_by_name = {
-            "plaintext": 1 / base.plain.seconds,
-            "trusted server": CORES / run.opens.trusted.seconds,
-            "trusted server, batch open": CORES / run.opens.batch_server.seconds,
-            "three batch opens": CORES / (PARTIES * run.opens.batch.seconds),
-            "trefoil": self.cell.reports / run.total,
-        }
-        if base.naive is not None:
-            values_by_name["naive MPyC"] = 1 / base.naive.cost.seconds
-        return values_by_name
+        return {system: 1 / seconds for system, (seconds, _) in self._per_report().items()}
 
     def cpu_per_report(self) -> dict[str, float]:
         """Return the processor seconds a report of every system that reports them, in the middle run."""
-        run, base = self.middle, self.baselines
-        values_by_name = {
-            "plaintext": base.plain.cpu_seconds,
-            "trusted server": run.opens.trusted.cpu_seconds,
-            "trusted server, batch open": run.opens.batch_server.cpu_seconds,
-            "three batch opens": PARTIES * run.opens.batch.cpu_seconds,
+        return {system: cpu for system, (_, cpu) in self._per_report().items() if cpu is not None}
+
+    def _per_report(self) -> dict[str, tuple[float, float | None]]:
+        """Return the seconds a report of every system, on all cores, and its processor seconds."""
+        run, base, opens = self.middle, self.baselines, self.middle.opens
+        cpu = None if run.cpu_seconds is None else run.cpu_seconds["total"] / self.cell.reports
+        seconds: dict[str, tuple[float, float | None]] = {
+            "plaintext": (base.plain.seconds, base.plain.cpu_seconds),
+            "trusted server": (opens.trusted.seconds / CORES, opens.trusted.cpu_seconds),
+            "trusted server, batch open": (opens.batch_server.seconds / CORES, opens.batch_server.cpu_seconds),
+            "three batch opens": (PARTIES * opens.batch.seconds / CORES, PARTIES * opens.batch.cpu_seconds),
+            "trefoil": (run.total / self.cell.reports, cpu),
         }
-        if run.cpu_seconds is not None:
-            values_by_name["trefoil"] = run.cpu_seconds["total"] / self.cell.reports
         if base.naive is not None:
-            values_by_name["naive MPyC"] = base.naive.cost.cpu_seconds
-        return values_by_name
+            seconds["naive MPyC"] = (base.naive.cost.seconds, base.naive.cost.cpu_seconds)
+        return seconds
 
     def to_json(self) -> dict[str, object]:
         """Return the middle run, the medians of the ratios, and all runs."""
@@ -336,8 +348,8 @@ class ThroughputPoint:
             "peak_rss_mb_by_process": {name: dict(peaks) for name, peaks in run.peak_rss_mb_by_process.items()},
             "reports_per_second": self.reports_per_second(),
             "cpu_seconds_per_report": self.cpu_per_report(),
-            "ratios": {name: values_by_name.median for name, values_by_name in ratios.items()},
-            "ranges": {name: [values_by_name.low, values_by_name.high] for name, values_by_name in ratios.items()},
+            "ratios": {name: ratio.median for name, ratio in ratios.items()},
+            "ranges": {name: [ratio.low, ratio.high] for name, ratio in ratios.items()},
             "yardstick": _yardsticks(run.opens),
             "open_lanes": run.open_lanes,
             "largest_error": max(each.largest_error for each in self.runs),
@@ -346,12 +358,11 @@ class ThroughputPoint:
         }
 
     def _run_json(self, run: BatchRun) -> dict[str, object]:
-        reported = {**_BY_PROCESSOR, **_BY_WALL}
         return {
             "seconds": run.total,
             "cpu_seconds": None if run.cpu_seconds is None else run.cpu_seconds["total"],
             **{f"{name.replace(' ', '_')}_cpu_seconds": spent for name, spent in _yardsticks(run.opens).items()},
-            "ratios": {name: ratio(self.cell, self.baselines, run) for name, ratio in reported.items()},
+            "ratios": self.ratios_of(run),
         }
 
 
@@ -363,43 +374,3 @@ def _yardsticks(opens: Opens) -> dict[str, float]:
         "batch open": opens.batch.cpu_seconds,
         "batch server": opens.batch_server.cpu_seconds,
     }
-
-
-Ratio = Callable[[Cell, Baselines, BatchRun], float | None]
-
-
-def _by_cpu(compare: Callable[[Baselines, BatchRun], float | None]) -> Ratio:
-    """Return the processor seconds a report of three helpers together, over the result of `compare`."""
-
-    def ratio(cell: Cell, base: Baselines, run: BatchRun) -> float | None:
-        other = compare(base, run)
-        if run.cpu_seconds is None or other is None:
-            return None
-        return run.cpu_seconds["total"] / cell.reports / other
-
-    return ratio
-
-
-def _cpu_of(peer: PeerCost | None) -> float | None:
-    return None if peer is None else peer.cost.cpu_seconds
-
-
-def _times_faster(peer: PeerCost | None, cell: Cell, run: BatchRun) -> float | None:
-    """Return our throughput over a peer's."""
-    return None if peer is None else peer.cost.seconds / (run.total / cell.reports)
-
-
-_BY_PROCESSOR: dict[str, Ratio] = {
-    "cpu_over_trusted_server": _by_cpu(lambda _, run: run.opens.trusted.cpu_seconds),
-    "cpu_over_batch_server": _by_cpu(lambda _, run: run.opens.batch_server.cpu_seconds),
-    "cpu_over_three_batch_opens": _by_cpu(lambda _, run: PARTIES * run.opens.batch.cpu_seconds),
-    "cpu_over_three_bare_opens": _by_cpu(lambda _, run: PARTIES * run.opens.bare.cpu_seconds),
-    "cpu_over_plaintext": _by_cpu(lambda base, _: base.plain.cpu_seconds),
-    "cpu_over_naive_mpyc": _by_cpu(lambda base, _: _cpu_of(base.naive)),
-    "ingest_over_bare_open": lambda _, base, __: base.ingest_over_bare_open,
-    "sum_over_plaintext": lambda _, base, __: base.sum_over_plaintext,
-}
-_BY_WALL: dict[str, Ratio] = {
-    "slowdown_over_plaintext": lambda cell, base, run: run.total / cell.reports / base.plain.seconds,
-    "speedup_over_naive_mpyc": lambda cell, base, run: _times_faster(base.naive, cell, run),
-}

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.results.columns import Columns, on_terminal
 from benchmarks.results.origin import write_results
 from benchmarks.throughput.baselines import CORES
-from benchmarks.throughput.grid import Extra, Grid, cells_of
-from benchmarks.throughput.measurement import GivenHelpers, ThroughputRun, measure_grid
+from benchmarks.throughput.grid import Extra, Grid
+from benchmarks.throughput.measurement import Target, measure_cell
 from benchmarks.throughput.point import PROFILE, STAGES, Range, ThroughputPoint, Values
 from protocol.cli import console
-from protocol.cli.console import COLOURS, MARKERS, legend_above, new_plot, picture_file, save_figure
-from protocol.cli.options import check_file
-from protocol.errors import ErrorKind, TrefoilError
+from protocol.cli.console import COLOURS, MARKERS, legend_above, new_plot, picture_file, plain_table, save_figure
 from protocol.files import write_atomically
-from protocol.hpke import CLASSICAL, Suite
 from protocol.shares import PARTIES
 
 # By the names in the results, in the order of their cost.
@@ -39,21 +36,12 @@ SYSTEMS = {
 
 
 def tables(points: Sequence[ThroughputPoint]) -> Iterator[Table]:
-    """Yield all tables."""
-    yield summary(points)
+    title = "Three helpers, sealed batch to checked answer"
+    yield on_terminal(title, _SUMMARY, points, words={"reports × buckets"})
     for point in points:
         yield systems(point)
     yield stage_table(points)
     yield from (profile_table(point) for point in points if point.middle.profile is not None)
-
-
-def _table(title: str, first: Sequence[str], numbers: Sequence[str]) -> Table:
-    output = Table(title=title, title_justify="left", min_width=40)
-    for column in first:
-        output.add_column(column, no_wrap=True)
-    for column in numbers:
-        output.add_column(column, justify="right", overflow="fold")
-    return output
 
 
 def _kind(point: ThroughputPoint) -> str:
@@ -61,57 +49,50 @@ def _kind(point: ThroughputPoint) -> str:
     return ("checked" if point.cell.checked else "unchecked") + suite
 
 
-def summary(points: Sequence[ThroughputPoint]) -> Table:
-    """Return a line for each point, or two where there are ranges. A server may open by the library or in batches."""
-    columns = ("× server,\nlibrary", "× server,\nbatch", "× three\nbatch opens", "reports\na second", "MB")
-    output = _table("Three helpers, sealed batch to checked answer", ["reports × buckets"], columns)
-    for point in points:
-        ratios, memory = point.ratios(), point.middle.peak_rss_mb
-        output.add_row(
-            f"{point.cell.reports:,} × {point.cell.buckets:,}\n{_kind(point)}",
-            _show(ratios.get("cpu_over_trusted_server")),
-            _show(ratios.get("cpu_over_batch_server")),
-            _show(ratios.get("cpu_over_three_batch_opens")),
-            f"{point.reports_per_second()['trefoil']:,.0f}",
-            f"{max(memory.values()):.0f}" if any(memory.values()) else "?",
-        )
-    return output
+# A line for each point, or two where there are ranges. A server may open by the library or in batches.
+_SUMMARY: Columns[ThroughputPoint] = {
+    "reports × buckets": lambda point: f"{point.cell.reports:,} × {point.cell.buckets:,}\n{_kind(point)}",
+    "× server,\nlibrary": lambda point: _show(point.ratios().get("cpu_over_trusted_server")),
+    "× server,\nbatch": lambda point: _show(point.ratios().get("cpu_over_batch_server")),
+    "× three\nbatch opens": lambda point: _show(point.ratios().get("cpu_over_three_batch_opens")),
+    "reports\na second": lambda point: f"{point.reports_per_second()['trefoil']:,.0f}",
+    "MB": lambda point: f"{max(point.middle.peak_rss_mb.values()):.0f}",
+}
 
 
 def systems(point: ThroughputPoint) -> Table:
-    """Return a table of every system at one size."""
-    title = f"{point.cell.reports:,} reports of {point.cell.buckets:,} buckets, {_kind(point)}"
-    output = _table(title, ["system"], ("CPU µs\na report", "of ours", "reports\na second"))
     cpu, speed = point.cpu_per_report(), point.reports_per_second()
     ours = cpu.get("trefoil")
-    for system, name in SYSTEMS.items():
-        if system in speed:
-            spent = cpu.get(system)
-            over = "?" if ours is None or spent is None else _share(spent / ours)
-            output.add_row(name, "?" if spent is None else _brief(1e6 * spent), over, f"{speed[system]:,.0f}")
-    return output
+    columns: Columns[str] = {
+        "system": lambda system: SYSTEMS[system],
+        "CPU µs\na report": lambda system: _brief(1e6 * cpu[system]) if system in cpu else "?",
+        "of ours": lambda system: _share(cpu[system] / ours) if ours and system in cpu else "?",
+        "reports\na second": lambda system: f"{speed[system]:,.0f}",
+    }
+    title = f"{point.cell.reports:,} reports of {point.cell.buckets:,} buckets, {_kind(point)}"
+    return on_terminal(title, columns, speed, words={"system"})
 
 
 def stage_table(points: Sequence[ThroughputPoint]) -> Table:
     """Return a table of seconds by stage, with a column for each point."""
-    output = _table("Seconds by stage, at the slowest helper", ["stage"], [_heading(point) for point in points])
+    output = plain_table("Seconds by stage, at the slowest helper", ["stage", *map(_heading, points)], words={"stage"})
     for stage in (*STAGES, "total"):
-        spent = [point.middle.seconds[stage] for point in points]
-        output.add_row(stage, *(f"{seconds:.2f}" for seconds in spent), end_section=stage == STAGES[-1])
+        output.add_row(stage, *(f"{point.middle.seconds[stage]:.2f}" for point in points))
     return output
 
 
 def profile_table(point: ThroughputPoint) -> Table:
     """Return a table of the three helpers' processor time by activity, which adds up to the total."""
-    title = f"Processor time of three helpers: {point.cell.reports:,} × {point.cell.buckets:,}, {_kind(point)}"
-    output = _table(title, ["what"], ("µs a report", "of all"))
     spent: Values = point.middle.profile or {}
     total = sum(spent.values()) or 1.0
-    for name, text in PROFILE.items():
-        per_report = 1e6 * spent[name] / point.cell.reports
-        output.add_row(text, f"{per_report:.1f}", f"{spent[name] / total:.1%}", end_section=name == "noise")
-    output.add_row("all", f"{1e6 * total / point.cell.reports:.1f}", f"{1:.0%}")
-    return output
+    rows = {**{text: spent[name] for name, text in PROFILE.items()}, "all": total}
+    columns: Columns[str] = {
+        "what": lambda text: text,
+        "µs a report": lambda text: f"{1e6 * rows[text] / point.cell.reports:.1f}",
+        "of all": lambda text: f"{rows[text] / total:.1%}",
+    }
+    title = f"Processor time of three helpers: {point.cell.reports:,} × {point.cell.buckets:,}, {_kind(point)}"
+    return on_terminal(title, columns, rows, words={"what"})
 
 
 def sentences(points: Sequence[ThroughputPoint]) -> Iterator[str]:
@@ -137,13 +118,10 @@ def sentences(points: Sequence[ThroughputPoint]) -> Iterator[str]:
 def left_out(grid: Grid) -> str:
     """Return a line that names the skipped baselines, if any."""
     missing = [extra.value for extra in Extra if not grid.wants(extra)]
-    if not missing:
-        return ""
-    return f"Left out: {', '.join(missing)}."
+    return f"Left out: {', '.join(missing)}." if missing else ""
 
 
 def estimate(grid: Grid) -> str:
-    """Return the estimated time and disk of a grid."""
     seconds, disk = grid.seconds(), grid.disk_bytes()
     time = f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"
     runs = len(grid.cells) * grid.repeat
@@ -166,7 +144,6 @@ def _share(of: float) -> str:
 
 
 def _brief(value: float) -> str:
-    """Format three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
@@ -175,29 +152,6 @@ def _brief(value: float) -> str:
 Points = Sequence[Mapping[str, Any]]
 
 ENDINGS = (".svg", ".pdf")
-# The stages in the order in which a query goes through them, and what happens in each.
-LABELS = {
-    "transfer": "transfer",
-    "check": "check headers",
-    "open": "open (HPKE)",
-    "expand": "expand seeds",
-    "sum": "sum shares",
-    "residues": "check numbers",
-    "ledger": "ledger",
-    "agreement": "agree",
-    "noise": "noise (MPC)",
-    "vote": "vote",
-    "release": "collect",
-    "waiting": "querier waits",
-}
-PLOTTED_SYSTEMS = (
-    "plaintext",
-    "trusted server",
-    "trusted server, batch open",
-    "three batch opens",
-    "trefoil",
-    "naive MPyC",
-)
 
 
 def draw_all(points: Points, cores: int, place: Path) -> list[Path]:
@@ -233,7 +187,7 @@ def _by_buckets(axes: Any, points: Points, cores: int) -> None:
 
 def _rates(axes: Any, chosen: Points, size: str) -> None:
     sizes = [point[size] for point in chosen]
-    for system, colour, marker in zip(PLOTTED_SYSTEMS, COLOURS, MARKERS, strict=False):
+    for system, colour, marker in zip(SYSTEMS, COLOURS, MARKERS, strict=False):
         if all(system in point["reports_per_second"] for point in chosen):
             rates = [point["reports_per_second"][system] for point in chosen]
             axes.plot(sizes, rates, color=colour, marker=marker, label=system)
@@ -250,9 +204,9 @@ def _stages(axes: Any, points: Points) -> None:
     chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
     names = [f"{point['buckets']:,} buckets" for point in chosen]
     left = [0.0] * len(chosen)
-    for number, stage in enumerate(STAGES):
+    for number, (stage, label) in enumerate(STAGES.items()):
         spent = [point["seconds"].get(stage, 0.0) for point in chosen]
-        axes.barh(names, spent, left=left, label=LABELS[stage], color=colormaps["tab20"](number), height=0.6)
+        axes.barh(names, spent, left=left, label=label, color=colormaps["tab20"](number), height=0.6)
         left = [sum(pair) for pair in zip(left, spent, strict=True)]
     axes.set(xlabel=f"seconds of a query over {count:,} reports, at its slowest helper")
     legend_above(axes)
@@ -307,9 +261,18 @@ def _middle(values: Sequence[int]) -> int:
     return 128 if 128 in values else values[len(values) // 2]
 
 
-def to_csv(points: Sequence[ThroughputPoint]) -> str:
+def to_csv(points: Points) -> str:
     """Return a CSV of size, kind, run, seconds, processor seconds and every ratio, with a header."""
-    rows = [row for point in points for row in _rows(point)]
+    rows = [
+        {
+            **{name: point[name] for name in ("reports", "buckets", "checked", "suite")},
+            "run": number,
+            **{name: value for name, value in run.items() if name != "ratios"},
+            **run["ratios"],
+        }
+        for point in points
+        for number, run in enumerate(point["runs"], 1)
+    ]
     text = io.StringIO()
     table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     table.writeheader()
@@ -317,116 +280,26 @@ def to_csv(points: Sequence[ThroughputPoint]) -> str:
     return text.getvalue()
 
 
-def _rows(point: ThroughputPoint) -> Iterator[dict[str, object]]:
-    stored: Mapping[str, Any] = point.to_json()
-    for number, run in enumerate(stored["runs"], 1):
-        yield {
-            **{name: stored[name] for name in ("reports", "buckets", "checked", "suite")},
-            "run": number,
-            **{name: value for name, value in run.items() if name != "ratios"},
-            **run["ratios"],
-        }
-
-
-# The bar counts tenths of a second of the estimate.
-_TICKS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """The output files, checked before any work."""
-
-    json: Path | None = None
-    csv: Path | None = None
-    plot: Path | None = None
-
-    def __post_init__(self) -> None:
-        if self.csv is not None:
-            check_file("--csv", self.csv)
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputRequest:
-    """The command's options."""
-
-    reports: Sequence[int]
-    buckets: Sequence[int]
-    seed: int = 1
-    repeat: int = 1
-    suite: int | None = None
-    unchecked: bool = False
-    without: Sequence[Extra] = ()
-    profile: bool = False
-    helpers: Path | None = None
-    site_key: Path | None = None
-    site: str = "shop.example"
-
-    def given(self) -> GivenHelpers | None:
-        """Return the helpers named by --helpers and --site-key; None if neither is set."""
-        if self.helpers is None and self.site_key is None:
-            return None
-        if self.helpers is None or self.site_key is None:
-            raise TrefoilError(
-                "running helpers need both --helpers and --site-key",
-                "Give both, or neither.",
-                kind=ErrorKind.MISSING_OPTION,
-            )
-        return GivenHelpers.load(self.helpers, self.site_key, self.site)
-
-    def grid(self, given: GivenHelpers | None) -> Grid:
-        """Return the grid to measure."""
-        suites = {suite.value: suite for suite in Suite}
-        if self.suite is not None and self.suite not in suites:
-            raise TrefoilError(
-                f"there is no cipher suite {self.suite}", f"Known are {sorted(suites)}.", kind=ErrorKind.UNKNOWN_NAME
-            )
-        suite = CLASSICAL if self.suite is None else suites[self.suite]
-        if given is not None:
-            if self.suite is not None and suite is not given.suite:
-                raise TrefoilError(
-                    f"devices seal to these helpers in suite {given.suite.value}",
-                    "Omit --suite.",
-                    kind=ErrorKind.CONFLICTING_OPTIONS,
-                )
-            suite = given.suite
-        cells = cells_of(self.reports, self.buckets, suite, unchecked=self.unchecked)
-        return Grid(cells, self.seed, self.repeat, frozenset(self.without), self.profile)
-
-
-def measure_throughput(request: ThroughputRequest, outputs: Outputs) -> None:
-    """Run the command: reject what cannot be, print an estimate, measure, show and write."""
-    given = request.given()
-    grid = request.grid(given)
+def measure_throughput(
+    grid: Grid, given: Target | None, json: Path | None = None, csv: Path | None = None, plot: Path | None = None
+) -> None:
+    """Run the command: print an estimate, measure, show and write."""
     grid.check_disk()
     console.err.print(estimate(grid), highlight=False)
-    with console.progress("throughput", round(_TICKS * grid.seconds())) as advance:
-        measured = measure_grid(grid, given, _ticking(advance))
-    _show_run(measured, grid)
-    if outputs.csv is not None:
-        write_atomically(outputs.csv, to_csv(measured.points).encode())
-    if outputs.plot is not None:
-        drawn = draw_all([point.to_json() for point in measured.points], CORES, outputs.plot)
-        console.say(f"drawn: {', '.join(path.name for path in drawn)}")
-    write_results(outputs.json, measured.to_json(), request.seed)
-
-
-def _show_run(measured: ThroughputRun, grid: Grid) -> None:
-    for table in tables(measured.points):
+    points = []
+    with console.progress("throughput", len(grid.cells)) as advance:
+        for cell in grid.cells:
+            points.append(measure_cell(cell, grid, given, lambda note: advance(0, note=note)))
+            advance(note=cell.name)
+    for table in tables(points):
         console.out.print(table)
-    for text in (*sentences(measured.points), left_out(grid)):
+    for text in (*sentences(points), left_out(grid)):
         if text:
             console.out.print(text, highlight=False)
-
-
-def _ticking(advance: console.Advance) -> Callable[[float, str], None]:
-    """Convert seconds of the estimate to whole steps of the bar, without losing the fractions."""
-    left = 0.0
-
-    def say(seconds: float, note: str) -> None:
-        nonlocal left
-        left += _TICKS * seconds
-        whole = int(left)
-        left -= whole
-        advance(whole, note=note)
-
-    return say
+    stored = [point.to_json() for point in points]
+    if csv is not None:
+        write_atomically(csv, to_csv(stored).encode())
+    if plot is not None:
+        drawn = draw_all(stored, CORES, plot)
+        console.say(f"drawn: {', '.join(path.name for path in drawn)}")
+    write_results(json, {"points": stored}, grid.seed)

@@ -298,7 +298,6 @@ def reports(
 
 
 def _terms(site: str, epsilon: float, buckets: int, kappa: int, unit: str) -> ReportTerms:
-    """Return the terms of reports that are made now."""
     hour = coarse_time(int(time.time()))  # noqa: TID251 - an edge: the reports are made now
     paid, most = entitlement(epsilon), 2 * MAX_VALUE
     return ReportTerms(site, site, hour, paid, most, buckets, kappa, unit=unit, cap=MAX_VALUE, spread=1)

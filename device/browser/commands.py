@@ -21,10 +21,6 @@ Browsers = Annotated[
     list[str] | None,
     typer.Option("--browser", metavar="NAME", help="chromium, chrome or edge; repeatable.", show_default="those found"),
 ]
-UserData = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="The folder of a browser that is started with --user-data-dir."),
-]
 _STEPS = """\
 Two steps are left, in each browser:
   1. Open chrome://extensions and switch "Developer mode" on.
@@ -40,7 +36,6 @@ def install(
         Path | None, typer.Option(metavar="FILE", help="A helper set to trust, in all of your browsers.")
     ] = None,
     service: Annotated[str, typer.Option(metavar="NAME", help="The name by which sites choose it.")] = TREFOIL_SERVICE,
-    user_data: UserData = None,
     json_file: JsonFile = None,
 ) -> None:
     """Copy the extension, let your browsers start your device, and say what is left to do. Run it again to update.
@@ -52,7 +47,7 @@ def install(
     if helpers is not None:
         installation.trust(data, service, helpers, system_clock())
     folder = installation.copy_extension(data)
-    manifests = {kind.label: str(installation.write_manifest(kind, program, user_data)) for kind in kinds}
+    manifests = {kind.label: str(installation.write_manifest(kind, program)) for kind in kinds}
     for label, manifest in manifests.items():
         say(f"{label} may start your device: {manifest}")
     say(f"The extension is in {folder}\n\n{_STEPS.format(folder=folder)}")
@@ -69,12 +64,12 @@ def install(
 
 
 @browser.command()
-def status(names: Browsers = None, user_data: UserData = None, json_file: JsonFile = None) -> None:
+def status(names: Browsers = None, json_file: JsonFile = None) -> None:
     """Check everything between a page and your device, and start the host once; exit code 1 if something is missing.
 
     Example: trefoil browser status
     """
-    checks = installation.checks(data_folder(), installation.chosen_browsers(names or []), user_data)
+    checks = installation.checks(data_folder(), installation.chosen_browsers(names or []))
     for check in checks:
         say(f"{'well   ' if check.well else 'MISSING'}  {check.name}: {check.message}")
     write_json(json_file, {"checks": [asdict(check) for check in checks]})
@@ -86,7 +81,6 @@ def status(names: Browsers = None, user_data: UserData = None, json_file: JsonFi
 def uninstall(
     names: Browsers = None,
     forget: Annotated[bool, typer.Option("--forget", help="Delete the devices of all profiles, too.")] = False,
-    user_data: UserData = None,
     json_file: JsonFile = None,
 ) -> None:
     """Remove the extension's folder and the way to your device. Your devices stay, with what they remember.
@@ -97,7 +91,7 @@ def uninstall(
     kinds = installation.chosen_browsers(names) if names else list(installation.BrowserKind)
     # First: it is refused while a browser has a device open, and then nothing is removed.
     devices = installation.forget_devices(data) if forget else 0
-    removed = [installation.remove_manifest(kind, user_data) for kind in kinds]
+    removed = [installation.remove_manifest(kind) for kind in kinds]
     # Other browsers may still use the folder.
     removed.append(None if names else installation.remove_extension(data))
     paths = [str(path) for path in removed if path is not None]

@@ -2,9 +2,9 @@
 
 It is told what the browser knows (origins, tabs, policies, input events) and what pages claim (options); what
 follows from it is decided here. The reading thread checks policy and activation in the order of messages, accepts
-saves, and answers every refusal at once. A measurement then waits for one of the threads of its top-level site, which
-the callers on it share by turns: a flood delays the site that holds it. Nothing is logged: a log would hold sites that
-a person visited.
+saves, and answers neither them nor a refusal before it may leave (`device.schedule`): it never sleeps, so no page waits
+for another's. A measurement then waits for one of the threads of its top-level site, which the callers on it share by
+turns: a flood delays the site that holds it. Nothing is logged: a log would hold sites that a person visited.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import signal
 import struct
 import sys
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -34,6 +37,7 @@ from device.device import Device
 from device.errors import DOMException, StandardError
 from device.events import ImpressionOptions
 from device.overview import Overview
+from device.schedule import DRAIN_SECONDS, random_spread, soon
 from device.site import parse_site
 from device.web.browser import Browser, Container, Document, Feature, Page, origin_of
 from device.web.dictionaries import read_options
@@ -51,12 +55,16 @@ MAX_DOCUMENTS = 64
 SIDE_BY_SIDE = 16
 MAX_WAITING = 1000
 THREADS = 256
+# The messages that a page causes.
+OF_PAGES = ("save", "measure", "response")
 # What the extension must say to be understood.
 VERSION = 1
 _LENGTH = struct.Struct("=I")
 
 Message = Mapping[str, Any]  # Any: checked where a field is read
 Answer = dict[str, object]
+# Is passed the moment at which an answer may leave.
+Leave = Callable[[float], None]
 UNAVAILABLE: Answer = {"error": "OperationError", "message": "The device cannot do that now."}
 R = TypeVar("R")
 
@@ -147,12 +155,49 @@ class CallQueues:
                 del self._running[site], self._waiting[site]
             return None
 
-    def close(self) -> None:
-        """Drop what waits, and wait for what runs."""
+    def close(self, *, drop: bool = False) -> None:
+        """Wait for what runs and what waits, or, with `drop`, for what runs."""
         with self._mutex:
-            for callers in self._waiting.values():
+            for callers in self._waiting.values() if drop else ():
                 callers.clear()
         self._threads.shutdown()
+
+
+class Timer:
+    """Runs each piece of work at its own moment of the monotonic clock. What is left at the end is dropped."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+        self._thread.start()
+
+    def at(self, moment: float, work: Callable[[], None]) -> None:
+        with self._changed:
+            heappush(self._due, (moment, next(self._numbers), work))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._closed:
+                left = self._due[0][0] - time.monotonic() if self._due else None
+                if left is not None and left <= 0:
+                    return heappop(self._due)[-1]
+                self._changed.wait(left)
+        return None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        # It may be writing to a browser that no longer reads.
+        self._thread.join(DRAIN_SECONDS)
 
 
 OpenProfile = Callable[[str], AbstractContextManager[Device[R]]]
@@ -166,6 +211,7 @@ class Host(Generic[R]):
         self._open_profile = open_profile
         self._encode = encode
         self._calls = CallQueues(THREADS, SIDE_BY_SIDE)
+        self._timer = Timer()
         # What the person asks, and what a site asks to clear, is done one by one and waits for no call.
         self._commands = CallQueues(2, side_by_side=1)
         # The sites of which a Clear-Site-Data header waits to be heeded.
@@ -179,7 +225,6 @@ class Host(Generic[R]):
             "acted": self._acted,
             "navigated": self._navigated,
             "closed": self._closed,
-            "save": self._save,
         }
         self._in_person = {
             "forget": self._forget,
@@ -189,27 +234,35 @@ class Host(Generic[R]):
         }
 
     def run(self) -> None:
-        """Serve until the browser closes the pipe. What was accepted by then is applied, and its charges stay."""
+        """Serve until the browser closes the pipe. What was accepted is applied if the browser leaves time for it."""
         with self._opened:
             for message in self._pipe.messages():
                 self.dispatch(message)
-            self._calls.close()
             self._commands.close()
+            self._calls.close(drop=True)
+            self._timer.close()
 
     def dispatch(self, message: Message) -> None:
-        """Answer one message, now or from a queue."""
-        answer: Answer | None = self._attempt(partial(self._start, message))
-        if answer is not None:
+        """Answer one message: now, from a queue, or, if a page asks, when a save or an error leaves."""
+        leaves = [time.monotonic() + soon(random_spread())]
+        answer: Answer | None = self._attempt(partial(self._start, message, leaves.append))
+        if answer is None:
+            return
+        if message.get("kind") in OF_PAGES:
+            self._timer.at(leaves[-1], partial(self._pipe.write, message["id"], answer))
+        else:
             self._pipe.write(message["id"], answer)
 
-    def _start(self, message: Message) -> Answer | None:
+    def _start(self, message: Message, leave: Leave) -> Answer | None:
         kind = message.get("kind")
         if kind in self._immediate:
             return self._immediate[kind](message) or {}
+        if kind == "save":
+            return self._save(message, leave)
         if kind == "measure":
             return self._measure(message)
         if kind == "response":
-            return self._response(message)
+            return self._response(message, leave)
         if kind == "clear":
             return self._clear(message)
         if kind in self._in_person:
@@ -273,13 +326,14 @@ class Host(Generic[R]):
     def _closed(self, message: Message) -> None:
         self.browser.activations.closed(_tab(message))
 
-    def _save(self, message: Message) -> None:
+    def _save(self, message: Message, leave: Leave) -> Answer:
         page = _page_of(message, caller=None)
         action = self.browser.check(page, Feature.SAVE_IMPRESSION, acted=message.get("acted") is True)
-        self._save_impression(page, read_options(ImpressionOptions, message.get("options")), action)
+        self._save_impression(page, read_options(ImpressionOptions, message.get("options")), action, leave)
+        return {}
 
-    def _save_impression(self, page: Page, options: ImpressionOptions, action: str | None) -> None:
-        self.device.save_impression(page.site, options, intermediary=page.intermediary, action=action)
+    def _save_impression(self, page: Page, options: ImpressionOptions, action: str | None, leave: Leave) -> None:
+        self.device.save_impression(page.site, options, intermediary=page.intermediary, action=action, leave=leave)
 
     def _measure(self, message: Message) -> Answer | None:
         page = _page_of(message, caller=None)
@@ -294,14 +348,14 @@ class Host(Generic[R]):
     def _wait_for_report(self, message: Message, page: Page, work: Callable[[], Answer]) -> Answer | None:
         return self._enqueue(message, self._calls, parse_site(page.site), page.intermediary or "", work)
 
-    def _response(self, message: Message) -> Answer | None:
+    def _response(self, message: Message, leave: Leave) -> Answer | None:
         """Heed the headers of a response. A refused header is ignored: no script could be told."""
         url = _text(message, "url")
         page = _page_of(message, caller=origin_of(url))
         with suppress(TrefoilError):
             if message.get("save") is not None:
                 impression = parse_save_impression(_text(message, "save"))
-                self._save_impression(page, impression, self.browser.check(page, Feature.SAVE_IMPRESSION))
+                self._save_impression(page, impression, self.browser.check(page, Feature.SAVE_IMPRESSION), leave)
         with suppress(TrefoilError):
             if message.get("measure") is not None:
                 wanted = parse_measure_conversion(_text(message, "measure"), url)
@@ -334,7 +388,7 @@ class Host(Generic[R]):
         self.device.clear_impressions_for_site(site)
 
     def _forget(self, message: Message) -> None:
-        """Forget all visits, or those to hosts of which no visit is left in the browser's history.
+        """Forget all visits, or those to sites of which no visit is left in the browser's history.
 
         Forgetting closes every week so far to all sites. So sites of which nothing is stored are left alone: browsers
         drop old visits from their history by themselves.
@@ -342,7 +396,7 @@ class Host(Generic[R]):
         hosts = message.get("hosts")
         if hosts is None:
             self.device.clear_browsing_history(forget_visits=True)
-        elif sites := _sites_of(hosts) & sites_in(self.device.overview()):
+        elif sites := (_sites_of(hosts) - _sites_of(message.get("kept"))) & sites_in(self.device.overview()):
             self.device.clear_browsing_history(sorted(sites), forget_visits=True)
 
     def _switch(self, message: Message) -> Answer:

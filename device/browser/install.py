@@ -215,10 +215,10 @@ def write_manifest(kind: BrowserKind, program: Path, user_data: Path | None = No
     return path
 
 
-def remove_manifest(kind: BrowserKind, user_data: Path | None = None) -> Path | None:
+def remove_manifest(kind: BrowserKind) -> Path | None:
     """Remove a browser's manifest; return where it was."""
-    path = manifest_path(kind, user_data)
-    if sys.platform == "win32" and user_data is None:
+    path = manifest_path(kind)
+    if sys.platform == "win32":
         import winreg
 
         with contextlib.suppress(FileNotFoundError):
@@ -256,13 +256,13 @@ class InstallCheck:
     message: str
 
 
-def checks(data: Path, kinds: list[BrowserKind], user_data: Path | None = None) -> list[InstallCheck]:
+def checks(data: Path, kinds: list[BrowserKind]) -> list[InstallCheck]:
     """Look at everything that must be in place for a page to reach this person's device."""
     return [
         _check_extension(data),
-        *(check for kind in kinds for check in _check_manifest(kind, user_data)),
+        *(check for kind in kinds for check in _check_manifest(kind)),
         InstallCheck("helper sets", bool(installed_services(data)), ", ".join(installed_services(data)) or "none yet"),
-        InstallCheck("devices", True, f"{len(databases(data))} profiles in {profiles_folder(data)}"),
+        InstallCheck("devices", True, f"{len(databases(data))} in {profiles_folder(data)}"),
     ]
 
 
@@ -283,8 +283,8 @@ def _differs(path: Path, folder: Path) -> bool:
     return path.name != "services.js" and (not copy.exists() or copy.read_bytes() != path.read_bytes())
 
 
-def _check_manifest(kind: BrowserKind, user_data: Path | None) -> list[InstallCheck]:
-    path = manifest_path(kind, user_data)
+def _check_manifest(kind: BrowserKind) -> list[InstallCheck]:
+    path = manifest_path(kind)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         program, origins = Path(content["path"]), content["allowed_origins"]

@@ -44,21 +44,14 @@ def describe_usage(spent: int, capacity: int) -> str:
     return f"{share}; by itself this moved the odds of any guess about this week by at most {odds_factor(spent)}"
 
 
-def describe_filter(kind: FilterKind) -> str:
-    """Describe what a kind of filter bounds."""
-    match kind:
-        case FilterKind.SITE:
-            return "What this site may learn"
-        case FilterKind.GLOBAL:
-            return "What all sites together may learn"
-        case FilterKind.IMPRESSION_SITE:
-            return "What may be learnt from ads this site showed"
-        case FilterKind.ADVERTISER:
-            return "What publishers may learn from conversions on this site"
-        case FilterKind.SIDE_QUERY:
-            return "What all sites together may spend on asking how many reports were empty"
-        case _:
-            assert_never(kind)
+# What each kind of filter bounds.
+FILTER_MEANINGS = {
+    FilterKind.SITE: "What this site may learn",
+    FilterKind.GLOBAL: "What all sites together may learn",
+    FilterKind.IMPRESSION_SITE: "What may be learnt from ads this site showed",
+    FilterKind.ADVERTISER: "What publishers may learn from conversions on this site",
+    FilterKind.SIDE_QUERY: "What all sites together may spend on asking how many reports were empty",
+}
 
 
 def describe_outcome(entry: EpochEntry) -> str:

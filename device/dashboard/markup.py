@@ -1,6 +1,7 @@
 """Build HTML from Python values, and the page template: header, navigation, sections, tables.
 
-All text is escaped except `Markup`, which only this module creates, so that a site's name cannot inject HTML.
+All text is escaped except `Markup`, which comes from this module and from templates of our own, so that a site's name
+cannot inject HTML.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _VOID = frozenset({"meta", "link", "input", "br", "img", "hr"})
 
 
 class Markup(str):
-    """Text that is HTML and must not be escaped. Only this module creates it."""
+    """Text that is HTML and must not be escaped."""
 
     __slots__ = ()
 
@@ -42,8 +43,18 @@ def join(children: Node) -> Markup:
     return Markup("".join(join(child) for child in children))
 
 
-def document(head: Node, body: Node) -> str:
-    return f'<!doctype html>\n<html lang="en"><head>{join(head)}</head><body>{join(body)}</body></html>\n'
+def document(title: str, body: Node, *, root: str, head: Node = None) -> str:
+    """Return an HTML document with our style sheet; `root` is prefixed to the addresses of static files."""
+    heads = [
+        tag("meta", charset="utf-8"),
+        tag("title", title),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("link", rel="stylesheet", href=f"{root}static/style.css"),
+        tag("link", rel="icon", type="image/svg+xml", href=f"{root}static/trefoil.svg"),
+        head,
+    ]
+    return f'<!doctype html>\n<html lang="en"><head>{join(heads)}</head><body>{join(body)}</body></html>\n'
 
 
 def _attribute(name: str, value: Attribute) -> str:
@@ -73,34 +84,18 @@ def page(
     `links` are the (name, address) pairs of the navigation and `current` the name of the open one; `below` goes between
     the header and the content; `root` is prefixed to the addresses of static files.
     """
-    heads = [
-        tag("meta", charset="utf-8"),
-        tag("title", f"{title} · Trefoil"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="stylesheet", href=f"{root}static/style.css"),
-        tag("link", rel="icon", type="image/svg+xml", href=f"{root}static/trefoil.svg"),
-        head,
-    ]
     body = [
         tag("a", "Skip to the content", href="#content", class_="skip"),
         tag("header", _brand(), _navigation(links, links_label, current), class_="bar"),
         below,
         tag("main", main, id="content", tabindex="-1"),
     ]
-    return document(heads, body)
+    return document(f"{title} · Trefoil", body, root=root, head=head)
 
 
 def bare_page(title: str, main: Node) -> str:
     """Return a page without header or navigation, to be embedded in a frame."""
-    head = [
-        tag("meta", charset="utf-8"),
-        tag("title", title),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="stylesheet", href="/static/style.css"),
-        tag("link", rel="icon", type="image/svg+xml", href="/static/trefoil.svg"),
-    ]
-    return document(head, tag("main", main, class_="bare"))
+    return document(title, tag("main", main, class_="bare"), root="/")
 
 
 def _brand() -> Markup:

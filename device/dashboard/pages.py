@@ -254,7 +254,7 @@ class OverviewPage:
         tables: list[Node] = []
         for kind in FilterKind:
             if kind is not FilterKind.SITE and (states := self._of_kind(kind)):
-                caption = f"{formatting.describe_filter(kind)}: at most {epsilon(states[0].capacity)} a week"
+                caption = f"{formatting.FILTER_MEANINGS[kind]}: at most {epsilon(states[0].capacity)} a week"
                 tables.append(self._budget_table(caption, states, named=bool(states[0].site)))
         nothing = tag("p", "Nothing is on record.", class_="empty")
         explained = [tag("p", _ALL_SITES), tables or nothing, tag("p", _QUOTAS, class_="soft") if tables[1:] else None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from socket import socket
-from typing import Any, TypeAlias, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
 from urllib.parse import quote
 
 from aiohttp import web
@@ -49,17 +49,7 @@ class Action(Enum):
     @property
     def notice(self) -> str:
         """Return the status message on the overview after the action."""
-        match self:
-            case Action.CLEAR_SITE:
-                return "Done: the site is cleared."
-            case Action.CLEAR_HISTORY:
-                return "Done: your history is cleared, and every week so far is closed to all sites."
-            case Action.SWITCH_OFF:
-                return "Done: measurement is off. Sites get empty reports, and cannot tell."
-            case Action.SWITCH_ON:
-                return "Done: measurement is on."
-            case _:
-                assert_never(self)
+        return f"Done: {_TEXTS[self].done}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,58 +73,64 @@ class ConfirmedAction:
                 assert_never(self.action)
 
 
-@dataclass(frozen=True, slots=True)
-class _Confirmation:
-    """The text of a confirmation page: the question, what will happen, and the button."""
+class _Text(NamedTuple):
+    """A confirmation page: the question, what will happen, and the button; and what is said afterwards."""
 
     title: str
     consequences: tuple[str, ...]
     button: str
+    done: str
+
+
+_TEXTS = {
+    Action.CLEAR_SITE: _Text(
+        "Clear {site}?",
+        ("This means: {clearing}.", "It gets no new budget by this, and no site is told."),
+        "Clear this site",
+        "the site is cleared.",
+    ),
+    Action.CLEAR_HISTORY: _Text(
+        "Clear your history?",
+        (
+            "Everything goes: impressions, conversions, what each site has spent, and the log of reports.",
+            "Since nobody knows any more what these weeks have paid, they are closed: no site measures anything "
+            "that happened before now. This cannot be undone.",
+        ),
+        "Clear everything",
+        "your history is cleared, and every week so far is closed to all sites.",
+    ),
+    Action.SWITCH_OFF: _Text(
+        "Switch measurement off?",
+        (
+            "From now on no impression is stored, and every report is empty. Sites go on getting reports and "
+            "cannot tell.",
+            "What is stored stays until you clear it.",
+        ),
+        "Switch off",
+        "measurement is off. Sites get empty reports, and cannot tell.",
+    ),
+    Action.SWITCH_ON: _Text(
+        "Switch measurement on?",
+        ("Sites can have ads remembered again and measure purchases, within the budgets.",),
+        "Switch on",
+        "measurement is on.",
+    ),
+}
 
 
 def confirmation_page(action: Action, csrf_token: str, *, site: str = "") -> str:
     """Return the page whose form performs `action`."""
-    confirmation = _confirmation(action, site)
+    text, names = _TEXTS[action], {"site": site, "clearing": describe_clearing(site)}
+    title = text.title.format(**names)
     fields = [
         tag("input", type="hidden", name="token", value=csrf_token),
         tag("input", type="hidden", name="site", value=site) if site else None,
     ]
     kind = "primary" if action is Action.SWITCH_ON else "primary danger"
-    buttons = tag(
-        "p", tag("button", confirmation.button, class_=kind), button_link("No, go back", "./"), class_="actions"
-    )
+    buttons = tag("p", tag("button", text.button, class_=kind), button_link("No, go back", "./"), class_="actions")
     form = tag("form", fields, buttons, method="post", action=action.value)
-    paragraphs = [tag("p", text) for text in confirmation.consequences]
-    return page(confirmation.title, [tag("h1", confirmation.title), paragraphs, form])
-
-
-def _confirmation(action: Action, site: str) -> _Confirmation:
-    match action:
-        case Action.CLEAR_SITE:
-            consequences = (
-                f"This means: {describe_clearing(site)}.",
-                "It gets no new budget by this, and no site is told.",
-            )
-            return _Confirmation(f"Clear {site}?", consequences, "Clear this site")
-        case Action.CLEAR_HISTORY:
-            consequences = (
-                "Everything goes: impressions, conversions, what each site has spent, and the log of reports.",
-                "Since nobody knows any more what these weeks have paid, they are closed: no site measures anything "
-                "that happened before now. This cannot be undone.",
-            )
-            return _Confirmation("Clear your history?", consequences, "Clear everything")
-        case Action.SWITCH_OFF:
-            consequences = (
-                "From now on no impression is stored, and every report is empty. Sites go on getting reports and "
-                "cannot tell.",
-                "What is stored stays until you clear it.",
-            )
-            return _Confirmation("Switch measurement off?", consequences, "Switch off")
-        case Action.SWITCH_ON:
-            text = "Sites can have ads remembered again and measure purchases, within the budgets."
-            return _Confirmation("Switch measurement on?", (text,), "Switch on")
-        case _:
-            assert_never(action)
+    paragraphs = [tag("p", each.format(**names)) for each in text.consequences]
+    return page(title, [tag("h1", title), paragraphs, form])
 
 
 class Dashboard:

@@ -1,12 +1,12 @@
-"""The file of a device database: how it is created and upgraded, and how it is validated before it is touched."""
+"""The file of a device database: how it is created, and how it is validated before it is touched."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import struct
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -67,9 +67,6 @@ CREATE TABLE action (
     time INTEGER NOT NULL,
     PRIMARY KEY (action, site)
 ) WITHOUT ROWID;
-"""
-_CONVERSION = (
-    """
 CREATE TABLE conversion (
     id INTEGER PRIMARY KEY,
     time INTEGER NOT NULL,
@@ -78,25 +75,27 @@ CREATE TABLE conversion (
     caller TEXT NOT NULL,
     label INTEGER NOT NULL,
     publishers TEXT NOT NULL
-)""",
-    "CREATE INDEX conversion_time ON conversion (time)",
-)
-_SERVICE = ("CREATE TABLE service (name TEXT PRIMARY KEY, signed_set BLOB NOT NULL) WITHOUT ROWID",)
-# What was chosen at creation, by the names of `DeviceLimits`; whatever is absent has its default.
-_SETTING = ("CREATE TABLE IF NOT EXISTS setting (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID",)
-# The statements that upgrade a file of each version to the next. They only add.
-_UPGRADES = {1: _CONVERSION, 2: _SERVICE, 3: _SETTING}
-
-
+);
+CREATE INDEX conversion_time ON conversion (time);
+CREATE TABLE service (name TEXT PRIMARY KEY, signed_set BLOB NOT NULL) WITHOUT ROWID;
+-- What was chosen at creation, by the names of `DeviceLimits`; whatever is absent has its default.
+CREATE TABLE setting (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID;
+"""
 Settings = Mapping[str, int | str]
 
 
 def create_database(
-    path: Path, *, epoch_length: int, epoch_start: int | None, debug: bool, settings: Settings | None = None
+    path: Path,
+    *,
+    epoch_length: int,
+    epoch_start: int | None = None,
+    debug: bool = False,
+    settings: Settings | None = None,
 ) -> None:
     """Create a database at `path` atomically, under another name, and link it into place.
 
-    If an earlier database at this path was lost and left its token, the epochs it may have charged stay closed.
+    Debug and epochs are fixed here; without a start, the first lookup fixes it. If an earlier database at this path was
+    lost and left its token, the epochs it may have charged stay closed.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
@@ -125,8 +124,6 @@ def _fill(path: Path, row: tuple[bytes, bool, int, int | None, int | None], sett
         connection.executescript(
             f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; {_TABLES}"
         )
-        for statement in (*_CONVERSION, *_SERVICE, *_SETTING):
-            connection.execute(statement)
         connection.execute(
             "INSERT INTO device (one, token, counter, debug, epoch_length, enabled, epoch_start, barrier)"
             " VALUES (1, ?, 0, ?, ?, 1, ?, ?)",
@@ -162,8 +159,7 @@ def check_header(path: Path) -> None:
             "Choose another file; this one was not touched.",
             kind=ErrorKind.WRONG_FILE,
         )
-    if version not in _UPGRADES:
-        check_version(path, version)
+    check_version(path, version)
 
 
 def check_version(path: Path, version: int) -> None:
@@ -174,26 +170,6 @@ def check_version(path: Path, version: int) -> None:
             "Use the program that wrote it, or a newer one. The file was not touched.",
             kind=ErrorKind.UNKNOWN_VERSION,
         )
-
-
-def upgrade(connection: sqlite3.Connection, path: Path) -> None:
-    """Upgrade an older file to this version in one durable transaction."""
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == VERSION:
-            return
-        connection.execute("BEGIN IMMEDIATE")
-        # Read again under the lock: another process may have upgraded it meanwhile.
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        while version in _UPGRADES:
-            for statement in _UPGRADES[version]:
-                connection.execute(statement)
-            version += 1
-        connection.execute(f"PRAGMA user_version = {version}")
-        connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        connection.close()
-        raise refusal(path, error) from None
 
 
 def connect(path: Path, wait: float) -> sqlite3.Connection:
@@ -208,17 +184,13 @@ def connect(path: Path, wait: float) -> sqlite3.Connection:
 
 
 def inspect(path: Path, wait: float, epoch_length: int) -> bool:
-    """Validate the file on a read-only connection. Return whether it is a debug device's.
+    """Validate the file. Return whether it is a debug device's.
 
     Raise on a damaged file, and on another epoch length than its own, which would restart its filters from zero.
     """
-    check_header(path)
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=wait)) as connection:
-            verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            row = connection.execute("SELECT epoch_length, debug FROM device").fetchone()
-    except sqlite3.Error as error:
-        raise refusal(path, error) from None
+    with _reading(path, wait) as connection:
+        verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        row = connection.execute("SELECT epoch_length, debug FROM device").fetchone()
     if verdict != "ok" or row is None:
         raise damaged(path, verdict if row else "its settings are missing")
     if row[0] != epoch_length:
@@ -230,14 +202,19 @@ def inspect(path: Path, wait: float, epoch_length: int) -> bool:
     return bool(row[1])
 
 
-def read_settings(path: Path, wait: float = 2.0) -> Settings:
-    """Return what was chosen when the database was created. A file of an older version has chosen nothing."""
+def read_settings(path: Path) -> Settings:
+    """Return what was chosen when the database was created."""
+    with _reading(path, wait=2.0) as connection:
+        return dict(connection.execute("SELECT name, value FROM setting ORDER BY name"))
+
+
+@contextmanager
+def _reading(path: Path, wait: float) -> Iterator[sqlite3.Connection]:
+    """Open a file of this program read-only."""
     check_header(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=wait)) as connection:
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'setting'").fetchone():
-                return {}
-            return dict(connection.execute("SELECT name, value FROM setting ORDER BY name"))
+            yield connection
     except sqlite3.Error as error:
         raise refusal(path, error) from None
 

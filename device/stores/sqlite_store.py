@@ -21,7 +21,7 @@ from device.epoch import EpochCalendar
 from device.errors import DatabaseUnavailable
 from device.events import ConversionEvent, EventSelection, Impression, SavedConversion, SavedImpression, Selection
 from device.stores.instance import InstanceToken, fresh_token
-from device.stores.schema import Settings, check_version, connect, create_database, inspect, refusal, upgrade
+from device.stores.schema import check_version, connect, create_database, inspect, refusal
 from device.stores.storage import CLEANUP_LIMIT, EVERYTHING, MAX_LOG_RECORDS, ReportRecord, SiteCount
 from protocol.errors import ErrorKind
 
@@ -52,7 +52,8 @@ SELECT site, count(*), min(time), max(time) FROM impression WHERE time >= ? AND 
 _EVICT = """
 DELETE FROM impression WHERE id IN (
     SELECT id FROM impression WHERE time >= ? AND time < ? AND (? IS NULL OR site = ?) ORDER BY time, id LIMIT ?)"""
-_DROP = "DELETE FROM impression WHERE id IN (SELECT id FROM impression WHERE time < ? ORDER BY time LIMIT ?)"
+# Of impressions or conversions.
+_DROP = "DELETE FROM {0} WHERE id IN (SELECT id FROM {0} WHERE time < ? ORDER BY time LIMIT ?)"
 _DROP_EXPIRED = "DELETE FROM {0} WHERE id IN (SELECT id FROM {0} WHERE expires < ? LIMIT ?)"
 # The log is in the order of calls: only its beginning is scanned, so that the cost does not grow with its length.
 _DROP_LOG = "DELETE FROM log WHERE time < ? AND id IN (SELECT id FROM log ORDER BY id LIMIT ?)"
@@ -72,9 +73,6 @@ DELETE FROM conversion WHERE id = (
         SELECT site FROM conversion WHERE time >= ?1 AND time < ?2
         GROUP BY site ORDER BY count(*) DESC, min(time), site LIMIT 1)
     ORDER BY time, id LIMIT 1)"""
-_DROP_CONVERSIONS = (
-    "DELETE FROM conversion WHERE id IN (SELECT id FROM conversion WHERE time < ? ORDER BY time LIMIT ?)"
-)
 
 
 class _State(NamedTuple):
@@ -102,22 +100,11 @@ class SqliteStore:
         self._wait = wait
         self._lock = threading.Lock()
         self._state: _State | None = None
-        self._vouched = True
-        self._erases = False
+        self._token_written = True
+        self._truncates_log = False
         self._pruned = _FIRST_FILTER
 
-    @classmethod
-    def create(
-        cls,
-        path: Path,
-        *,
-        epoch_length: int,
-        epoch_start: int | None = None,
-        debug: bool = False,
-        settings: Settings | None = None,
-    ) -> None:
-        """Create a database at `path`. Debug and epochs are fixed here; without a start, the first lookup fixes it."""
-        create_database(path, epoch_length=epoch_length, epoch_start=epoch_start, debug=debug, settings=settings)
+    create = staticmethod(create_database)
 
     @classmethod
     def open(cls, path: Path, *, epoch_length: int, clock: Callable[[], int], wait: float = 2.0) -> SqliteStore:
@@ -128,30 +115,33 @@ class SqliteStore:
         debug = inspect(path, wait, epoch_length)
         path.chmod(0o600)
         connection = connect(path, wait)
-        upgrade(connection, path)
         store = cls(connection, path, InstanceToken(path), wait=wait, debug=debug)
         try:
             with store.transaction():
-                store._recognise(clock())
+                store._close_if_copied(clock())
         except BaseException:
             store.close()
             raise
         return store
 
     def close(self) -> None:
-        with self._lock:
+        # A custom function that never returns keeps the lock; its transaction is rolled back when the process ends.
+        if self._lock.acquire(timeout=self._wait):
             self._connection.close()
             self._instance.close()
+            self._lock.release()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block from BEGIN IMMEDIATE to COMMIT. Raise DatabaseUnavailable if disk or lock do not permit it."""
         if not self._lock.acquire(timeout=self._wait):
-            raise DatabaseUnavailable(f"{self._path} is busy", kind=ErrorKind.BUSY)
+            raise DatabaseUnavailable(
+                f"{self._path} is busy", "Another call of this device is at work: retry later.", kind=ErrorKind.BUSY
+            )
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             self._read_state()
-            self._catch_up()
+            self._write_pending_token()
             yield
             self._commit()
         except sqlite3.Error as error:
@@ -174,41 +164,41 @@ class SqliteStore:
             self._read_state()
 
     def _commit(self) -> None:
-        state = self._now()
+        state = self._row()
         self._connection.execute("UPDATE device SET counter = ?", (state.counter + 1,))
         self._connection.execute("COMMIT")
         try:
             self._instance.follow(state.token, state.counter + 1)
         except OSError:
-            # The commit stands, and the caller must not learn about the disk; `_catch_up` retries.
-            self._vouched = False
-        if self._erases:
+            # The commit stands, and the caller must not learn about the disk; `_write_pending_token` retries.
+            self._token_written = False
+        if self._truncates_log:
             # What the person cleared must not stay in the log beside the file. Best effort: a reader may hold it.
-            self._erases = False
+            self._truncates_log = False
             with suppress(sqlite3.Error):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _catch_up(self) -> None:
+    def _write_pending_token(self) -> None:
         """Write the token that could not be written after the last transaction; until that succeeds, raise."""
-        if not self._vouched:
-            state = self._now()
+        if not self._token_written:
+            state = self._row()
             try:
                 self._instance.follow(state.token, state.counter)
             except OSError as error:
                 raise DatabaseUnavailable(f"the token of {self._path} cannot be written: {error.strerror}") from None
-            self._vouched = True
+            self._token_written = True
 
-    def _recognise(self, now: int) -> None:
+    def _close_if_copied(self, now: int) -> None:
         """Close all epochs of a database that this device did not write last (a copy), and assign it a fresh token.
 
         The barrier is durable before the sidecar vouches for the new token (`_commit` writes that last).
         """
-        state = self._now()
+        state = self._row()
         if not self._instance.vouches_for(state.token, state.counter):
             self.raise_barrier(max(now, self._instance.latest()))
             self._set("token", fresh_token())
 
-    def _now(self) -> _State:
+    def _row(self) -> _State:
         if self._state is None:
             raise RuntimeError("a store must be used inside its transaction")
         return self._state
@@ -225,31 +215,31 @@ class SqliteStore:
 
     @property
     def enabled(self) -> bool:
-        return bool(self._now().enabled)
+        return bool(self._row().enabled)
 
     def set_enabled(self, enabled: bool) -> None:
         self._set("enabled", enabled)
 
     @property
     def epoch_start(self) -> int | None:
-        return self._now().epoch_start
+        return self._row().epoch_start
 
     def fix_epoch_start(self, start: int) -> None:
-        if self._now().epoch_start is None:
+        if self._row().epoch_start is None:
             self._set("epoch_start", start)
 
     @property
     def barrier(self) -> int | None:
-        return self._now().barrier
+        return self._row().barrier
 
     def raise_barrier(self, moment: int) -> None:
-        barrier = self._now().barrier
+        barrier = self._row().barrier
         if barrier is None or barrier < moment:
             self._set("barrier", moment)
 
     def save(self, saved: SavedImpression) -> None:
-        seen = saved.impression
-        row = (seen.time, saved.expires, seen.site, seen.caller, seen.histogram_index, seen.match_value, seen.priority)
+        time, site, *rest = saved.impression
+        row = (time, saved.expires, site, *rest)
         lists = (_listing(saved.conversion_sites), _listing(saved.conversion_callers))
         self._connection.execute("INSERT INTO impression VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row + lists)
 
@@ -271,8 +261,8 @@ class SqliteStore:
 
     def impressions(self) -> Sequence[SavedImpression]:
         return [
-            SavedImpression(Impression._make(seen), expires, frozenset(sites.split()), frozenset(callers.split()))
-            for *seen, expires, sites, callers in self._connection.execute(_ALL)
+            SavedImpression(Impression._make(impression), expires, frozenset(sites.split()), frozenset(callers.split()))
+            for *impression, expires, sites, callers in self._connection.execute(_ALL)
         ]
 
     def census(self, since: int, until: int) -> Sequence[SiteCount]:
@@ -282,10 +272,10 @@ class SqliteStore:
         self._connection.execute(_EVICT, (since, until, site, site, min(count, CLEANUP_LIMIT)))
 
     def drop_impressions_before(self, moment: int) -> None:
-        self._connection.execute(_DROP, (moment, CLEANUP_LIMIT))
+        self._connection.execute(_DROP.format("impression"), (moment, CLEANUP_LIMIT))
 
     def clear_caller(self, site: str) -> None:
-        self._erases = True
+        self._truncates_log = True
         self.conversions.clear_caller(site)
         self._connection.execute("DELETE FROM impression WHERE caller = ?", (site,))
         entry = f" {site} "
@@ -318,7 +308,7 @@ class SqliteStore:
         return {FilterOwner(FilterKind(kind), site): PrivacyFilter(paid) for kind, site, paid in rows}
 
     def forget(self, sites: Collection[str]) -> None:
-        self._erases = True
+        self._truncates_log = True
         self._connection.execute("DELETE FROM log")
         self.conversions.forget(sites)
         if not sites:
@@ -330,7 +320,7 @@ class SqliteStore:
 
     def prune(self, first_epoch: int, before: int) -> bool:
         finished = self._prune_filters(first_epoch) & self.conversions.drop_before(before)
-        for query in (_DROP, _DROP_LOG, _DROP_ACTIONS):
+        for query in (_DROP.format("impression"), _DROP_LOG, _DROP_ACTIONS):
             finished &= self._connection.execute(query, (before, CLEANUP_LIMIT)).rowcount < CLEANUP_LIMIT
         return finished
 
@@ -404,7 +394,7 @@ class SqlConversions:
         self._connection.execute(_EVICT_CONVERSION, (since, until))
 
     def drop_before(self, moment: int, most: int = CLEANUP_LIMIT) -> bool:
-        return self._connection.execute(_DROP_CONVERSIONS, (moment, most)).rowcount < most
+        return self._connection.execute(_DROP.format("conversion"), (moment, most)).rowcount < most
 
     def drop_expired(self, now: int) -> bool:
         dropped = self._connection.execute(_DROP_EXPIRED.format("conversion"), (now, CLEANUP_LIMIT)).rowcount

@@ -27,7 +27,7 @@ EVERYTHING = Need()
 CLEANUP_LIMIT = 200
 _RECORD = struct.Struct(">qqqB253sB253sB")
 _EPOCH = struct.Struct(">qBq")
-# In the byte that counts epochs, so that records written before the display side existed still decode.
+# The side is in the byte that counts epochs.
 _SIDE_BIT = 7
 
 
@@ -106,119 +106,93 @@ class Store(Protocol):
     @property
     def debug(self) -> bool:
         """Return whether this device makes debug reports only. Fixed at creation."""
-        ...
 
     def transaction(self) -> AbstractContextManager[None]:
         """Run the block atomically and durably. Raise DatabaseUnavailable after a timeout."""
-        ...
 
     def discarded(self) -> AbstractContextManager[None]:
         """Run the block inside a transaction, and undo what it changed."""
-        ...
 
     @property
     def enabled(self) -> bool:
         """Return whether the person has measurement switched on."""
-        ...
 
     def set_enabled(self, enabled: bool) -> None: ...
 
     @property
     def epoch_start(self) -> int | None:
         """Return where epoch 0 begins, or None before the first lookup."""
-        ...
 
     def fix_epoch_start(self, start: int) -> None:
         """Set the start if it is not set yet; it never changes afterwards."""
-        ...
 
     @property
     def barrier(self) -> int | None:
         """Return the moment up to whose epoch, inclusive, nothing is usable any more."""
-        ...
 
     def raise_barrier(self, moment: int) -> None:
         """Move the barrier forward to `moment`; never back."""
-        ...
 
     @property
     def conversions(self) -> ConversionStore:
         """Return the store of conversion events, for use inside this store's transaction."""
-        ...
 
     @property
     def services(self) -> ServiceStore:
         """Return the store of helper sets that the device trusts. Clearing history does not touch it."""
-        ...
 
     def save(self, saved: SavedImpression) -> None: ...
 
     def matched_sites(self, selection: Selection, calendar: EpochCalendar) -> Mapping[int, Collection[str]]:
         """Return the sites of impressions that `selection` accepts, by epoch."""
-        ...
 
     def matching(self, selection: Selection, need: Need = EVERYTHING) -> Sequence[Impression]:
         """Return impressions that `selection` accepts, as many as `need` says, in its order."""
-        ...
 
     def impressions(self) -> Sequence[SavedImpression]:
         """Return all impressions, by time."""
-        ...
 
     def census(self, since: int, until: int) -> Sequence[SiteCount]:
         """Return every site with impressions in [since, until)."""
-        ...
 
     def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
         """Delete the oldest `count` impressions in [since, until), on `site` or anywhere, in bounded work."""
-        ...
 
     def drop_impressions_before(self, moment: int) -> None:
         """Delete impressions dated before `moment`, in bounded work; the next call continues."""
-        ...
 
     def clear_caller(self, site: str) -> None:
         """Delete what `site` saved as caller, of either kind, and every event whose list naming it becomes empty."""
-        ...
 
     def filters_of(self, owners: Collection[FilterOwner]) -> dict[FilterOwner, PrivacyFilter]:
         """Return copies of these owners' filters, empty ones for those that never paid. Write changes with `keep`."""
-        ...
 
     def keep(self, filters: Mapping[FilterOwner, PrivacyFilter]) -> None:
         """Write these filters back."""
-        ...
 
     def filters(self) -> Mapping[FilterOwner, PrivacyFilter]:
         """Return all filters."""
-        ...
 
     def forget(self, sites: Collection[str]) -> None:
         """Delete the sites' events and filters, or everything if none are named, and the log of reports."""
-        ...
 
     def prune(self, first_epoch: int, before: int) -> bool:
         """Delete filters of epochs below `first_epoch`, and everything else that is dated before `before`.
 
         In bounded work; return whether nothing is left to delete.
         """
-        ...
 
     def drop_expired(self, now: int) -> bool:
         """Delete events of either kind that expired before `now`, in bounded work; return whether none is left."""
-        ...
 
     def log(self, record: ReportRecord, most: int = MAX_LOG_RECORDS) -> None:
         """Append to the log of reports, and keep its last `most` records."""
-        ...
 
     def reports(self) -> Sequence[ReportRecord]:
         """Return the log of reports, oldest first."""
-        ...
 
     def admit_to_action(self, action: str, site: str, limit: int, now: int) -> bool:
         """Record that `site` acts on a user action. Return whether it is among the first `limit` sites to do so."""
-        ...
 
 
 class ConversionStore(Protocol):
@@ -228,35 +202,18 @@ class ConversionStore(Protocol):
 
     def matching(self, selection: EventSelection) -> Sequence[ConversionEvent]:
         """Return events that `selection` accepts, by time; within one second in the order of saving."""
-        ...
 
     def all(self) -> Sequence[SavedConversion]:
         """Return every event, by time."""
-        ...
 
     def count_between(self, since: int, until: int) -> int:
         """Return how many events happened in [since, until)."""
-        ...
 
     def evict_between(self, since: int, until: int) -> None:
         """Delete the oldest event in [since, until) of the site that has most: a flood evicts its own events."""
-        ...
 
     def drop_before(self, moment: int, most: int = CLEANUP_LIMIT) -> bool:
         """Delete at most `most` events dated before `moment`. Return whether none is left."""
-        ...
-
-    def drop_expired(self, now: int) -> bool:
-        """Delete events that expired before `now`, in bounded work; return whether none is left."""
-        ...
-
-    def clear_caller(self, site: str) -> None:
-        """Delete what `site` saved as caller, and every event whose list naming it becomes empty."""
-        ...
-
-    def forget(self, sites: Collection[str]) -> None:
-        """Delete the events on these sites, or all of them if none are named."""
-        ...
 
 
 class ServiceStore(Protocol):
@@ -264,10 +221,8 @@ class ServiceStore(Protocol):
 
     def all(self) -> Mapping[str, bytes]:
         """Return every signed set as its file holds it, by name, in the order of names."""
-        ...
 
     def keep(self, name: str, signed_set: bytes) -> None:
         """Store this set under this name, replacing any other."""
-        ...
 
     def remove(self, name: str) -> None: ...

@@ -30,8 +30,7 @@ from http_sf import Token
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import DOMException
-from device.events import ConversionEventOptions, ImpressionOptions
-from device.labelling import LabelOptions
+from device.events import ImpressionOptions
 from device.limits import DeviceLimits
 from device.site import parse_site
 from device.web.http_headers import Member, parse_dictionary
@@ -111,12 +110,10 @@ _PORTS = {"https": 443, "http": 80}
 
 
 class Feature(Enum):
-    """The policy-controlled features, by the standard's names; the display side's by its own."""
+    """The policy-controlled features, by the standard's names."""
 
     SAVE_IMPRESSION = "save-impression"
     MEASURE_CONVERSION = "measure-conversion"
-    SAVE_CONVERSION = "save-conversion"
-    MEASURE_IMPRESSION = "measure-impression"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +158,8 @@ class Container:
     def allows(self, feature: Feature, holder: str, child: str) -> bool:
         """Return whether all declarations of `feature` allow the origin `child`; without any, it is allowed."""
         declarations = (part.split() for part in self.allow.split(";"))
-        mine = [words[1:] or ["'src'"] for words in declarations if words and words[0].lower() == feature.value]
-        return all(any(self._matches(word.lower(), holder, child) for word in words) for words in mine)
+        allowlists = [words[1:] or ["'src'"] for words in declarations if words and words[0].lower() == feature.value]
+        return all(any(self._matches(word.lower(), holder, child) for word in words) for words in allowlists)
 
     def _matches(self, word: str, holder: str, child: str) -> bool:
         if word in ("*", "'self'"):
@@ -261,16 +258,6 @@ class Browser(Generic[R]):
         """Call `Device.measure_conversion` if the page is allowed to."""
         action = self.check(page, Feature.MEASURE_CONVERSION)
         return self._device.measure_conversion(page.site, options, intermediary=page.intermediary, action=action)
-
-    def save_conversion(self, page: Page, options: ConversionEventOptions) -> None:
-        """Call `Device.save_conversion` if the page is allowed to."""
-        action = self.check(page, Feature.SAVE_CONVERSION)
-        self._device.save_conversion(page.site, options, intermediary=page.intermediary, action=action)
-
-    def measure_impression(self, page: Page, options: LabelOptions) -> R:
-        """Call `Device.measure_impression` if the page is allowed to."""
-        action = self.check(page, Feature.MEASURE_IMPRESSION)
-        return self._device.measure_impression(page.site, options, intermediary=page.intermediary, action=action)
 
     def check(self, page: Page, feature: Feature, *, acted: bool = False) -> str | None:
         """Raise NotAllowedError if an insecure context, the page's policy or a missing activation forbids the call.

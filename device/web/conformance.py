@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from device.report import PlainSeal
 from device.stores.memory_store import MemoryStore
 from device.stores.storage import Store
 from device.web.browser import Browser, Page
+from device.web.dictionaries import Options, member_names, read_options
 from protocol.cli.console import err, progress, say, write_json
 from protocol.cli.options import JsonFile
 from protocol.errors import ErrorKind, TrefoilError
@@ -89,27 +90,11 @@ def as_object(value: object, what: str) -> dict[str, Any]:
     return {key: item for key, item in value.items() if key != "$comment"}
 
 
-def python_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the standard's camelCase options under Python names. The dataclass refuses unknown ones."""
-    named = {}
-    for name, value in as_object(options, "options").items():
-        snake = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
-        exact = snake in {"epsilon", "credit"}
-        named[snake] = value if exact else _wholes(value)
-    return named
-
-
 def whole(value: object) -> int:
     """Return a JSON number as an integer: 5.0 is 5."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         raise ValueError(f"{value!r} is not a whole number")
     return int(value)
-
-
-def _wholes(value: object) -> object:
-    if isinstance(value, list):
-        return [_wholes(item) for item in value]
-    return whole(value) if isinstance(value, float) else value
 
 
 def _constant(coin: float) -> Callable[[], float]:
@@ -118,6 +103,7 @@ def _constant(coin: float) -> Callable[[], float]:
 
 Outcome = list[int] | str | dict[str, str] | None
 PlainDevice = Device[tuple[int, ...]]
+PlainBrowser = Browser[tuple[int, ...]]
 MakeDevice = Callable[[Store, DeviceLimits, DeviceCoins, Callable[[], int]], PlainDevice]
 
 
@@ -178,13 +164,13 @@ def run_scenario(scenario: Mapping[str, Any], config: ScenarioConfig, make_devic
     """Run the events of one timeline and yield every mismatch."""
     now = 0
     device = make_device(MemoryStore(debug=True), config.limits, config.coins, lambda: now)
-    target = ScenarioTarget(device, Browser(device, lambda: now, config.limits))
+    browser = Browser(device, lambda: now, config.limits)
     for number, raw in enumerate(scenario["events"], start=1):
         event = as_object(raw, f"event {number}")
         now = whole(event.pop("seconds"))
         kind = event.pop("event")
         expected = _expected(kind, event)
-        actual = outcome(target, kind, event)
+        actual = outcome(device, browser, kind, event)
         if event:
             unknown = ", ".join(sorted(event))
             raise TrefoilError(f"event {number} has unknown keys: {unknown}", kind=ErrorKind.UNKNOWN_FIELD)
@@ -197,30 +183,20 @@ def plain_device(store: Store, limits: DeviceLimits, coins: DeviceCoins, clock: 
     return Device(store, PlainSeal(), clock=clock, limits=limits, coins=coins)
 
 
-class ScenarioTarget(NamedTuple):
-    """A device, and the browser in front of it."""
-
-    device: PlainDevice
-    browser: Browser[tuple[int, ...]]
-
-
-def outcome(target: ScenarioTarget, kind: str, event: dict[str, Any]) -> Outcome:
+def outcome(device: PlainDevice, browser: PlainBrowser, kind: str, event: dict[str, Any]) -> Outcome:
     """Return the outcome of one call: a histogram, the standard's name of an error, or None."""
     try:
-        return _call(target, kind, event)
+        return _call(device, browser, kind, event)
     except StandardError as error:
         return error.standard_name
 
 
-def _call(target: ScenarioTarget, kind: str, event: dict[str, Any]) -> Outcome:
-    device, browser = target
+def _call(device: PlainDevice, browser: PlainBrowser, kind: str, event: dict[str, Any]) -> Outcome:
     match kind:
         case "saveImpression":
-            impression = ImpressionOptions(**python_options(event.pop("options")))
-            browser.save_impression(_page(event), impression)
+            browser.save_impression(_page(event), _options(ImpressionOptions, event))
         case "measureConversion":
-            conversion = ConversionOptions(**python_options(event.pop("options")))
-            return list(browser.measure_conversion(_page(event), conversion))
+            return list(browser.measure_conversion(_page(event), _options(ConversionOptions, event)))
         case "updateActivationTimestamp":
             browser.activations.user_acted(event.pop("topLevelTraversable"))
         case "clearImpressionsForSite":
@@ -234,6 +210,14 @@ def _call(target: ScenarioTarget, kind: str, event: dict[str, Any]) -> Outcome:
         case _:
             raise TrefoilError(f"unknown event: {kind}", kind=ErrorKind.UNKNOWN_NAME)
     return None
+
+
+def _options(kind: type[Options], event: dict[str, Any]) -> Options:
+    """Return the call's options, as a page passes them. Unlike a page, a scenario may name no unknown one."""
+    passed = as_object(event.pop("options"), "options")
+    if unknown := passed.keys() - member_names(kind):
+        raise TrefoilError(f"unknown options: {', '.join(sorted(unknown))}", kind=ErrorKind.UNKNOWN_FIELD)
+    return read_options(kind, passed)
 
 
 def _expected(kind: str, event: dict[str, Any]) -> Outcome:

@@ -53,6 +53,10 @@ def read_options(kind: type[Options], passed: object) -> Options:
     return kind(**members)
 
 
+def member_names(kind: type[Options]) -> set[str]:
+    return {_camel(member.name) for member in dataclasses.fields(kind)}
+
+
 def _member(field: str, name: str, passed: Mapping[str, object]) -> object:
     value = passed[name]
     if field in _LISTS:

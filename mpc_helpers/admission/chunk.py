@@ -84,7 +84,7 @@ def _open_payloads(
     """Open the payload of every admitted report and return the rows, in order, and seeds of those that open."""
     own_id = KEY_ID_SPANS[rules.party]
     # Made for each chunk, which costs next to nothing: this process outlives the keys and must not retain them.
-    keys = {key.helper_set + key.key_id: PrivateKey.from_raw(key.suite, key.private) for key in rules.keys}
+    keys = {key.helper_set + key.key_id: PrivateKey(key.suite, key.private) for key in rules.keys}
     rows_by_key: dict[bytes, list[int]] = {}
     for row in np.flatnonzero(reasons == ADMITTED).tolist():
         header = headers[row]
@@ -122,7 +122,6 @@ class ChunkJob:
     source: Path | bytes = field(repr=False)
 
     def chunk(self) -> ColumnChunk:
-        """Return the records of this span."""
         if isinstance(self.source, bytes):
             return ColumnChunk(self.layout, self.source)
         return read_chunk(self.source, self.layout, self.start, len(self.repeats))
@@ -153,13 +152,11 @@ class Stopwatch:
         self._seconds = dict.fromkeys(_PARTS, 0.0)
 
     def lap(self, part: str) -> None:
-        """Attribute the time since the last lap to `part`."""
         now = time.thread_time()
         self._seconds[part] += now - self._last
         self._last = now
 
     def cpu_seconds(self) -> CpuSeconds:
-        """Return the totals of all laps."""
         return CpuSeconds(**self._seconds)
 
 

@@ -22,13 +22,13 @@ import numpy.typing as npt
 from protocol.batch import (
     DIGEST_SPAN,
     PREAMBLE_SIZE,
-    BatchRoot,
-    ColumnHash,
     ColumnLayout,
     ColumnReader,
     DigestRows,
     Digests,
     batch_root,
+    new_batch_root,
+    new_column_hash,
 )
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE, P, Vector, add
@@ -65,7 +65,6 @@ def preimages(opened: Mask, shares: Vector) -> list[bytes]:
 
 
 def block_hash(number: int, preimage: bytes) -> bytes:
-    """Return the hash of one block."""
     state = _LABEL.copy()
     state.update(number.to_bytes(4, "big") + preimage)
     return state.digest()
@@ -128,7 +127,6 @@ class BlockCache:
         self._residues = residues
 
     def holds(self, number: int, hashed: bytes) -> bool:
-        """Return whether the block with this hash is cached."""
         return block_hash(number, self.read(number)) == hashed
 
     def read(self, number: int) -> bytes:
@@ -143,7 +141,6 @@ class BlockCache:
         return data[: BITMAP_SIZE + ELEMENT_SIZE * self._residues * int(np.count_nonzero(bits))]
 
     def keep(self, number: int, preimage: bytes) -> None:
-        """Write a block at its offset."""
         self._path.touch(mode=0o600)
         with self._path.open("r+b") as file:
             file.seek(number * self._size)
@@ -184,8 +181,8 @@ class ColumnDraft:
         self._size = layout.file_size(count)
         self._drafts = (_draft(column, mark), _draft(digests_path(column), mark))
         self._records, self._digests = (path.open("wb") for path in self._drafts)
-        self._root = BatchRoot(count)
-        self._hash = ColumnHash(layout)
+        self._root = new_batch_root(count)
+        self._hash = new_column_hash(layout)
         self._received = 0
         # The received part of a record that is not complete yet; at first, of the preamble.
         self._partial = b""
@@ -202,7 +199,6 @@ class ColumnDraft:
             path.unlink(missing_ok=True)
 
     def add(self, piece: bytes) -> None:
-        """Append the next bytes of the column."""
         if self._received + len(piece) > self._size:
             hint = "Upload the column of this query."
             raise ProtocolError(f"the column has more than {self._size} bytes", hint, kind=ErrorKind.TOO_LARGE)
@@ -219,7 +215,8 @@ class ColumnDraft:
         if self._received != self._size:
             message = f"the column ended after {self._received} of {self._size} bytes"
             raise ProtocolError(message, "Upload it again.", kind=ErrorKind.TRUNCATED)
-        if self._root.digest() != root or self._hash.digest(root) != column_hash:
+        self._hash.update(root)
+        if self._root.digest() != root or self._hash.digest() != column_hash:
             return False
         for file in (self._digests, self._records):
             file.flush()
@@ -237,9 +234,9 @@ class ColumnDraft:
         size, header = self._layout.record, self._layout.header
         whole = len(data) - len(data) % size
         records = np.frombuffer(data, dtype=np.uint8, count=whole).reshape(-1, size)
-        self._hash.add(records[:, size - self._layout.payload :])
+        self._hash.update(records[:, size - self._layout.payload :].tobytes())
         hashed = b"".join([header_digest(data[at : at + header]) for at in range(0, whole, size)])
-        self._root.add(hashed)
+        self._root.update(hashed)
         self._digests.write(hashed)
         return data[whole:]
 
@@ -322,5 +319,4 @@ class CheckResults:
 
     @classmethod
     def none(cls, reports: int) -> CheckResults:
-        """Return the state before any check."""
         return cls(np.zeros(reports, dtype=np.bool_), np.zeros(reports, dtype=np.bool_))

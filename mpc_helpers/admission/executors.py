@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, TypeVar, assert_never
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from protocol.errors import ErrorKind, TrefoilError
@@ -78,7 +77,6 @@ class Pool(Executor):
         self._pool: Executor | None = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """See `Executor.submit`."""
         with self._lock:
             if self._pool is None:
                 self._pool = self._start()
@@ -95,7 +93,6 @@ class Pool(Executor):
             self.submit(os.getpid)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """See `Executor.shutdown`."""
         with self._lock:
             if self._pool is not None:
                 self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
@@ -139,57 +136,30 @@ def report_executor(address: str, processes: int) -> Iterator[ReportExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Scheme(Enum):
-    """The scheme of a scheduler's address."""
-
-    PLAIN = "dask"
-    TLS = "tls"
-
-
-@dataclass(frozen=True, slots=True)
-class _Scheduler:
-    """The address of a dask scheduler. Jobs carry private keys, so without TLS it must be on this machine."""
-
-    scheme: _Scheme
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, address: str) -> _Scheduler:
-        parts = urlsplit(address)
-        try:
-            scheme, port = _Scheme(parts.scheme), parts.port
-        except ValueError:
-            scheme, port = None, None
-        if scheme is None or not parts.hostname or not port:
-            raise TrefoilError(
-                f"{address!r} is no executor",
-                "Give it as tls://HOST:PORT, on this machine also as dask://HOST:PORT, or leave it out.",
-                kind=ErrorKind.MALFORMED,
-            )
-        if scheme is _Scheme.PLAIN and not _is_loopback(parts.hostname):
-            raise TrefoilError(
-                f"{parts.hostname} is another machine: dask:// would send it private keys in the clear",
-                "Give the scheduler certificates and use tls://HOST:PORT (DEPLOY.md, 'More machines').",
-                kind=ErrorKind.FORBIDDEN,
-            )
-        return cls(scheme, parts.hostname, port)
-
-    @property
-    def address(self) -> str:
-        """The address in dask's form."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        match self.scheme:
-            case _Scheme.PLAIN:
-                return f"tcp://{host}:{self.port}"
-            case _Scheme.TLS:
-                return f"tls://{host}:{self.port}"
-            case _:
-                assert_never(self.scheme)
+def _scheduler_at(address: str) -> str:
+    """Return a scheduler's address in dask's form. Jobs carry private keys: without TLS it must be on this machine."""
+    parts = urlsplit(address)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if parts.scheme not in ("dask", "tls") or not parts.hostname or not port:
+        raise TrefoilError(
+            f"{address!r} is no executor",
+            "Give it as tls://HOST:PORT, on this machine also as dask://HOST:PORT, or leave it out.",
+            kind=ErrorKind.MALFORMED,
+        )
+    if parts.scheme == "dask" and not _is_loopback(parts.hostname):
+        raise TrefoilError(
+            f"{parts.hostname} is another machine: dask:// would send it private keys in the clear",
+            "Give the scheduler certificates and use tls://HOST:PORT (DEPLOY.md, 'More machines').",
+            kind=ErrorKind.FORBIDDEN,
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{'tls' if parts.scheme == 'tls' else 'tcp'}://{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether every address of a host is a loopback address."""
     try:
         addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     except OSError:
@@ -199,19 +169,18 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[ReportExecutor]:
-    scheduler = _Scheduler.parse(address)
+    scheduler = _scheduler_at(address)
     try:
         from distributed import Client
     except ImportError:
         hint = "Install it with: pip install 'trefoil[cluster]'"
         raise TrefoilError("dask is not installed", hint, kind=ErrorKind.MISSING_DEPENDENCY) from None
     try:
-        client = Client(
-            scheduler.address, timeout=CONNECT_SECONDS, set_as_default=False, security=_security(scheduler.scheme)
-        )
+        security = _certificates() if scheduler.startswith("tls://") else None
+        client = Client(scheduler, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
     except (OSError, RuntimeError) as error:
         raise TrefoilError(
-            f"there is no dask scheduler at {scheduler.host}:{scheduler.port}: {error}",
+            f"there is no dask scheduler at {scheduler}: {error}",
             "Start it: dask scheduler. With tls://, both ends need a certificate of the same authority.",
             kind=ErrorKind.UNREACHABLE,
         ) from None
@@ -219,10 +188,8 @@ def _dask(address: str) -> Iterator[ReportExecutor]:
         yield ReportExecutor(client.get_executor(retries=RETRIES, pure=False), CLUSTER_CHUNKS, shared_disk=False)
 
 
-def _security(scheme: _Scheme) -> Any:  # Any: dask's own class, which is here only where dask is installed
+def _certificates() -> Any:  # Any: dask's own class, which is here only where dask is installed
     """Return the certificates of dask's configuration, with encryption required."""
-    if scheme is _Scheme.PLAIN:
-        return None
     from distributed.security import Security
 
     security = Security(require_encryption=True)

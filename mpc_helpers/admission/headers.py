@@ -248,7 +248,6 @@ def header_amounts(query: Query, headers: Bytes, reasons: Reasons) -> list[tuple
 
 
 def header_debug(headers: Bytes) -> Mask:
-    """Return which headers say that a debug device made the report."""
     flags = headers[:, FLAGS_SPAN.start]
     mask: Mask = (flags & Flags.DEBUG) != 0
     return mask

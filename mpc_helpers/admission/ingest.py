@@ -97,7 +97,6 @@ class AdmittedColumn:
         return check_root(self.blocks) if self.rules.query.shape.checked else NO_ROOT
 
     def rejections(self) -> dict[Rejection, int]:
-        """Return the number of reports dropped for each reason."""
         codes, counts = np.unique(self.reasons[~self.summed], return_counts=True)
         return {REASON_OF[int(code)]: int(count) for code, count in zip(codes, counts, strict=True)}
 
@@ -123,7 +122,6 @@ class AdmittedColumn:
 
     @property
     def residues(self) -> int:
-        """How many check shares a report has."""
         return self.rules.query.shape.residues
 
     def show(self, numbers: Sequence[int]) -> list[bytes] | None:

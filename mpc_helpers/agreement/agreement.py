@@ -8,7 +8,7 @@ is the package `ledger`. Messages may be lost, delayed, repeated and reordered: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import assert_never
 
@@ -48,6 +48,7 @@ class Agreement:
         *,
         retry: RetryPolicy | None = None,
         hooks: Hooks | None = None,
+        rebuilt_from: Mapping[int, int] | None = None,
     ) -> None:
         retry, hooks = retry or RetryPolicy(), hooks or Hooks()
         self.ledger = ledger
@@ -65,6 +66,7 @@ class Agreement:
             offload=self.offload,
             entropy=hooks.entropy,
             reply_timeout=retry.reply_timeout,
+            rebuilt_from=rebuilt_from or {},
         )
         context = Context(
             ledger, parties, self.peers, self.alarms, self._negotiations, self.offload, self._compute, retry, hooks

@@ -102,12 +102,10 @@ class Propose:
 
     @property
     def mask(self) -> Mask:
-        """Return the bitmap as booleans."""
         return np.unpackbits(np.frombuffer(self.bitmap, dtype=np.uint8), count=self.count).astype(np.bool_)
 
     @property
     def rejection_counts(self) -> dict[Rejection, int]:
-        """Return the counts of rejected reports by reason."""
         return {reason: count for reason, count in zip(_REASONS, self.rejections, strict=True) if count}
 
     def encode(self) -> bytes:
@@ -354,7 +352,7 @@ class Envelope:
         content, signature = outer.blob(limit=MAX_MESSAGE), outer.fixed(SIGNATURE_SIZE)
         outer.finish()
         reader = Reader(content)
-        kind, claimed, boot = _kind(reader.uint(1)), _read_party(reader), reader.fixed(BOOT_SIZE)
+        kind, claimed, boot = _kind(reader.uint(1)), reader.choice((0, 1, 2)), reader.fixed(BOOT_SIZE)
         if claimed != sender or not verify_signature(key, _label(kind), realm + content, signature):
             raise ProtocolError(
                 f"a message is not signed by helper {sender + 1} for this helper set", kind=ErrorKind.BAD_SIGNATURE
@@ -380,10 +378,6 @@ def _kind(code: int) -> MessageKind:
 
 def _read_name(reader: Reader) -> QueryName:
     return QueryName(reader.fixed(HASH_SIZE), reader.fixed(HASH_SIZE))
-
-
-def _read_party(reader: Reader) -> int:
-    return reader.choice((0, 1, 2))
 
 
 def _head_bytes(head: LedgerHead) -> bytes:

@@ -18,9 +18,13 @@ import numpy.typing as npt
 from mpc_helpers.admission.column import NO_ROOT, CheckResults
 from mpc_helpers.agreement.messages import Mask, Propose, Reserved, pack_mask, pack_rejections
 from mpc_helpers.ledger.attempt import MAX_NUMBER_JUMP, AttemptState, QueryName, Reservation, attempt_id_of
+from mpc_helpers.ledger.engine import LedgerError
+from mpc_helpers.ledger.ledger import QueryChanged
+from mpc_helpers.ledger.moves import Fenced
+from mpc_helpers.ledger.reports import Conflict
 from protocol.amounts import Amounts
 from protocol.batch import DigestRows, Digests
-from protocol.errors import ErrorKind, HelperError, ProtocolError, Rejection
+from protocol.errors import ErrorKind, HelperError, ProtocolError, Rejection, TrefoilError
 from protocol.left_out import Codes, bitmap_digest, code_of
 from protocol.query import VERSION_WITHOUT_REST, Query
 from protocol.shares import PARTIES
@@ -69,6 +73,15 @@ class Disputed(AgreementError):
         )
 
 
+def public_error(error: BaseException) -> TrefoilError:
+    """Return what sites and peers are told of `error`. A ledger's own names its file, or its database's address."""
+    if isinstance(error, LedgerError) and not isinstance(error, Conflict | Fenced | QueryChanged):
+        what = "refused a change" if error.kind is ErrorKind.REFUSED else "cannot be used now"
+        message = f"this helper's ledger {what}; its log says why"
+        return TrefoilError(message, "Retry later, or ask its operator.", kind=error.kind)
+    return error if isinstance(error, TrefoilError) else TrefoilError(str(error))
+
+
 Hours = npt.NDArray[np.uint32]
 
 
@@ -92,27 +105,24 @@ class Selected:
 
 
 class Evidence(Protocol):
-    """One helper's check shares of a batch of checked reports, and the check_results of all three."""
+    """One helper's check shares of a batch of checked reports, in blocks, and the check results of all three."""
+
+    check_results: CheckResults
+
+    # Which reports opened here, and so have check shares.
+    @property
+    def summed(self) -> Mask: ...
+
+    # A hash for each block, and one over all of these.
+    @property
+    def blocks(self) -> Sequence[bytes]: ...
 
     @property
-    def summed(self) -> Mask:
-        """Return which reports opened here, and so have check shares."""
+    def check_root(self) -> bytes: ...
 
+    # How many check shares a report has.
     @property
-    def check_results(self) -> CheckResults:
-        """Return the check_results, which only the check between helpers writes."""
-
-    @property
-    def blocks(self) -> Sequence[bytes]:
-        """Return a hash for each block of check shares."""
-
-    @property
-    def check_root(self) -> bytes:
-        """Return the hash over all block hashes."""
-
-    @property
-    def residues(self) -> int:
-        """Return how many check shares a report has."""
+    def residues(self) -> int: ...
 
     def show(self, numbers: Sequence[int]) -> list[bytes] | None:
         """Recompute some blocks; return None if one of them differs from the first time."""
@@ -137,6 +147,9 @@ class AdmittedBatch:
     codes: Codes | None = field(default=None, repr=False)
     # What each report paid and what the query needs of it, for the ledger.
     amounts: Amounts | None = field(default=None, repr=False)
+    # The site in the header of every report that was admitted. Without a default: with another, the ledger would look a
+    # report up where it is not.
+    site: str = field(kw_only=True)
 
     def __post_init__(self) -> None:
         if not (len(self.digests) == len(self.hours) == len(self.debug) == len(self.admitted)):
@@ -177,7 +190,6 @@ class AttemptTerms:
 
     @classmethod
     def of(cls, query: Query, parameters: bytes, minimum: int, most_draws: int | None) -> AttemptTerms:
-        """Return the terms of every attempt at a query."""
         names_little = query.version != VERSION_WITHOUT_REST
         name = QueryName.of(query)
         rest, reach = query.keeps_rest, query.sensitivity
@@ -200,7 +212,6 @@ class Attempt:
 
     @property
     def counted(self) -> int:
-        """Return the number of accepted reports."""
         return int(np.count_nonzero(self.accepted))
 
 
@@ -224,6 +235,8 @@ class Negotiation:
     least_number: int = 1
     proposals: dict[int, Propose] = field(default_factory=dict)
     reserved: dict[int, Reserved] = field(default_factory=dict)
+    # Set before the ledger is asked to reserve; `attempt_id` when it has: no RESERVED is sent before it is durable.
+    reserving: bytes | None = None
     attempt_id: bytes | None = None
     accepted: Mask | None = None
     # Set when all three proposals are in: exactly what is checked is reserved, regardless of later messages.
@@ -264,7 +277,6 @@ class Negotiation:
         return self.own
 
     def withdraw(self) -> None:
-        """Withdraw the proposal."""
         self.own, self.attempt_id, self.accepted, self.frozen = None, None, None, False
 
     def receive_proposal(self, sender: int, proposal: Propose) -> None:
@@ -293,11 +305,9 @@ class Negotiation:
         return len(self.proposals) == PARTIES and all(each.number == self.number for each in self.proposals.values())
 
     def lacks_proposal(self, party: int) -> bool:
-        """Return whether the peer's proposal for the current number is missing."""
         return party not in self.proposals or self.proposals[party].number != self.number
 
     def lacks_reserved(self, party: int) -> bool:
-        """Return whether the peer's RESERVED for this attempt is missing."""
         return party not in self.reserved or self.reserved[party].attempt_id != self.attempt_id
 
     def superseded(self) -> bool:
@@ -309,7 +319,6 @@ class Negotiation:
         return self.attempt_id is not None and reserved.number == self.number and reserved.attempt_id != self.attempt_id
 
     def accepted_by_all(self) -> Mask:
-        """Return the reports that all three admitted and none has spent."""
         first, second, third = (self.proposals[party].mask for party in range(PARTIES))
         accepted: Mask = first & second & third
         return accepted
@@ -336,6 +345,7 @@ class Negotiation:
             self.terms.most_draws,
             amounts if every or amounts is None else amounts.chosen(accepted),
             whole=not self.terms.keeps_rest,
+            site=self.batch.site,
         )
 
     def attempt(self) -> Attempt:

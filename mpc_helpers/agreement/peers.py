@@ -24,7 +24,7 @@ from mpc_helpers.ledger.ledger import ReportLedger
 from protocol.errors import ErrorKind, ProtocolError, Rejection, TrefoilError
 from protocol.helper_set import message_realm
 from protocol.keys import IdentityKey
-from protocol.net.listening import RateLimitFilter
+from protocol.net.listening import RateLimitFilter, cancel_all
 from protocol.shares import PARTIES
 from protocol.vote import SignedVote, Vote
 
@@ -64,10 +64,6 @@ class RetryPolicy:
     reply_timeout: float = 10.0
 
 
-def _nothing(_: Failpoint) -> None:
-    """Do nothing: an installed helper has no failpoints."""
-
-
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """What tests replace. An installed helper sets only `left_out`.
@@ -77,9 +73,9 @@ class Hooks:
     """
 
     entropy: Callable[[int], bytes] = os.urandom
-    failpoint: Callable[[Failpoint], None] = _nothing
+    failpoint: Callable[[Failpoint], None] = lambda _: None
     offload: Offload | None = None
-    left_out: Callable[[Mapping[Rejection, int]], None] = lambda _counts: None
+    left_out: Callable[[Mapping[Rejection, int]], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +93,17 @@ class Parties:
 
     @classmethod
     def of(cls, membership: Membership) -> Parties:
-        """Return the parties of a helper's membership."""
         keys = tuple(helper.identity_key for helper in membership.helper_set.helpers)
         return cls(membership.party, membership.identity, keys, message_realm(membership.helper_set.digest))
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Return the two peers."""
         return tuple(party for party in range(PARTIES) if party != self.party)
 
     def seal(self, boot: bytes, head: LedgerHead, body: Body) -> bytes:
-        """Return `body` as this helper's signed message."""
         return Envelope(self.party, boot, head, body).seal(self.realm, self.identity)
 
     def open(self, sender: int, data: bytes) -> Envelope:
-        """Open a message, if `sender` signed it for this helper set."""
         return Envelope.open(data, self.realm, sender, self.keys[sender])
 
     def sign_vote(self, attempt_id: bytes, vote: Vote) -> SignedVote:
@@ -126,6 +118,7 @@ class Parties:
 logger = logging.getLogger(__name__)
 # A malicious peer can have messages rejected without end. Alarms are errors, and always pass.
 logger.addFilter(RateLimitFilter(burst=10, unlimited=logging.ERROR))
+_ANOTHER = "has another ledger than it had before"
 _REBUILD_HINT = "Its operator must rebuild the ledger or retire its keys: trefoil ledger rebuild"
 
 Send = Callable[[int, bytes], Awaitable[bytes | None]]
@@ -143,7 +136,6 @@ class Alarms:
         return party in self.texts
 
     def error(self) -> AgreementError | None:
-        """Return the first alarm as an error."""
         for party, text in self.texts.items():
             return AgreementError(f"refused: {text}", _REBUILD_HINT, party=party, kind=ErrorKind.ROLLED_BACK)
         return None
@@ -174,6 +166,7 @@ class Peers:
         offload: Offload,
         entropy: Callable[[int], bytes],
         reply_timeout: float,
+        rebuilt_from: Mapping[int, int],
     ) -> None:
         self._ledger = ledger
         self._parties = parties
@@ -183,6 +176,7 @@ class Peers:
         self._offload = offload
         self._entropy = entropy
         self._reply_timeout = reply_timeout
+        self._rebuilt_from = rebuilt_from
         # Drawn at each start: a peer that sees a new boot id verifies our ledger first.
         self._boot = entropy(BOOT_SIZE)
         # The boot id of each peer whose ledger has been verified.
@@ -191,18 +185,20 @@ class Peers:
         self._in_flight: dict[tuple[int, Hashable], asyncio.Task[None]] = {}
 
     def seal(self, body: Body) -> bytes:
-        """Return `body` as this helper's signed message."""
         return self._parties.seal(self._boot, self._ledger.chain.head, body)
 
     async def accept(self, sender: int, data: bytes) -> Body | None:
-        """Authenticate an incoming message. Return None if it cannot be trusted; a HELLO is always answered."""
+        """Authenticate an incoming message. Return None if it cannot be trusted."""
         envelope = self._open(sender, data)
         if envelope is None or sender in self._alarms:
             return None
         if isinstance(envelope.body, Hello):
             # Before the sender is verified: if each waited for the other's HEAD first, both would deadlock.
             await self._check_own_ledger(sender, envelope.body)
-            return envelope.body
+            self._check_rebuilt(sender, envelope.head.ledger_id, envelope.body)
+            # Without a reply it never learns how far this ledger is, so that it is refused also after a restart, and
+            # after this operator has accepted it without a rebuild.
+            return None if sender in self._alarms else envelope.body
         return envelope.body if await self._is_verified(sender, envelope) else None
 
     async def call(self, party: int, body: Body) -> Body | None:
@@ -237,11 +233,7 @@ class Peers:
         return Head(hello.challenge, at or b"")
 
     async def close(self) -> None:
-        """Cancel every message in flight."""
-        tasks = list(self._in_flight.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._in_flight.values())
 
     def _delivered(self, key: tuple[int, Hashable], task: asyncio.Task[None]) -> None:
         self._in_flight.pop(key, None)
@@ -299,7 +291,7 @@ class Peers:
 
     def _extends(self, party: int, remembered: LedgerHead, envelope: Envelope, head: Head) -> bool:
         if envelope.head.ledger_id != remembered.ledger_id:
-            self._alarms.trigger(party, "has another ledger than it had before")
+            self._alarms.trigger(party, _ANOTHER)
         elif head.at_sequence != remembered.digest or envelope.head.sequence < remembered.sequence:
             self._alarms.trigger(party, f"has a ledger that went back behind move {remembered.sequence}")
         return party not in self._alarms
@@ -325,6 +317,15 @@ class Peers:
             self._alarms.trigger(
                 self._parties.party, f"has a ledger that helper {sender + 1} knows to have been further"
             )
+
+    def _check_rebuilt(self, sender: int, ledger_id: bytes, hello: Hello) -> None:
+        """Raise an alarm if a peer says HELLO with a ledger that was not accepted, or not rebuilt from all entries."""
+        remembered = self._ledger.peer_heads.of(sender)
+        if remembered is not None and remembered.ledger_id != ledger_id:
+            self._alarms.trigger(sender, _ANOTHER)
+        sequence = 0 if hello.remembered is None else hello.remembered.sequence
+        if sequence < self._rebuilt_from.get(sender, 0):
+            self._alarms.trigger(sender, "was rebuilt from older entries than were last exported for it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,14 @@ from mpc_helpers.agreement.negotiation import (
     Evidence,
     Negotiation,
     drawn_too_often,
+    public_error,
     too_few,
     too_late,
 )
 from mpc_helpers.agreement.peers import Context, Handle
 from mpc_helpers.agreement.voting import Voting
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint
+from mpc_helpers.ledger.engine import LedgerClosed, LedgerError
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Standing
 from protocol.errors import ErrorKind, ProtocolError, Rejection
@@ -87,13 +89,19 @@ class Preparation:
             await self._fail(negotiation, str(error))
             raise error from None
         except BaseException as error:
-            await self._fail(negotiation, str(error))
+            await self._fail(negotiation, str(public_error(error)))
             raise
 
     async def _fail(self, negotiation: Negotiation, reason: str) -> None:
         self._negotiations.fail(negotiation, reason)
         # Read the ledger, not the negotiation: we may have been cancelled between the commit and recording it.
-        record = await self._offload(lambda: self._ledger.attempts.live(negotiation.query.key))
+        try:
+            record = await self._offload(lambda: self._ledger.attempts.live(negotiation.query.key))
+        except LedgerError as error:
+            # The query ends here and nobody reads again, so the attempt would stay reserved until a restart.
+            if negotiation.reserving is not None and not isinstance(error, LedgerClosed):
+                self._voting.abort_later(negotiation.reserving, reason)
+            raise
         if record is not None and record.state is AttemptState.RESERVED:
             await self._voting.abort(record.attempt_id, reason)
 
@@ -136,7 +144,9 @@ class Preparation:
         while True:
             self._alarms.check()
             standings = await self._offload(
-                lambda: self._ledger.reports.lookup(batch.digests, batch.hours, key, most_draws, batch.amounts)
+                lambda: self._ledger.reports.lookup(
+                    batch.digests, batch.hours, key, most_draws, batch.amounts, site=batch.site
+                )
             )
             # The watermark may have risen since Admit. Reports below it are left out; the query goes on.
             watermark = await self._offload(lambda: self._ledger.reports.watermark)
@@ -198,7 +208,7 @@ class Preparation:
         batch, reports = negotiation.batch, self._ledger.reports
         if batch.amounts is None:
             return None
-        left = reports.left(batch.digests, batch.hours, batch.amounts, negotiation.query.key)
+        left = reports.left(batch.digests, batch.hours, batch.amounts, negotiation.query.key, site=batch.site)
         left[~batch.admitted | batch.invalid | (batch.hours <= reports.watermark // TIME_STEP)] = 0
         return batch.amounts.affordable(left, negotiation.terms.minimum, negotiation.terms.sensitivity)
 
@@ -216,6 +226,7 @@ class Preparation:
     async def _reserve_here(self, negotiation: Negotiation) -> Reserved | None:
         """Reserve the accepted reports here, all or none: a conflict aborts the attempt."""
         reservation = await self._offload(negotiation.reservation)
+        negotiation.reserving = reservation.attempt_id
         try:
             taken = await self._offload(lambda: self._ledger.moves.reserve(reservation))
         except Conflict as conflict:

@@ -29,7 +29,7 @@ from mpc_helpers.ledger.attempt import (
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerError
 from mpc_helpers.ledger.moves import Fenced
 from protocol.errors import ErrorKind, ProtocolError
-from protocol.net.listening import RateLimitFilter
+from protocol.net.listening import RateLimitFilter, cancel_all
 from protocol.vote import SignedVote, Vote
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,7 @@ class OutcomePoller:
 
     async def close(self) -> None:
         """Stop polling. It resumes from the ledger after the next start."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks.values())
 
     @contextmanager
     def tolerating_ledger_errors(self) -> Iterator[None]:
@@ -212,12 +209,16 @@ class Voting:
         except LedgerClosed:
             raise
         except LedgerError:
-            self._pending_aborts[attempt_id] = reason
-            self.poller.poll(attempt_id)
+            self.abort_later(attempt_id, reason)
             raise
         self._pending_aborts.pop(attempt_id, None)
         await self.announce_abort(attempt_id)
         return True
+
+    def abort_later(self, attempt_id: bytes, reason: str) -> None:
+        """Abort an attempt, if it is reserved, as soon as the ledger can be written."""
+        self._pending_aborts[attempt_id] = reason
+        self.poller.poll(attempt_id)
 
     async def announce_abort(self, attempt_id: bytes) -> None:
         """Tell local waiters and both peers that the ledger holds this attempt as aborted."""
@@ -236,7 +237,6 @@ class Voting:
                 self._failpoint(failpoint)
 
     async def state(self, attempt_id: bytes) -> StateMessage:
-        """Return the STATE for an attempt, from the ledger."""
         record = await self._offload(lambda: self._ledger.attempts.find(attempt_id))
         return state_message(self._parties, attempt_id, record)
 
@@ -350,7 +350,6 @@ class Voting:
         return False
 
     async def _handle_reply(self, sender: int, body: Body) -> None:
-        """Handle the reply to an ASK or a STATE."""
         if isinstance(body, StateMessage):
             await self.handle_state(sender, body)
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -108,11 +108,9 @@ class PostgresLocation:
         return cls(f"{parts.scheme}://{parts.netloc}{parts.path}?{urlencode(options)}", schema)
 
     def with_schema(self, schema: str) -> PostgresLocation:
-        """Return the location of another schema in the same database."""
         return PostgresLocation(self.url, schema)
 
     def conninfo(self) -> str:
-        """Return what libpq connects by."""
         return self.url
 
     def __str__(self) -> str:
@@ -171,7 +169,6 @@ class HelperConfig:
 
     @property
     def tls(self) -> TlsIdentity:
-        """This helper's certificate and its key."""
         return TlsIdentity(self.tls_certificate, self.tls_key)
 
     @property
@@ -183,7 +180,6 @@ class HelperConfig:
 
     @property
     def failed_proofs(self) -> Path:
-        """The file that records failed proofs of joint noise."""
         return self.data / "failed-proofs"
 
     @property
@@ -226,35 +222,37 @@ def check_config(stored: Mapping[str, Any], path: Path) -> HelperConfig:
 
 
 def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
-    names = {item.name for item in fields(HelperConfig)}
-    unknown = sorted(set(stored) - names)
-    if unknown:
-        hint = f"Known are: {', '.join(sorted(names))}."
+    settings = {item.name: item for item in fields(HelperConfig)}
+    if unknown := sorted(set(stored) - set(settings)):
+        hint = f"Known are: {', '.join(sorted(settings))}."
         raise ConfigError(f"unknown field {unknown[0]!r}", hint, kind=ErrorKind.UNKNOWN_FIELD)
+    for name, item in settings.items():
+        required = item.default is MISSING and item.default_factory is MISSING
+        if name in stored or required:
+            _typed(stored, name, _TYPES.get(name, str))
     values: dict[str, Any] = dict(stored)
-    for name in ("identity_key", "hpke_keys", "tls_certificate", "tls_key", "helper_set", "data"):
-        values[name] = folder / _typed(values, name, str)
-    ledger = _typed(values, "ledger", str)
-    in_database = ledger.startswith(("postgresql://", "postgres://"))
-    values["ledger"] = PostgresLocation.parse(ledger) if in_database else folder / ledger
-    if "metrics_token" in values:
-        values["metrics_token"] = folder / _typed(values, "metrics_token", str)
+    for name in _PATHS & set(stored):
+        values[name] = folder / stored[name]
+    if stored["ledger"].startswith(("postgresql://", "postgres://")):
+        values["ledger"] = PostgresLocation.parse(stored["ledger"])
     values["previous_helper_sets"] = tuple(folder / entry for entry in _list_of(values, "previous_helper_sets", str))
     values["mpc_ports"] = tuple(_list_of(values, "mpc_ports", int)) or (0,)
-    values["sites"] = {site: _site(site, entry) for site, entry in _typed(values, "sites", dict).items()}
+    values["sites"] = {site: _site(site, entry) for site, entry in stored["sites"].items()}
     values["limits"] = _limits(values.get("limits", {}))
-    for name in ("unchecked_histograms", "spend_in_parts"):
-        if not isinstance(values.get(name, False), bool):
-            message = f"the field {name!r} must be true or false"
-            raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
     if "noise_modes" in values:
         values["noise_modes"] = tuple(_noise_mode(name) for name in _list_of(values, "noise_modes", str))
-    for name, kind in (("name", str), ("host", str), ("port", int)):
-        _typed(values, name, kind)
-    for name, kind in (("mpc_host", str), ("report_lifetime_days", int), ("answer_days", int), ("processes", int)):
-        if name in values:
-            _typed(values, name, kind)
     return HelperConfig(**values)
+
+
+_PATHS = {"identity_key", "hpke_keys", "tls_certificate", "tls_key", "helper_set", "ledger", "data", "metrics_token"}
+# The types of the fields in JSON; the others are texts.
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("port", "report_lifetime_days", "answer_days", "processes"), int),
+    **dict.fromkeys(("previous_helper_sets", "mpc_ports", "noise_modes"), list),
+    **dict.fromkeys(("unchecked_histograms", "spend_in_parts"), bool),
+    **dict.fromkeys(("sites", "limits"), dict),
+}
+_KINDS = {str: "a text", int: "a whole number", dict: "an object", list: "a list", bool: "true or false"}
 
 
 def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
@@ -262,13 +260,10 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
         raise ConfigError(f"the field {name!r} is missing", _HINT, kind=ErrorKind.MISSING_FIELD)
     value = values[name]
     # JSON's true is an int in Python, but not a number to a person.
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         message = f"the field {name!r} must be {_KINDS[kind]}, not {value!r}"
         raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
     return value
-
-
-_KINDS: dict[type, str] = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
 
 
 def _list_of(values: Mapping[str, Any], name: str, kind: type[T]) -> list[T]:
@@ -301,17 +296,12 @@ def _noise_mode(name: str) -> NoiseMode:
         raise ConfigError(message, hint, kind=ErrorKind.UNKNOWN_NAME) from None
 
 
-def _limits(entry: object) -> Limits:
+def _limits(entry: Mapping[str, Any]) -> Limits:
     names = {item.name for item in fields(Limits)}
-    if not isinstance(entry, dict) or set(entry) - names:
+    if set(entry) - names:
         hint = f"Known limits are: {', '.join(sorted(names))}."
         raise ConfigError("unknown limit", hint, kind=ErrorKind.UNKNOWN_FIELD)
     return Limits(**entry)
-
-
-def list_sites(path: Path) -> dict[str, Site]:
-    """Return the registered sites."""
-    return dict(load_config(path).sites)
 
 
 def add_site(path: Path, site: str, key: str, callers: Sequence[str], *, replace: bool = False) -> None:

@@ -61,7 +61,6 @@ def _save(folder: Path, key: PrivateKey) -> None:
 
 
 def add_hpke_key(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> HpkeKeyConfig:
-    """Add an HPKE key to the folder that the helper loads its keys from."""
     key = PrivateKey.generate(suite)
     validity = _validity(key, now, days)
     _save(folder, key)
@@ -93,7 +92,7 @@ def make_helper(
     path = folder / ENTRY_NAME
     with remove_on_failure(*(folder / made for made in (*KEY_NAMES, ENTRY_NAME, CONFIG_NAME))):
         entry = make_keys(folder, name, address, now, days=days, suite=suite)
-        write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())
+        _write_entry(path, entry)
         everywhere = "0.0.0.0"  # noqa: S104 - others must reach it
         port = entry.endpoint[1]
         fields = {"host": everywhere, "port": port, "mpc_ports": mpc_ports(port)}
@@ -109,16 +108,16 @@ def mpc_ports(port: int) -> list[int]:
 
 def renew_certificate(path: Path, identity: tls.TlsIdentity) -> None:
     """Replace the certificate's pin in the public entry, for the next helper set."""
-    old = read_entry(path)
-    new = HelperEntry(old.name, old.identity_key, old.hpke_keys, old.address, identity.pin)
-    write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
+    _write_entry(path, replace(read_entry(path), tls_pin=identity.pin))
 
 
 def renew_entry(folder: Path, now: int, days: int, suite: Suite = CLASSICAL) -> Path:
     """Add an HPKE key to the folder and to the public entry, for the next helper set."""
     path = folder / ENTRY_NAME
     old = read_entry(path)
-    keys = (*old.hpke_keys, add_hpke_key(folder, now, days, suite))
-    new = HelperEntry(old.name, old.identity_key, keys, old.address, old.tls_pin)
-    write_atomically(path, (json.dumps(entry_to_json(new), indent=2) + "\n").encode())
+    _write_entry(path, replace(old, hpke_keys=(*old.hpke_keys, add_hpke_key(folder, now, days, suite))))
     return path
+
+
+def _write_entry(path: Path, entry: HelperEntry) -> None:
+    write_atomically(path, (json.dumps(entry_to_json(entry), indent=2) + "\n").encode())

@@ -27,7 +27,6 @@ class Membership:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The two other parties."""
         return tuple(party for party in range(len(self.helper_set.helpers)) if party != self.party)
 
     def name(self, party: int) -> str:

@@ -77,7 +77,6 @@ def make_identity(directory: Path, name: str, now: int, *, days: int = VALID_DAY
 
 
 def load_certificate(path: Path) -> bytes:
-    """Return the DER bytes of the certificate in a PEM file."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).public_bytes(Encoding.DER)
     except OSError as error:

@@ -8,6 +8,7 @@
 - `postgres_engine`: a ledger in PostgreSQL: one writer, lost connections, commits in doubt
 - `database`: the open database, its transactions, and the hash chain of its moves
 - `reports`: which reports are spent, and the attempt that holds each
+- `share_keys`: the keys of stored shares, which are erased with them
 - `moves`: reserve, vote, release, renounce, free, abort: each in one transaction
 - `ledger`: all of these, opened together; the states of queries
 - `rebuild`: create, upgrade, check, export and rebuild a ledger, outside the daemon

@@ -107,9 +107,10 @@ class Reservation:
     """An attempt to reserve, once all three proposals are in. `digests` are the accepted reports, ascending.
 
     `debug` is the query's flag, `debug_reports` the flag in each report's own header: the ledger compares them. `hours`
-    are the hours in the headers, as this helper read them under the digests: they decide where a report is recorded.
-    `most_draws` limits the noise draws a report may be in, this one included; None means no limit. A `whole` attempt
-    uses its reports up; another takes of each what `amounts` say. None: all that was paid is needed, whatever it was.
+    and `site` are those in the headers, as this helper read them under the digests: they decide where a report is
+    recorded. `most_draws` limits the noise draws a report may be in, this one included; None means no limit. A `whole`
+    attempt uses its reports up; another takes of each what `amounts` say. None: all that was paid is needed, whatever
+    it was.
     """
 
     attempt_id: bytes
@@ -122,6 +123,8 @@ class Reservation:
     most_draws: int | None = None
     amounts: Amounts | None = field(default=None, repr=False)
     whole: bool = True
+    # Without a default, as in `AdmittedBatch`.
+    site: str = field(kw_only=True)
 
     def __post_init__(self) -> None:
         if len(self.digests) != len(self.digests if self.amounts is None else self.amounts):

@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint
-from mpc_helpers.ledger.engine import LedgerConnection, LedgerEngine, LedgerHead, LedgerOwner, first_head, next_head
+from mpc_helpers.ledger.engine import (
+    Cursor,
+    LedgerConnection,
+    LedgerEngine,
+    LedgerHead,
+    LedgerOwner,
+    first_head,
+    next_head,
+)
+
+# How long closing waits for a statement in progress before it is interrupted.
+CLOSE_SECONDS = 10.0
+# How long a check waits for other callers before it looks whether they get on.
+BUSY_SECONDS = 10.0
 
 
 class Database:
@@ -27,6 +40,8 @@ class Database:
         # Wall-clock and processor time spent on reports and moves since the ledger was opened, for metrics.
         self.seconds = 0.0
         self.cpu_seconds = 0.0
+        # Statements that have ended. Each shows that the database responds.
+        self.statements = 0
         self._lock = threading.RLock()
         self._committed: list[Callable[[], None]] = []
 
@@ -36,16 +51,34 @@ class Database:
 
     def close(self) -> None:
         """Close the connection. An open transaction is rolled back, as in a crash."""
-        with self._lock:
+        # A caller may wait for a database that hangs, and would hold the lock as long.
+        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+            self.engine.interrupt(self.connection)
+            if not self._lock.acquire(timeout=CLOSE_SECONDS):
+                # The end of the process closes it, which is a crash like any other.
+                return
+        try:
             self.connection.close()
+        finally:
+            self._lock.release()
 
     def check_held(self) -> None:
-        """Raise unless the database responds and this process still holds the ledger. Changes nothing."""
-        with self.reading() as connection:
-            try:
-                self.engine.begin(connection)
-            finally:
-                self.engine.roll_back(connection)
+        """Raise unless the database responds and this process still holds the ledger. Changes nothing.
+
+        A large batch keeps the lock for minutes. While its statements end, the database responds; the rest can wait.
+        """
+        ended = self.statements
+        while not self._lock.acquire(timeout=BUSY_SECONDS):
+            if self.statements != ended:
+                return
+        try:
+            with self.reading() as connection:
+                try:
+                    self.engine.begin(connection)
+                finally:
+                    self.engine.roll_back(connection)
+        finally:
+            self._lock.release()
 
     def erase_log(self) -> None:
         """Remove erased data from the database's log too, best effort."""
@@ -56,7 +89,7 @@ class Database:
     def reading(self) -> Iterator[LedgerConnection]:
         """Hold the lock, and translate the database's errors."""
         with self._lock, self.engine.errors():
-            yield self.connection
+            yield _Counted(self)
 
     def value(self, query: str, *values: bytes | int) -> Any:
         """Return the single value that `query` selects."""
@@ -94,6 +127,26 @@ class Database:
         # Outside the lock: a test that stops the helper here closes the ledger.
         if after:
             self.failpoint(after)
+
+
+class _Counted:
+    """The connection of a database, which counts the statements that have ended."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection = database.connection
+
+    def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Cursor:
+        cursor = self._connection.execute(statement, values)
+        self._database.statements += 1
+        return cursor
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only an engine knows of its own connection."""
+        return getattr(self._connection, name)
 
 
 class PeerHeads:

@@ -21,6 +21,10 @@ RECENT_MOVES = 1000
 NEVER_RESTORE = (
     "Never restore a ledger from a backup: rebuild it from both peers' entries, or retire this helper's keys."
 )
+OTHER_VERSION = (
+    "Run the version of Trefoil that wrote it. Or configure another place for the ledger, and rebuild it there from"
+    " both peers' entries: trefoil ledger rebuild"
+)
 
 
 class LedgerError(TrefoilError):
@@ -130,6 +134,9 @@ class LedgerEngine(Protocol):
 
     def roll_back(self, connection: Any) -> None:
         """Roll back, if a transaction is open. Never raises."""
+
+    def interrupt(self, connection: Any) -> None:
+        """Have the statement that another thread waits for fail, and every later one."""
 
     def erase_log(self, connection: Any) -> None:
         """Remove erased data from the log too, best effort."""

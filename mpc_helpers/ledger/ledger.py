@@ -17,6 +17,7 @@ from mpc_helpers.ledger.database import Chain, Database, PeerHeads
 from mpc_helpers.ledger.engine import LEDGER_ID_SIZE, LedgerEngine, LedgerError, LedgerOwner, check_chain
 from mpc_helpers.ledger.moves import Attempts, Moves
 from mpc_helpers.ledger.reports import Reports
+from mpc_helpers.ledger.share_keys import ShareKeys
 from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from protocol.errors import ErrorKind
 from protocol.status import Failure, QueryState
@@ -97,6 +98,7 @@ def _decode(row: tuple[bytes, bytes, str, str, int]) -> QueryRecord:
 class ReportLedger:
     """One helper's ledger, locked by this process. `failpoint` is called at each failpoint of COMMIT.md.
 
+    `share_keys` is the folder of the keys under which shares are stored, for a database that overwrites nothing.
     `attempts` reads attempts and `moves` changes them; `reports` are the spent reports, `queries` the queries' states;
     `chain` and `peer_heads` are the heads of this ledger and of the peers'.
     """
@@ -107,14 +109,16 @@ class ReportLedger:
         owner: LedgerOwner,
         *,
         failpoint: Callable[[Failpoint], None] = lambda _: None,
+        share_keys: Path | None = None,
     ) -> None:
         self.owner = owner
         self._database = Database(engine_at(location), owner, failpoint)
         self.peer_heads = PeerHeads(self._database)
         self.chain = Chain(self._database, self.peer_heads)
         self.reports = Reports(self._database)
-        self.attempts = Attempts(self._database)
-        self.moves = Moves(self._database, self.chain, self.reports, self.attempts)
+        keys = ShareKeys(share_keys)
+        self.attempts = Attempts(self._database, keys)
+        self.moves = Moves(self._database, self.chain, self.reports, self.attempts, keys)
         self.queries = QueryRecords(self._database)
 
     @classmethod

@@ -7,12 +7,13 @@ no row and is refused.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mpc_helpers.ledger.attempt import AttemptRecord, AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
 from mpc_helpers.ledger.database import Chain, Database
 from mpc_helpers.ledger.engine import LedgerConnection, LedgerError
 from mpc_helpers.ledger.reports import Conflict, Reports
+from mpc_helpers.ledger.share_keys import ShareKeys
 from protocol.errors import ErrorKind
 from protocol.vote import Vote
 
@@ -29,8 +30,9 @@ class Fenced(LedgerError):
 class Attempts:
     """The `attempts` and `votes` tables, read."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, share_keys: ShareKeys) -> None:
         self._database = database
+        self._share_keys = share_keys
 
     def find(self, attempt_id: bytes) -> AttemptRecord | None:
         """Return the attempt of this id, if this ledger ever held it."""
@@ -46,6 +48,11 @@ class Attempts:
         """Return the query's released attempt while its sealed share is kept."""
         records = self._select("query_key = ? AND state = 'released' AND sealed_share IS NOT NULL", query_key)
         return records[0] if records else None
+
+    def stores_share(self, attempt_id: bytes) -> bool:
+        """Return whether the share of this attempt is stored, with its key or without."""
+        stored = "SELECT count(*) FROM attempts WHERE attempt_id = ? AND sealed_share IS NOT NULL"
+        return bool(self._database.value(stored, attempt_id))
 
     def pending(self) -> list[AttemptRecord]:
         """Return every attempt that is neither released nor aborted."""
@@ -73,10 +80,16 @@ class Attempts:
             return Counter(dict(connection.execute(ended, (query_key,)).fetchall()))
 
     def voted_since(self, party: int, sequence: int) -> bool:
-        """Return whether `party` voted YES for an attempt that was reserved here after move `sequence`."""
+        """Return whether `party` voted YES, or may have, for an attempt that was reserved here after move `sequence`.
+
+        A YES is stored with the move that it allows. While this ledger holds an attempt as voted or renounced, it may
+        have been received and not stored, and the attempt may still be released.
+        """
         later = (
-            "SELECT count(*) FROM moves JOIN votes ON votes.attempt = moves.attempt"
-            " WHERE moves.state = 'reserved' AND moves.sequence > ? AND votes.party = ? AND votes.vote = 'yes'"
+            "SELECT count(*) FROM moves JOIN attempts ON attempts.attempt = moves.attempt"
+            " WHERE moves.state = 'reserved' AND moves.sequence > ? AND (attempts.state IN ('voted', 'renounced')"
+            " OR EXISTS (SELECT 1 FROM votes"
+            " WHERE votes.attempt = moves.attempt AND votes.party = ? AND votes.vote = 'yes'))"
         )
         return bool(self._database.value(later, sequence, party))
 
@@ -85,29 +98,32 @@ class Attempts:
         with self._database.reading() as connection:
             # The conditions are constants of this class; values are bound.
             rows = connection.execute(f"SELECT {columns} FROM attempts WHERE {condition} ORDER BY attempt", values)  # noqa: S608
-            return [_decode(connection, row) for row in rows.fetchall()]
+            return [self._decode(connection, row) for row in rows.fetchall()]
 
-
-def _decode(
-    connection: LedgerConnection, row: tuple[int, bytes, bytes, bytes, int, str, int, bytes | None, str]
-) -> AttemptRecord:
-    attempt, attempt_id, key, digest, number, state, voted, share, reason = row
-    votes = connection.execute("SELECT party, vote, message FROM votes WHERE attempt = ?", (attempt,))
-    received = tuple(ReceivedVote(party, Vote.of_text(vote), message) for party, vote, message in votes)
-    name, now = QueryName(key, digest), AttemptState(state)
-    return AttemptRecord(attempt_id, name, number, now, bool(voted), share, reason, received)
+    def _decode(
+        self, connection: LedgerConnection, row: tuple[int, bytes, bytes, bytes, int, str, int, bytes | None, str]
+    ) -> AttemptRecord:
+        attempt, attempt_id, key, digest, number, state, voted, stored, reason = row
+        votes = connection.execute("SELECT party, vote, message FROM votes WHERE attempt = ?", (attempt,))
+        received = tuple(ReceivedVote(party, Vote.of_text(vote), message) for party, vote, message in votes)
+        name, now, share = QueryName(key, digest), AttemptState(state), self._share_keys.open(attempt_id, stored)
+        return AttemptRecord(attempt_id, name, number, now, bool(voted), share, reason, received)
 
 
 class Moves:
     """The `attempts` and `votes` tables, written: one method for each move of COMMIT.md."""
 
-    def __init__(self, database: Database, chain: Chain, reports: Reports, attempts: Attempts) -> None:
+    def __init__(
+        self, database: Database, chain: Chain, reports: Reports, attempts: Attempts, share_keys: ShareKeys
+    ) -> None:
         self._database = database
+        self._share_keys = share_keys
         self._chain = chain
         self._reports = reports
         self._attempts = attempts
-        # Attempts reserved by this process of whose MPC no byte was sent. Any other attempt counts as drawn.
-        self._before_mpc: set[bytes] = set()
+        # Attempts reserved by this process of whose MPC no byte was sent, and whether it may still begin. Any other
+        # attempt counts as drawn.
+        self._before_mpc: dict[bytes, bool] = {}
 
     def reserve(self, reservation: Reservation) -> list[bytes]:
         """→ reserved. Requires all three proposals. Return the attempts it preempted, or raise `Conflict`."""
@@ -115,7 +131,7 @@ class Moves:
             with self._database.transaction(
                 Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.RESERVE_AFTER_COMMIT
             ) as connection:
-                return self._point_reports(connection, self._insert(connection, reservation), reservation)
+                taken = self._point_reports(connection, self._insert(connection, reservation), reservation)
         except Conflict as conflict:
             # In another transaction, so that our NO is backed by a durable record.
             with self._database.transaction(
@@ -124,7 +140,10 @@ class Moves:
                 self._insert(connection, reservation)
                 attempt_id = reservation.attempt_id
                 self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=str(conflict))
+            self._forget([attempt_id])
             raise
+        self._forget(taken)
+        return taken
 
     def begin(self, attempt_id: bytes) -> None:
         """Mark the point of no return for the draw count, before the first byte of the MPC.
@@ -132,14 +151,15 @@ class Moves:
         `reserve` counted the draw; `abort` uncounts it only if `begin` was not called. In memory only.
         """
         with self._database.reading():
-            if attempt_id not in self._before_mpc:
+            if not self._before_mpc.get(attempt_id):
                 raise Fenced("the attempt has ended, so its MPC cannot begin")
-            self._before_mpc.remove(attempt_id)
+            del self._before_mpc[attempt_id]
 
     def vote(self, attempt_id: bytes, sealed_share: bytes) -> None:
         """reserved → voted. Requires RESERVED from both peers and the MPC done; the share is sealed to the querier."""
+        share = self._share_keys.seal(attempt_id, sealed_share)
         with self._database.transaction(Failpoint.VOTE_BEFORE_COMMIT, Failpoint.VOTE_AFTER_COMMIT) as connection:
-            self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.VOTED, share=sealed_share)
+            self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.VOTED, share=share)
 
     def release(self, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
         """voted → released, with YES from both peers. Durable before the first byte of the share is sent."""
@@ -152,6 +172,7 @@ class Moves:
             Failpoint.RENOUNCE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT
         ) as connection:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RENOUNCED, votes=votes, reason=reason)
+        self._share_keys.erase(attempt_id)
         self._database.erase_log()
 
     def free(self, attempt_id: bytes, votes: Sequence[ReceivedVote], reason: str) -> None:
@@ -163,13 +184,17 @@ class Moves:
         """reserved → aborted: deadline, error, conflict, or a peer's NO. The reports are free again."""
         with self._database.transaction(Failpoint.GIVE_UP_BEFORE_COMMIT, Failpoint.GIVE_UP_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, votes=votes, reason=reason)
+        self._forget([attempt_id])
 
     def forget_answer(self, query_key: bytes) -> None:
         """Erase the share of a released attempt. It stays released, and its reports spent."""
+        live = self._attempts.live(query_key)
         with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE attempts SET sealed_share = NULL WHERE query_key = ? AND state = 'released'", (query_key,)
             )
+        if live is not None and live.state is AttemptState.RELEASED:
+            self._share_keys.erase(live.attempt_id)
 
     def sweep(self) -> list[bytes]:
         """Abort every reserved attempt. Run on start, before listening: a worker that died can never vote."""
@@ -179,6 +204,8 @@ class Moves:
         for attempt_id in swept:
             with self._database.transaction(Failpoint.SWEEP_BEFORE_COMMIT, Failpoint.SWEEP_AFTER_COMMIT) as connection:
                 self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=_RESTARTED)
+        self._forget(swept)
+        self._share_keys.erase_unless(self._attempts.stores_share)
         self._database.failpoint(Failpoint.START_AFTER_SWEEP)
         return swept
 
@@ -206,7 +233,7 @@ class Moves:
                 int(reservation.whole),
             ),
         )
-        self._before_mpc.add(reservation.attempt_id)
+        self._before_mpc[reservation.attempt_id] = True
         self._chain.append(connection, reservation.attempt_id, AttemptState.RESERVED)
         return int(attempt)
 
@@ -244,7 +271,12 @@ class Moves:
         # Votes first: the triggers count them when the state changes.
         _insert_votes(connection, attempt_id, votes)
         drawn = new is not AttemptState.ABORTED or attempt_id not in self._before_mpc
-        self._before_mpc.discard(attempt_id)
+        if drawn:
+            self._forget([attempt_id])
+        else:
+            # Its MPC must not begin from here on: a commit that is reported as failed may be durable. Until it is
+            # known to be, the attempt is not forgotten, or the retry would count a draw that nobody made.
+            self._before_mpc[attempt_id] = False
         changed = connection.execute(
             "UPDATE attempts SET state = :new, reason = :reason, drawn = :drawn,"
             " voted = CASE WHEN :new = 'voted' THEN 1 ELSE voted END,"
@@ -261,8 +293,13 @@ class Moves:
             },
         ).rowcount
         if changed != 1:
+            self._forget([attempt_id])
             raise Fenced(f"the attempt is not {old.value} any more, so it cannot become {new.value}")
         self._chain.append(connection, attempt_id, new)
+
+    def _forget(self, attempt_ids: Iterable[bytes]) -> None:
+        for attempt_id in attempt_ids:
+            self._before_mpc.pop(attempt_id, None)
 
 
 def _insert_votes(connection: LedgerConnection, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:

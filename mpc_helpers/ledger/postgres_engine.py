@@ -10,10 +10,12 @@ and every statement sees all that was committed before: no serialization failure
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +26,7 @@ from psycopg.pq import TransactionStatus
 from mpc_helpers.identity.config import PostgresLocation
 from mpc_helpers.ledger.engine import (
     NEVER_RESTORE,
+    OTHER_VERSION,
     LedgerClosed,
     LedgerError,
     LedgerOwner,
@@ -46,6 +49,8 @@ from protocol.errors import ErrorKind
 LOCK_SECONDS = 2.0
 # How long the outcome of a commit is asked for whose reply was lost.
 DOUBT_SECONDS = 30.0
+# How long measuring the tables may take.
+MEASURE_SECONDS = 60
 _SETTINGS = {
     # Statements find rows by key. Statistics of a table that was empty an hour ago must not suggest anything else:
     # a batch of 50,000 reports read by as many scans would take hours.
@@ -131,6 +136,7 @@ class PostgresConnection:
     def _was_committed(self) -> bool:
         deadline = time.monotonic() + DOUBT_SECONDS
         while True:
+            cause: psycopg.OperationalError | None = None
             try:
                 with self._connect() as raw:
                     (status,) = raw.execute("SELECT pg_xact_status(%s::xid8)", (self._transaction_id,)).fetchone() or (
@@ -140,12 +146,12 @@ class PostgresConnection:
                 if status != "in progress":
                     return bool(status == "committed")
             except psycopg.OperationalError as error:
-                if time.monotonic() > deadline:
-                    message = (
-                        f"the connection to the ledger {self._location} broke in a commit, whose outcome is unknown"
-                    )
-                    hint = "Restart the helper: it reads what was committed."
-                    raise self._end(LedgerClosed(message, hint)) from error
+                cause = error
+            # Also if the server replies: it waits for a dead synchronous standby without a limit.
+            if time.monotonic() > deadline or self._closed is not None:
+                message = f"the connection to the ledger {self._location} broke in a commit, whose outcome is unknown"
+                hint = "Restart the helper: it reads what was committed."
+                raise self._end(LedgerClosed(message, hint)) from cause
             time.sleep(0.1)
 
     def roll_back(self) -> None:
@@ -167,6 +173,12 @@ class PostgresConnection:
     def close(self) -> None:
         """Close the session. The server rolls back what is open, and releases the lock."""
         self._end(LedgerClosed(f"the ledger {self._location} is not open"))
+
+    def interrupt(self) -> None:
+        """Break the connection under the thread that waits for a reply. It learns that the ledger is closed."""
+        self._closed = self._closed or LedgerClosed(f"the ledger {self._location} is not open")
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.raw.fileno())) as connected:
+            connected.shutdown(socket.SHUT_RDWR)
 
     def _end(self, error: LedgerClosed) -> LedgerClosed:
         """Close the session for good. Every later call raises the first such error, which says why."""
@@ -361,13 +373,12 @@ class PostgresEngine:
         """Roll back, if a transaction is open."""
         connection.roll_back()
 
+    def interrupt(self, connection: PostgresConnection) -> None:
+        """Break the connection, whose server may not respond."""
+        connection.interrupt()
+
     def erase_log(self, connection: PostgresConnection) -> None:
-        """Remove dead rows of `attempts`. The server's log, its standbys and archives keep them longer (DEPLOY.md)."""
-        try:
-            connection.run("VACUUM attempts")
-        except psycopg.Error:
-            # Best effort: the move before it is durable, and autovacuum comes eventually.
-            connection.roll_back()
+        """Do nothing: what pages and logs keep of a share cannot be read without its key (`share_keys`)."""
 
     def add_reports_table(self, connection: PostgresConnection, table: str) -> None:
         """Create an empty table of reports with its triggers."""
@@ -382,6 +393,8 @@ class PostgresEngine:
     def measure(self) -> None:
         """Measure the ledger's tables and indexes. The log is the whole server's, and not counted."""
         with self.errors(), self._session() as raw:
+            # It would wait as long as any session has one of the tables locked.
+            raw.execute("SELECT set_config('statement_timeout', %s, false)", (f"{MEASURE_SECONDS}s",))
             row = raw.execute(
                 "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
                 " WHERE relkind = 'r' AND relnamespace = %s::regnamespace",
@@ -394,7 +407,7 @@ class PostgresEngine:
         return self._bytes, 0
 
     def _session(self) -> psycopg.Connection[tuple[Any, ...]]:
-        return psycopg.connect(self.location.conninfo(), autocommit=True, connect_timeout=10)
+        return psycopg.connect(self.location.conninfo(), autocommit=True, **_DEADLINES)
 
     def _exists(self) -> LedgerError:
         return LedgerError(f"{self} exists and is not replaced", NEVER_RESTORE, kind=ErrorKind.FILE_EXISTS)
@@ -407,15 +420,18 @@ class PostgresEngine:
             raise LedgerError(f"{self} is not a report ledger", NEVER_RESTORE, kind=ErrorKind.WRONG_FILE)
         if version != SCHEMA_VERSION:
             message = f"{self} is a ledger of version {version}; expected version {SCHEMA_VERSION}"
-            raise LedgerError(message, "Run the version of Trefoil that wrote it.", kind=ErrorKind.UNKNOWN_VERSION)
+            raise LedgerError(message, OTHER_VERSION, kind=ErrorKind.UNKNOWN_VERSION)
         for setting in _DURABLE:
             if connection.execute("SELECT current_setting(?)", (setting,)).fetchone() != ("on",):
                 raise LedgerError(
                     f"the database of {self} runs with {setting} = off",
                     "Losing the last commit to a power cut is the same as restoring an old backup. Turn it on.",
                 )
+        # One snapshot for all statements: the process that holds the ledger may commit a move between two of them.
+        connection.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         check_owner(connection, self, owner)
         check_chain(connection, self)
+        connection.run("ROLLBACK")
 
 
 @lru_cache(maxsize=512)

@@ -10,13 +10,25 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from mpc_helpers.ledger.schema import AFTER, APPLICATION_ID, RULES, SCHEMA_VERSION, TABLES, Change, Rule, reports_rules
+from mpc_helpers.ledger.schema import (
+    AFTER,
+    APPLICATION_ID,
+    RULES,
+    SCHEMA_VERSION,
+    SITE_PREFIX,
+    TABLES,
+    UNDATED,
+    Change,
+    Rule,
+    reports_rules,
+)
+from protocol.wire import HASH_SIZE
 
 # Narrow on purpose: there are billions of these rows and few of all others. The free space lets an update stay on its
 # page without a new index entry.
 _REPORTS = """
 CREATE TABLE {table} (
-    digest bytea PRIMARY KEY CHECK (length(digest) = 32),
+    digest bytea PRIMARY KEY CHECK (length(digest) = {size}),
     attempt integer NOT NULL,
     debug smallint CHECK (debug IN (0, 1)),
     draws smallint NOT NULL DEFAULT 0,
@@ -86,7 +98,8 @@ def guards() -> Iterator[str]:
 
 def reports_table(table: str) -> Iterator[str]:
     """Yield the statements that make a table of reports with its rules."""
-    yield _REPORTS.format(table=table, check=AFTER)
+    size = HASH_SIZE if table == UNDATED else SITE_PREFIX + HASH_SIZE
+    yield _REPORTS.format(table=table, size=size, check=AFTER)
     yield from _rules(reports_rules(table), _set_wise)
     yield from _fences(table, "INSERT OR UPDATE OR DELETE")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import message_realm
 from protocol.keys import SIGNATURE_SIZE, verify_signature
+from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE, Reader, Writer
 
 FORMAT = 3
@@ -131,7 +132,7 @@ def export(config: HelperConfig, membership: Membership, lost_by: int, path: Pat
         raise TrefoilError(f"helper {lost_by + 1} is not a peer", kind=ErrorKind.UNKNOWN_NAME)
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
         entries, head = ledger.reports.export(), ledger.chain.head
-    write_atomically(_exported(config, lost_by), str(head.sequence).encode())
+    _note_move(_exported(config, lost_by), head.ledger_id, head.sequence)
     write_atomically(path, Export(membership.party, lost_by, entries, head).seal(membership), 0o600)
 
 
@@ -140,8 +141,30 @@ def _exported(config: HelperConfig, lost_by: int) -> Path:
     return config.data / f"ledger-exported-{lost_by + 1}"
 
 
-def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now: int) -> None:
-    """Rebuild this helper's lost ledger from the entries of both peers.
+def _accepted(config: HelperConfig, party: int) -> Path:
+    """Return the file that says how far this ledger was when that was exported from which a peer's was rebuilt."""
+    return config.data / f"ledger-accepted-{party + 1}"
+
+
+def _note_move(path: Path, ledger_id: bytes, sequence: int) -> None:
+    write_atomically(path, f"{ledger_id.hex()} {sequence}".encode())
+
+
+def _noted_move(path: Path, ledger_id: bytes) -> int:
+    """Return a move of this ledger that was noted; 0 if none was, or of the ledger that this one replaced."""
+    noted_id, _, sequence = path.read_text().partition(" ") if path.exists() else ("", "", "")
+    return int(sequence) if noted_id == ledger_id.hex() else 0
+
+
+def rebuilt_from(config: HelperConfig, ledger_id: bytes) -> dict[int, int]:
+    """Return the least move of this ledger that each peer with a rebuilt ledger must know."""
+    return {party: _noted_move(_accepted(config, party), ledger_id) for party in range(PARTIES)}
+
+
+def rebuild(
+    config: HelperConfig, membership: Membership, files: list[Path], now: int, *, all_spent: bool = False
+) -> None:
+    """Rebuild this helper's lost ledger from the entries of both peers, or with nothing left of all that they list.
 
     A watermark later than this helper's own report lifetime allows is refused: otherwise a malicious peer could have
     all reports rejected, by signing a large number.
@@ -163,7 +186,12 @@ def rebuild(config: HelperConfig, membership: Membership, files: list[Path], now
     # Peers admit no report that is from the future, so none of these is later than their clocks allow.
     newest = now + WATERMARK_SLACK
     heads = {entry.party: entry.head for entry in exports}
-    rebuild_ledger(config.ledger, owner_of(membership), [entry.entries for entry in exports], newest, heads)
+    entries = [entry.entries for entry in exports]
+    if all_spent:
+        entries = [replace(one, left=np.zeros_like(one.left)) for one in entries]
+    rebuild_ledger(config.ledger, owner_of(membership), entries, newest, heads)
+    # The data folder may have been lost too; `create` must refuse after a second loss as well.
+    write_atomically(config.data / LEDGER_CREATED, b"")
 
 
 def rebuild_ledger(
@@ -198,20 +226,23 @@ def rebuild_ledger(
 def accept_peer(config: HelperConfig, membership: Membership, party: int) -> None:
     """Forget the head of a peer's ledger, once both honest operators have verified that it was rebuilt.
 
-    Refused if that peer voted YES for an attempt that was reserved here after its entries were exported: a ledger that
-    was rebuilt from them does not know what that attempt took.
+    Refused if that peer voted YES, or may have, for an attempt that was reserved here after its entries were exported:
+    a ledger that was rebuilt from them does not know what that attempt took. One that was rebuilt from an older file is
+    refused by the daemon, when it says how far it knows this ledger (`rebuilt_from`).
     """
     if party not in membership.peers:
         raise TrefoilError(f"helper {party + 1} is not a peer", kind=ErrorKind.UNKNOWN_NAME)
-    note = _exported(config, party)
-    exported = int(note.read_bytes()) if note.exists() else 0
     with closing(ReportLedger(config.ledger, owner_of(membership))) as ledger:
+        ledger_id = ledger.chain.ledger_id
+        exported = _noted_move(_exported(config, party), ledger_id)
         if ledger.attempts.voted_since(party, exported):
             raise LedgerError(
-                f"{membership.name(party)} has voted since this helper last exported its entries for it",
+                f"{membership.name(party)} has voted, or may have, since this helper last exported its entries for it",
                 "Export again, have it rebuild its ledger from both peers' new files, and then accept it.",
                 kind=ErrorKind.ROLLED_BACK,
             )
+        # First: what is accepted without it could have been rebuilt from an older file than the last.
+        _note_move(_accepted(config, party), ledger_id, exported)
         ledger.peer_heads.forget(party)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +25,11 @@ from mpc_helpers.ledger.schema import (
     LEFT,
     MOST,
     NO_DAY,
+    SITE_PREFIX,
     UNDATED,
     day_table,
     last_hour,
+    site_prefix,
 )
 from protocol.amounts import Amount, Amounts, Left
 from protocol.batch import DigestRows, Digests, sorted_order
@@ -38,10 +39,13 @@ from protocol.wire import HASH_SIZE
 Standings = npt.NDArray[np.uint8]
 # Digests that are in memory at a time: enough that a statement costs nothing beside its rows, on each of 30 days.
 _SPAN = 2**13
-# Digests are evenly spread, so slices by their first byte are of one size. The last bound is above every digest.
-_SLICES = [*(bytes([first]) for first in range(256)), b"\xff" * (HASH_SIZE + 1)]
+# Rows that are counted at a time.
+_SLICE = 2**15
 # One digest of a group, by its place: the group is one value, so a statement has one text for any number of reports.
-_DIGEST = f"substr(:digests, {HASH_SIZE} * place + 1, {HASH_SIZE})"
+# With the site's prefix as in the tables of days, and without as in `undated`.
+_STRIDE = SITE_PREFIX + HASH_SIZE
+_DATED = f"substr(:digests, {_STRIDE} * place + 1, {_STRIDE})"
+_DIGEST = f"substr(:digests, {_STRIDE} * place + {SITE_PREFIX + 1}, {HASH_SIZE})"
 # What peers learn of a report of which nothing was taken: more than any report paid.
 EVERYTHING = 2**32 - 1
 _MOST_DRAWS = 255
@@ -100,7 +104,7 @@ class Entries:
 
 
 class _Group(NamedTuple):
-    """Some reports of one day, kind and amount: their places in the batch, and their digests, ascending."""
+    """Some reports of one day, kind and amount: their places in the batch, and their prefixed digests, ascending."""
 
     day: int
     debug: bool
@@ -135,34 +139,42 @@ class Reports:
         query_key: bytes,
         most_draws: int | None = None,
         amounts: Amounts | None = None,
+        *,
+        site: str = "",
     ) -> Standings:
         """Return each report's standing for `query_key`; what that query may take from a larger one counts as free.
 
-        `hours` are those of the headers that the digests cover. For a report that was not admitted, whose header may
-        say anything, the result means nothing.
+        `hours` and `site` are those of the headers that the digests cover. For a report that was not admitted, whose
+        header may say anything, the result means nothing.
         """
         standings = np.zeros(len(digests), dtype=np.uint8)
-        for group, place, held, holder in self._recorded(digests, hours, amounts, query_key):
+        for group, place, held, holder in self._recorded(_groups(digests, hours, site, amounts=amounts), query_key):
             standings[group.places[place]] = _standing(group.amount, held, holder, most_draws)
         return standings
 
-    def left(self, digests: DigestRows, hours: npt.NDArray[np.uint32], amounts: Amounts, query_key: bytes) -> Left:
+    def left(
+        self,
+        digests: DigestRows,
+        hours: npt.NDArray[np.uint32],
+        amounts: Amounts,
+        query_key: bytes,
+        *,
+        site: str = "",
+    ) -> Left:
         """Return what is left of each report for `query_key`; 0 of those that another query holds."""
         left = np.zeros(len(digests), dtype=np.int64)
         for amount, places in amounts.groups(0, len(digests)):
             left[places] = amount.paid
-        for group, place, held, holder in self._recorded(digests, hours, amounts, query_key):
+        for group, place, held, holder in self._recorded(_groups(digests, hours, site, amounts=amounts), query_key):
             left[group.places[place]] = held.most if holder is Standing.FREE else 0
         return left
 
-    def _recorded(
-        self, digests: DigestRows, hours: npt.NDArray[np.uint32], amounts: Amounts | None, query_key: bytes
-    ) -> Iterator[tuple[_Group, int, _Held, Standing]]:
+    def _recorded(self, groups: Iterator[_Group], query_key: bytes) -> Iterator[tuple[_Group, int, _Held, Standing]]:
         """Yield each report that is recorded: its group and place there, its row, and the standing of its holder."""
         of_attempt: dict[int, Standing] = {}
         with self._database.timed() as connection:
             days = _days(connection)
-            for group in _groups(digests, hours, amounts=amounts):
+            for group in groups:
                 rows = self._holders(connection, days, group)
                 for attempt in {held.attempt for held in rows.values()} - set(of_attempt):
                     of_attempt[attempt] = self.standing(connection, attempt, query_key)
@@ -177,15 +189,23 @@ class Reports:
         """
         with self._database.reading() as connection:
             tables = [day_table(day) for day in _days(connection)]
-        return sum(self._count_between(table, low, high) for table in tables for low, high in pairwise(_SLICES))
+        return sum(size for table in tables for size in self._slices(table))
 
-    def _count_between(self, table: str, low: bytes, high: bytes) -> int:
-        with self._database.reading() as connection:
-            # Forgotten since the days were read.
-            if table not in map(day_table, _days(connection)):
-                return 0
-            between = f"SELECT count(*) FROM {table} WHERE digest >= ? AND digest < ?"  # noqa: S608  (an integer)
-            return int(self._database.value(between, low, high))
+    def _slices(self, table: str) -> Iterator[int]:
+        rest = f"FROM {table} WHERE digest > ?"
+        end = f"SELECT digest {rest} ORDER BY digest LIMIT 1 OFFSET {_SLICE - 1}"
+        last = b""
+        while True:
+            with self._database.reading() as connection:
+                # Forgotten since the days were read.
+                if table not in map(day_table, _days(connection)):
+                    return
+                row = connection.execute(end, (last,)).fetchone()
+                size = _SLICE if row else self._database.value(f"SELECT count(*) {rest}", last)
+            yield size
+            if row is None:
+                return
+            (last,) = row
 
     # The watermark never decreases, and admission rejects reports at or below it.
 
@@ -226,7 +246,9 @@ class Reports:
             " WHERE state <> 'aborted' OR reports.before IS NOT NULL OR draws + drawn > 0",
             {"everything": EVERYTHING},
         ).fetchall()
-        digests = np.frombuffer(b"".join(digest for digest, _, _ in rows), dtype=np.uint8).reshape(-1, HASH_SIZE)
+        digests = np.frombuffer(b"".join(digest[-HASH_SIZE:] for digest, _, _ in rows), dtype=np.uint8).reshape(
+            -1, HASH_SIZE
+        )
         left = np.fromiter((left for _, left, _ in rows), dtype=np.uint32, count=len(rows))
         draws = np.fromiter((min(draws, _MOST_DRAWS) for *_, draws in rows), dtype=np.uint8, count=len(rows))
         return Entries(0, digests, left, draws)
@@ -239,8 +261,8 @@ class Reports:
         report listed under a wrong day would count again. `newest` is a time that no header of them is after.
         """
         statement = (
-            f"INSERT INTO {UNDATED} {self._places} SELECT {_DIGEST}, {ELSEWHERE}, NULL, :draws, NULL, :left"  # noqa: S608  (constants)
-            " FROM places WHERE true"
+            f"INSERT INTO {UNDATED} {self._places} SELECT substr(:digests, {HASH_SIZE} * place + 1, {HASH_SIZE}),"  # noqa: S608  (constants)
+            f" {ELSEWHERE}, NULL, :draws, NULL, :left FROM places WHERE true"
         )
         merged = Entries.merged(entries)
         with self._database.transaction() as connection:
@@ -263,7 +285,9 @@ class Reports:
         if reservation.most_draws is None:
             return False
         key, most_draws = reservation.query.key, reservation.most_draws
-        standings = self.lookup(reservation.digests, reservation.hours, key, most_draws, reservation.amounts)
+        standings = self.lookup(
+            reservation.digests, reservation.hours, key, most_draws, reservation.amounts, site=reservation.site
+        )
         return bool(np.any(standings == Standing.DRAWN))
 
     def point(self, connection: LedgerConnection, attempt: int, reservation: Reservation) -> int:
@@ -271,7 +295,7 @@ class Reports:
         pointed = 0
         days = _days(connection)
         whole = reservation.whole
-        for group in _groups(reservation.digests, reservation.hours, reservation.debug_reports, reservation.amounts):
+        for group in _of(reservation):
             if group.day not in days:
                 connection.execute("INSERT INTO days VALUES (?, ?)", (group.day, last_hour(group.day)))
                 self._database.engine.add_reports_table(connection, day_table(group.day))
@@ -281,7 +305,7 @@ class Reports:
             table, paid, need = day_table(group.day), group.amount.paid, group.amount.need
             pointed += connection.execute(
                 f"INSERT INTO {table} AS reports {self._places}"  # noqa: S608  (an integer)
-                f" SELECT {_DIGEST}, :attempt, :debug, 0, CAST(:before AS BIGINT), :after FROM places WHERE true"
+                f" SELECT {_DATED}, :attempt, :debug, 0, CAST(:before AS BIGINT), :after FROM places WHERE true"
                 " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt, debug = excluded.debug,"
                 # Counted here, not when the earlier attempt ended: its last move touches one row for any batch size.
                 f" draws = reports.draws + (SELECT {FAILED_DRAW} FROM attempts WHERE attempt = reports.attempt),"
@@ -300,9 +324,9 @@ class Reports:
 
     def _copy_to_day(self, connection: LedgerConnection, group: _Group) -> None:
         """Copy what was recorded without a day to the day that is now known, unless that was done before."""
-        columns = ", ".join(f"undated.{name}" for name in ("digest", "attempt", "debug", "draws", "before", "after"))
+        columns = ", ".join(f"undated.{name}" for name in ("attempt", "debug", "draws", "before", "after"))
         connection.execute(
-            f"INSERT INTO {day_table(group.day)} {self._places} SELECT {columns}"  # noqa: S608  (an integer)
+            f"INSERT INTO {day_table(group.day)} {self._places} SELECT {_DATED}, {columns}"  # noqa: S608  (an integer)
             f" FROM places JOIN undated ON undated.digest = {_DIGEST} WHERE true ON CONFLICT DO NOTHING",
             group.values(),
         )
@@ -315,7 +339,7 @@ class Reports:
         """
         days = _days(connection)
         holders = set()
-        for group in _groups(reservation.digests, reservation.hours, amounts=reservation.amounts):
+        for group in _of(reservation):
             for held in self._holders(connection, days, group).values():
                 if held.attempt != attempt and held.most < group.amount.need:
                     raise Conflict("a report has too little left", kind=ErrorKind.REFUSED)
@@ -342,10 +366,11 @@ class Reports:
         # What is recorded under a report's day is later than what was recorded without one.
         for day in (NO_DAY, group.day):
             if day in days:
+                digest = _DIGEST if day == NO_DAY else _DATED
                 rows = connection.execute(
                     f"{self._places} SELECT place, reports.attempt,"  # noqa: S608  (an integer)
                     f" draws + CASE WHEN state = 'released' THEN 0 ELSE drawn END, {MOST} FROM places"
-                    f" JOIN {day_table(day)} reports ON reports.digest = {_DIGEST}"
+                    f" JOIN {day_table(day)} reports ON reports.digest = {digest}"
                     " JOIN attempts ON attempts.attempt = reports.attempt",
                     group.values(paid=group.amount.paid),
                 )
@@ -375,16 +400,25 @@ def _standing(amount: Amount, held: _Held, holder: Standing, most_draws: int | N
     return Standing.DRAWN if worn else holder
 
 
+def _of(reservation: Reservation) -> Iterator[_Group]:
+    debug, amounts = reservation.debug_reports, reservation.amounts
+    return _groups(reservation.digests, reservation.hours, reservation.site, debug=debug, amounts=amounts)
+
+
 def _groups(
     digests: DigestRows,
     hours: npt.NDArray[np.uint32],
+    site: str,
+    *,
     debug: npt.NDArray[np.bool_] | None = None,
     amounts: Amounts | None = None,
 ) -> Iterator[_Group]:
     """Yield digests by day, kind and amount, in groups that bound memory for any batch size."""
+    prefix = np.frombuffer(site_prefix(site), dtype=np.uint8)
     amounts = Amounts(len(digests), (_ALL_OF_IT,)) if amounts is None else amounts
     for start in range(0, len(digests), _SPAN):
-        rows = np.ascontiguousarray(digests[start : start + _SPAN])
+        bare = digests[start : start + _SPAN]
+        rows = np.hstack([np.broadcast_to(prefix, (len(bare), SITE_PREFIX)), bare])
         span = slice(start, start + len(rows))
         kinds = 2 * (hours[span].astype(np.int64) // HOURS_PER_DAY)
         if debug is not None:

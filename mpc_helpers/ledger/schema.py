@@ -5,9 +5,11 @@ engines make their triggers from the same rules, which are written in SQLite's d
 compared explicitly; `IS NOT` between values is the one thing that PostgreSQL spells otherwise.
 
 Reports are stored by the day of their header's hour, one table for each day. The digest covers the header, so a report
-has one day, and a digest that is unique within its day is unique. Reports whose day this ledger cannot know are in
-`undated`: those recorded before there were days, and those that peers listed after this ledger was lost. Their rows
-never change. A report of them that is reserved again is first copied to its day, and from then on the copy counts.
+has one day, and a digest that is unique within its day is unique. So it is with the site: in a day's table a digest
+begins with two bytes of a hash of its site, so that a batch, which is one site's, touches few pages of a large table.
+Reports whose day this ledger cannot know are in `undated`, under their digests alone: those recorded before there were
+days, and those that peers listed after this ledger was lost. Their rows never change. A report of them that is reserved
+again is first copied to its day, and from then on the copy counts.
 
 `before` is what a report has left without the attempt that it points to, `after` what it has left if that attempt is
 released, in micros of its own ε; `before` is NULL for all that its header says. Released amounts are folded in when the
@@ -21,10 +23,11 @@ from enum import Enum
 
 from protocol.header import TIME_STEP
 from protocol.units import DAY
+from protocol.wire import tagged_hash
 
 # "TfNL" in ASCII, in the file's header: identifies a report ledger without opening it.
 APPLICATION_ID = 0x54664E4C
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # Row 0 of `attempts` owns the reports imported from both peers after a lost ledger: taken from by unknown attempts.
 ELSEWHERE = 0
@@ -33,6 +36,8 @@ NEVER_PRUNED = 2**62
 # The table of reports of unknown day, and the number under which `days` lists it.
 UNDATED, NO_DAY = "undated", -1
 HOURS_PER_DAY = DAY // TIME_STEP
+# Few on purpose: sites that share a prefix share pages, and nothing else.
+SITE_PREFIX = 2
 
 TABLES = """
 CREATE TABLE ledger (
@@ -309,6 +314,7 @@ _EVERY_TABLE = (
     ),
     Rule("go_by_the_day", "", _DELETE, "reports are forgotten by whole days, when they are not above the watermark"),
 )
+_UNDATED_DIGEST = f"substr(NEW.digest, {SITE_PREFIX + 1})"
 _DAY_RULES = (
     *_EVERY_TABLE,
     # What was taken before is counted, once. From NULL nothing can be checked, and nothing was taken.
@@ -349,7 +355,7 @@ _DAY_RULES = (
         "",
         _INSERT,
         "the report is recorded already, without its day",
-        "EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest"
+        f"EXISTS (SELECT 1 FROM undated WHERE digest = {_UNDATED_DIGEST}"  # noqa: S608  (constants)
         " AND (attempt, debug, draws, before, after)"
         " IS NOT (NEW.attempt, NEW.debug, NEW.draws, NEW.before, NEW.after))",
     ),
@@ -358,7 +364,7 @@ _DAY_RULES = (
         "",
         _INSERT,
         "a report that is new here was in no draw, and is used up or keeps the rest of all that was paid",
-        "NOT EXISTS (SELECT 1 FROM undated WHERE digest = NEW.digest) AND (NEW.draws <> 0"
+        f"NOT EXISTS (SELECT 1 FROM undated WHERE digest = {_UNDATED_DIGEST}) AND (NEW.draws <> 0"  # noqa: S608
         " OR (NEW.before IS NULL AND NEW.after <> 0)"
         " OR (SELECT whole FROM attempts WHERE attempt = NEW.attempt)"
         " <> CASE WHEN NEW.before IS NULL THEN 1 ELSE 0 END)",
@@ -397,6 +403,11 @@ _UNDATED_RULES = (
 def day_table(day: int) -> str:
     """Return the name of the table of a day's reports."""
     return UNDATED if day == NO_DAY else f"reports_{day:d}"
+
+
+def site_prefix(site: str) -> bytes:
+    """Return the bytes with which the digests of a site's reports begin in the tables of days."""
+    return tagged_hash("ledger site", site.encode())[:SITE_PREFIX]
 
 
 def last_hour(day: int) -> int:

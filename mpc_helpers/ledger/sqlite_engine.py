@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mpc_helpers.ledger.engine import (
     NEVER_RESTORE,
+    OTHER_VERSION,
     LedgerClosed,
     LedgerConnection,
     LedgerError,
@@ -82,6 +83,10 @@ class SqliteEngine:
             leftover.unlink(missing_ok=True)
         try:
             yield SqliteEngine(draft)
+            # Closing writes the log back, but reports no error. What was not written would be removed with the log.
+            if _size(draft.with_name(f"{draft.name}-wal")):
+                message = f"the log of {draft} could not be written back"
+                raise LedgerError(message, "Free disk space, and repeat it.", kind=ErrorKind.NO_SPACE)
             _sync(draft)
             os.link(draft, self.path)
             _sync(self.path.parent)
@@ -174,6 +179,10 @@ class SqliteEngine:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
 
+    def interrupt(self, connection: sqlite3.Connection) -> None:
+        """Interrupt the statement."""
+        connection.interrupt()
+
     def erase_log(self, connection: LedgerConnection) -> None:
         """Checkpoint and truncate the log, so that erased data is gone from it too.
 
@@ -213,7 +222,9 @@ class SqliteEngine:
                 check_chain(db, self, recent=None)
             with closing(self._open_locked()) as db:
                 self.begin(db)
-                self._date(db)
+                # Killed after its commit, the last run left the new version in the log, and the old in the header.
+                if db.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
+                    self._date(db)
                 self.commit(db)
 
     def _date(self, db: sqlite3.Connection) -> None:
@@ -266,7 +277,7 @@ class SqliteEngine:
 def _version_hint(version: int) -> str:
     if version == UNDATED_VERSION:
         return "Stop the helper, then upgrade its ledger: trefoil ledger upgrade"
-    return "It needs no upgrade." if version == SCHEMA_VERSION else "Run the version of Trefoil that wrote it."
+    return "It needs no upgrade." if version == SCHEMA_VERSION else OTHER_VERSION
 
 
 def _trigger(rule: Rule, when: str) -> str:

@@ -28,11 +28,12 @@ from mpc_helpers.local.visits import (
     Visit,
     compare,
     fault_of,
+    ok,
     problem,
     visit_all,
 )
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.service.ports import announced_ports, probe, ranges
+from mpc_helpers.service.ports import announced_ports, blocked_ports, ranges
 from mpc_helpers.service.server import MetricsAccess
 from mpc_helpers.service.storage import MEGABYTE
 from protocol.errors import ErrorKind, TrefoilError
@@ -104,7 +105,7 @@ async def examine_as_operator(path: Path, clock: Callable[[], int]) -> Examinati
         config = load_config(path)
     except TrefoilError as error:
         return Examination((fault_of(Subject.CONFIGURATION, HERE, error),), frozenset({HERE}))
-    findings = [CheckResult(Subject.CONFIGURATION, HERE, Severity.OK, f"{path} can be used")]
+    findings = [ok(Subject.CONFIGURATION, HERE, f"{path} can be used")]
     try:
         helper_set = HelperSet.load_unverified(config.helper_set)
     except TrefoilError as error:
@@ -138,7 +139,7 @@ def _check_signatures(helper_set: HelperSet) -> list[CheckResult]:
     if missing:
         text = f"the helper set is not signed by {', '.join(missing)}"
         return [problem(Subject.HELPER_SET, HERE, text, "Its operator runs: trefoil helper-set sign")]
-    return [CheckResult(Subject.HELPER_SET, HERE, Severity.OK, f"set {helper_set.number}, signed by all three")]
+    return [ok(Subject.HELPER_SET, HERE, f"set {helper_set.number}, signed by all three")]
 
 
 async def _check_site(helper_set: HelperSet, site: SiteKey) -> list[CheckResult]:
@@ -177,9 +178,7 @@ async def _check_site(helper_set: HelperSet, site: SiteKey) -> list[CheckResult]
         if isinstance(outcome, QueryFailed) and outcome.http_status == FORBIDDEN:
             findings.append(problem(Subject.SITE, helper.name, str(outcome)))
         elif isinstance(outcome, QueryFailed) and outcome.http_status:
-            findings.append(
-                CheckResult(Subject.SITE, helper.name, Severity.OK, f"the key of {site.site} is registered")
-            )
+            findings.append(ok(Subject.SITE, helper.name, f"the key of {site.site} is registered"))
     return findings
 
 
@@ -191,13 +190,13 @@ def _check_files(config: HelperConfig, now: int) -> list[CheckResult]:
         membership = load_membership(config, now)
     except TrefoilError as error:
         return [fault_of(_SUBJECTS.get(error.kind, Subject.KEY), HERE, error), *_check_disk(config)]
-    findings = [CheckResult(Subject.KEY, HERE, Severity.OK, "the private keys of the set are here")]
+    findings = [ok(Subject.KEY, HERE, "the private keys of the set are here")]
     try:
         tls.server_context(config.tls)
         MetricsAccess.of(config)
     except TrefoilError as error:
         findings.append(fault_of(Subject.CERTIFICATE, HERE, error))
-    findings.append(CheckResult(Subject.SITE, HERE, Severity.OK, f"{len(config.sites)} registered"))
+    findings.append(ok(Subject.SITE, HERE, f"{len(config.sites)} registered"))
     if not config.sites:
         text, remedy = "no site is registered: nobody can ask this helper", "Register one with: trefoil site add"
         findings.append(problem(Subject.SITE, HERE, text, remedy, stops=False))
@@ -214,9 +213,9 @@ def _check_ledger(config: HelperConfig, membership: Membership) -> CheckResult:
         engine_at(place).check_readable(owner_of(membership))
     except TrefoilError as error:
         if error.kind is ErrorKind.BUSY:
-            return CheckResult(Subject.LEDGER, HERE, Severity.OK, "open in the running helper, which checked it")
+            return ok(Subject.LEDGER, HERE, "open in the running helper, which checked it")
         return fault_of(Subject.LEDGER, HERE, error)
-    return CheckResult(Subject.LEDGER, HERE, Severity.OK, "complete")
+    return ok(Subject.LEDGER, HERE, "complete")
 
 
 def _check_disk(config: HelperConfig) -> list[CheckResult]:
@@ -233,7 +232,7 @@ def _check_disk(config: HelperConfig) -> list[CheckResult]:
     if free < spare:
         text = f"the disk of {existing} has {free} MB left, and spare_megabytes keeps {spare} for the ledger"
         return [*findings, problem(Subject.DISK, HERE, text)]
-    return findings or [CheckResult(Subject.DISK, HERE, Severity.OK, f"{free} MB are free")]
+    return findings or [ok(Subject.DISK, HERE, f"{free} MB are free")]
 
 
 def _check_free_ports(config: HelperConfig) -> list[CheckResult]:
@@ -242,11 +241,11 @@ def _check_free_ports(config: HelperConfig) -> list[CheckResult]:
     taken = []
     for host, port in wanted:
         try:
-            listen(host, (port,)).close()
+            listen(host, port).close()
         except TrefoilError:
             taken.append(port)
     if not taken:
-        return [CheckResult(Subject.PORT, HERE, Severity.OK, "its ports are free")]
+        return [ok(Subject.PORT, HERE, "its ports are free")]
     text = f"{config.name} does not answer at its address, and port {ranges(taken)} is taken"
     remedy = "If the helper runs, look at its address and the firewall. If it does not, end the other program."
     return [problem(Subject.PORT, HERE, text, remedy)]
@@ -258,13 +257,11 @@ async def _probe_peers(above: Sequence[Visit]) -> list[CheckResult]:
     for visit in above:
         (host, _), name = visit.helper.endpoint, visit.helper.name
         ports = announced_ports(visit.health)
-        errors = await asyncio.gather(*(probe(host, port) for port in ports))
-        blocked = [port for port, error in zip(ports, errors, strict=True) if error]
-        if blocked:
+        if blocked := await blocked_ports(host, ports):
             text = f"{name} cannot be reached at {host}:{ranges(blocked)}, which its mpc_ports list"
             findings.append(problem(Subject.PORT, HERE, text))
         elif ports:
-            findings.append(CheckResult(Subject.PORT, HERE, Severity.OK, f"the MPC ports of {name} answer"))
+            findings.append(ok(Subject.PORT, HERE, f"the MPC ports of {name} answer"))
         elif visit.certificate:
             text = f"{name} has no fixed mpc_ports, which no firewall rule can follow"
             findings.append(

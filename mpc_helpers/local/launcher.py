@@ -12,14 +12,13 @@ import http.client
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpc_helpers.identity import keygen, tls
@@ -27,6 +26,7 @@ from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.ledger import engine_at
 from mpc_helpers.ledger.rebuild import create as create_ledger
+from mpc_helpers.mpc.links import listen
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.header import check_site
 from protocol.helper_set import HelperEntry, HelperSet, write_set
@@ -61,12 +61,10 @@ class Trio:
 
     @property
     def helper_set_path(self) -> Path:
-        """The signed helper set, for devices and queriers."""
         return self.folder / "helpers.json"
 
     @property
     def helper_set(self) -> HelperSet:
-        """Load and verify the helper set."""
         return HelperSet.load(self.helper_set_path)
 
     def helper_folder(self, party: int) -> Path:
@@ -79,7 +77,6 @@ class Trio:
         return self.helper_folder(party) / "helper.log"
 
     def site_key_path(self, site: str) -> Path:
-        """Return the path of the key that signs a site's queries."""
         return self.folder / "sites" / f"{site}.key"
 
 
@@ -97,29 +94,19 @@ def prepare(
     `options` are further fields of the helpers' configuration files; `suite` is that of newly created keys. Fails while
     helpers run from the directory: their own ports would look taken, and be replaced.
     """
-    for site in sites or ():
+    sites = sites or {DEFAULT_SITE: [DEFAULT_SITE]}
+    for site in sites:
         check_site(site)
     trio = Trio(folder.absolute())
     with _locked(trio):
-        _prepare(trio, now, sites or {DEFAULT_SITE: [DEFAULT_SITE]}, ports, options or {}, suite)
+        if not trio.helper_set_path.exists():
+            _make_helpers(trio, now, list(ports or _free_ports(PARTIES)), suite)
+        else:
+            _move_if_taken(trio, ports)
+        registered = {site: _register(trio, site, callers) for site, callers in sites.items()}
+        for party, helper in enumerate(trio.helper_set.helpers):
+            _configure(trio, party, helper, registered, options or {}, now)
     return trio
-
-
-def _prepare(
-    trio: Trio,
-    now: int,
-    sites: Mapping[str, Sequence[str]],
-    ports: Sequence[int] | None,
-    options: Mapping[str, object],
-    suite: Suite,
-) -> None:
-    if not trio.helper_set_path.exists():
-        _make_helpers(trio, now, list(ports or _free_ports(PARTIES)), suite)
-    else:
-        _move_if_taken(trio, ports)
-    registered = {site: _register(trio, site, callers) for site, callers in sites.items()}
-    for party, helper in enumerate(trio.helper_set.helpers):
-        _configure(trio, party, helper, registered, options, now)
 
 
 def _make_helpers(trio: Trio, now: int, ports: list[int], suite: Suite) -> None:
@@ -144,14 +131,12 @@ def _move_if_taken(trio: Trio, ports: Sequence[int] | None) -> None:
     if new == old:
         return
     moved = [
-        HelperEntry(helper.name, helper.identity_key, helper.hpke_keys, f"https://{HOST}:{port}", helper.tls_pin)
-        for helper, port in zip(helper_set.helpers, new, strict=True)
+        replace(helper, address=f"https://{HOST}:{port}") for helper, port in zip(helper_set.helpers, new, strict=True)
     ]
     _write_set(trio, HelperSet(helper_set.number + 1, (moved[0], moved[1], moved[2])))
 
 
 def _register(trio: Trio, site: str, callers: Sequence[str]) -> dict[str, object]:
-    check_site(site)
     path = trio.site_key_path(site)
     path.parent.mkdir(exist_ok=True, mode=0o700)
     if not path.exists():
@@ -188,19 +173,14 @@ def _configure(
 def _free_ports(count: int) -> list[int]:
     """Return unused ports, all held while choosing so that they differ."""
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+        return [held.enter_context(listen(HOST)).getsockname()[1] for _ in range(count)]
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
+    try:
+        listen(HOST, port).close()
+    except TrefoilError:
+        return False
     return True
 
 
@@ -281,7 +261,6 @@ class HelperProcess:
 
 
 def _describe_exit(status: int) -> str:
-    """Describe the exit status of a child process."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:
@@ -328,11 +307,9 @@ class Launched:
         return self.trio.helper_set
 
     def site_key(self, site: str) -> IdentityKey:
-        """Load the key that signs a site's queries."""
         return load_identity(self.trio.site_key_path(site))
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Wait until all three respond."""
         deadline = time.monotonic() + seconds
         for helper in self.helpers:
             helper.wait_ready(deadline)
@@ -342,11 +319,10 @@ class Launched:
         for helper in self.helpers:
             helper.check_running()
 
-    def restart(self, party: int, seconds: float = START_SECONDS) -> None:
-        """Stop one helper, if it runs, and start it again."""
+    def restart(self, party: int) -> None:
         self.helpers[party].stop()
         self.helpers[party].start()
-        self.helpers[party].wait_ready(time.monotonic() + seconds)
+        self.helpers[party].wait_ready(time.monotonic() + START_SECONDS)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.local.doctor import Examination
-from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, Trio, health, launched_helpers
+from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, health, launched_helpers
 from mpc_helpers.local.visits import HERE, Severity, Subject
 from mpc_helpers.service.health import Concern
 from mpc_helpers.service.reloading import request_reload
@@ -45,17 +45,14 @@ class HelperHealth:
         return "does not respond" if self.page is None else printable(str(self.page.get("status", "unknown")), 40)
 
     def reasons(self) -> list[str]:
-        """Return the texts of the helper's health reasons: what needs its operator's attention."""
         return [text for _, text in _reasons(self.page)]
 
     def queries(self) -> str:
-        """Return how many queries are in which state."""
         states = self.page.get("queries", {}) if self.page else {}
         counts = states.items() if isinstance(states, dict) else ()
         return printable(", ".join(f"{count} {state}" for state, count in counts), 300)
 
     def opens(self) -> str:
-        """Return whether it opens payloads eight at a time or one at a time."""
         return printable(str(self.page.get("opens", "")), 40) if self.page else ""
 
     def to_json(self) -> dict[str, object]:
@@ -74,7 +71,6 @@ def look_at(helper_set: HelperSet, which: Sequence[int]) -> list[HelperHealth]:
 
 
 def table_of(helpers: Sequence[HelperHealth]) -> Table:
-    """Return the table that `trefoil helper status` prints."""
     table = Table()
     for heading in ("helper", "address", "status", "queries", "opens", "look at"):
         table.add_column(heading)
@@ -85,7 +81,6 @@ def table_of(helpers: Sequence[HelperHealth]) -> Table:
 
 
 def show_examination(examination: Examination) -> None:
-    """Print what was checked where, and below it each problem with what to do."""
     places = dict.fromkeys([HERE, *(each.place for each in examination.findings)])
     severities: dict[Subject, dict[str, Severity]] = {subject: {} for subject in Subject}
     for each in examination.findings:
@@ -148,28 +143,21 @@ def launch_and_watch(
     with stop_flag() as stop:
         say(f"starting three helpers from {folder}")
         with launched_helpers(folder, now=now, sites=wanted, ports=ports or None) as running:
-            _introduce(running, list(wanted))
-            write_json(json, _described(running.trio, list(wanted)))
+            say(f"helper set:  {running.trio.helper_set_path}")
+            for site in wanted:
+                say(f"site key:    {running.trio.site_key_path(site)}")
+            say("Query them from another terminal; Ctrl-C stops them.")
+            described = {
+                "helper_set": str(running.trio.helper_set_path),
+                "site_keys": {site: str(running.trio.site_key_path(site)) for site in wanted},
+                "addresses": [helper.address for helper in running.helper_set.helpers],
+            }
+            write_json(json, described)
             try:
                 _watch_live(running, stop) if out.is_terminal else _watch_plain(running, stop)
             finally:
                 say("stopping")
         say(f"stopped; keys, ledgers and logs are kept in {folder}; run the same command to continue")
-
-
-def _introduce(running: Launched, sites: Sequence[str]) -> None:
-    say(f"helper set:  {running.trio.helper_set_path}")
-    for site in sites:
-        say(f"site key:    {running.trio.site_key_path(site)}")
-    say("Query them from another terminal; Ctrl-C stops them.")
-
-
-def _described(trio: Trio, sites: Sequence[str]) -> dict[str, object]:
-    return {
-        "helper_set": str(trio.helper_set_path),
-        "site_keys": {site: str(trio.site_key_path(site)) for site in sites},
-        "addresses": [helper.address for helper in trio.helper_set.helpers],
-    }
 
 
 def _watch_live(running: Launched, stop: threading.Event) -> None:

@@ -96,6 +96,10 @@ class CheckResult:
         return {**line, "text": self.text, "remedy": self.remedy}
 
 
+def ok(subject: Subject, place: str, text: str = "") -> CheckResult:
+    return CheckResult(subject, place, Severity.OK, text)
+
+
 def problem(subject: Subject, place: str, text: str, remedy: str = "", *, stops: bool = True) -> CheckResult:
     """Return a fault, or a warning if it does not stop queries, with what to do about it."""
     severity = Severity.FAULT if stops else Severity.WARNING
@@ -103,7 +107,6 @@ def problem(subject: Subject, place: str, text: str, remedy: str = "", *, stops:
 
 
 def fault_of(subject: Subject, place: str, error: TrefoilError) -> CheckResult:
-    """Return an error as a finding."""
     return problem(subject, place, str(error), error.hint)
 
 
@@ -121,7 +124,6 @@ class Visit:
 
 
 async def visit_all(helper_set: HelperSet, clock: Callable[[], int]) -> list[Visit]:
-    """Visit the three helpers concurrently."""
     # No compression: a page could be a decompression bomb.
     async with aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()) as session:
         return list(await asyncio.gather(*(_visit(session, helper, clock) for helper in helper_set.helpers)))
@@ -135,7 +137,7 @@ async def _visit(session: aiohttp.ClientSession, helper: HelperEntry, clock: Cal
         subject = Subject.CERTIFICATE if error.kind is ErrorKind.WRONG_KEY else Subject.PORT
         visit.findings.append(fault_of(subject, helper.name, error))
         return visit
-    visit.findings.append(CheckResult(Subject.PORT, helper.name, Severity.OK, f"{host}:{port} answers"))
+    visit.findings.append(ok(Subject.PORT, helper.name, f"{host}:{port} answers"))
     try:
         async with asyncio.timeout(SECONDS):
             visit.health, date = await _get(session, helper, HEALTH_PATH)
@@ -192,7 +194,7 @@ def _check_clocks(visits: Sequence[Visit]) -> list[CheckResult]:
     return [
         problem(Subject.CLOCK, name, f"the clock of {name} is {_apart(seconds)} this machine's", stops=stops)
         if abs(seconds) > SHOWN_DIFFERENCE
-        else CheckResult(Subject.CLOCK, name, Severity.OK, f"{abs(seconds)} s from this machine's")
+        else ok(Subject.CLOCK, name, f"{abs(seconds)} s from this machine's")
         for name, seconds in ahead.items()
         for stops in [abs(seconds) > DOUBTED_DIFFERENCE]
     ]
@@ -214,22 +216,21 @@ def _check_expiry(helper_set: HelperSet, visits: Sequence[Visit], clock: Callabl
     except TrefoilError as error:
         findings.append(fault_of(Subject.KEY, HERE, error))
     else:
-        findings.append(CheckResult(Subject.KEY, HERE, Severity.OK, "devices can seal reports to all three"))
+        findings.append(ok(Subject.KEY, HERE, "devices can seal reports to all three"))
     for party, certificate in certificates.items():
         until = time.strftime("%Y-%m-%d", time.gmtime(tls.ends(certificate)))
         name = helper_set.helpers[party].name
-        findings.append(CheckResult(Subject.CERTIFICATE, name, Severity.OK, f"the pinned one, until {until}"))
+        findings.append(ok(Subject.CERTIFICATE, name, f"the pinned one, until {until}"))
     return findings
 
 
 def _check_set(helper_set: HelperSet, visit: Visit) -> list[CheckResult]:
-    """Compare a helper's set and release with ours."""
     name, stored = visit.helper.name, visit.config.get("helper_set")
     theirs = stored if isinstance(stored, dict) else {}
     number, same = theirs.get("number"), theirs.get("digest") == helper_set.digest.hex()
     older = isinstance(number, int) and number < helper_set.number
     if same and number == helper_set.number:
-        findings = [CheckResult(Subject.HELPER_SET, name, Severity.OK, f"it runs set {number}")]
+        findings = [ok(Subject.HELPER_SET, name, f"it runs set {number}")]
     else:
         text = f"{name} runs set {number}, and this is set {helper_set.number}"
         remedy = f"The operator of {name} restarts it with the new set." if older else "Fetch the newer helpers.json."
@@ -238,7 +239,7 @@ def _check_set(helper_set: HelperSet, visit: Visit) -> list[CheckResult]:
     if visit.config.get("version") != VERSION:
         text = f"{name} speaks version {visit.config.get('version')} of the protocol, and this is {VERSION}"
         return [*findings, problem(Subject.RELEASE, name, text)]
-    return [*findings, CheckResult(Subject.RELEASE, name, Severity.OK, f"version {VERSION} of the protocol")]
+    return [*findings, ok(Subject.RELEASE, name, f"version {VERSION} of the protocol")]
 
 
 def _check_health(visit: Visit) -> list[CheckResult]:
@@ -259,7 +260,7 @@ def _check_health(visit: Visit) -> list[CheckResult]:
         for each in reasons
     ]
     silent = [concern for concern in Concern if concern.value not in {str(each.get("concern")) for each in reasons}]
-    return findings + [CheckResult(Subject(concern.value), name, Severity.OK) for concern in silent if page]
+    return findings + [ok(Subject(concern.value), name) for concern in silent if page]
 
 
 def _check_modes(visits: Sequence[Visit]) -> list[CheckResult]:

@@ -90,7 +90,6 @@ class Channel:
 
 
 async def close_all(channels: list[Channel]) -> None:
-    """Close all channels at the same time."""
     await asyncio.gather(*(channel.close() for channel in channels))
 
 
@@ -141,7 +140,7 @@ def lost(stage: Stage, peer: int, error: Exception) -> MpcError:
 
     Only the second blames the peer. An honest helper leaves too, if the third has sent it something false.
     """
-    message = f"lost {name_of(peer)} while {stage.value}: {error}"
+    message = f"lost {name_of(peer)} while {stage.text}: {error}"
     if isinstance(error, ProtocolError):
         return MpcError(stage, message, party=peer, kind=error.kind)
     return MpcError(stage, f"{message}; it is at fault, or the helper that made it leave")
@@ -183,7 +182,7 @@ def loads(data: bytes) -> Any:
             raise ProtocolError(f"unknown kind of message between parties: {kind}", kind=ErrorKind.UNKNOWN_NAME)
 
 
-def check(data: bytes, buckets: int) -> None:
+def check_payload(data: bytes, buckets: int) -> None:
     """Raise `ProtocolError` unless this session's program can have sent `data`. Run while the sender is known."""
     value = loads(data)
     if isinstance(value, np.ndarray) and value.size != buckets:
@@ -217,7 +216,6 @@ class OrderedInbox:
 
     @property
     def awaited(self) -> bool:
-        """Whether the program is waiting for a message."""
         return bool(self._awaited)
 
     @property
@@ -231,7 +229,6 @@ class OrderedInbox:
         return not self._untaken
 
     def deliver(self, message: bytes) -> None:
-        """Accept a message from the peer: step and body."""
         if not self._pending:
             raise ProtocolError("a step after the last one", kind=ErrorKind.TRAILING_BYTES)
         step, size = self._pending[0]

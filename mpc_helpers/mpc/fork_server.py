@@ -17,21 +17,19 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Self
 
 from mpc_helpers.mpc.session import MpcError, Stage
-from protocol.wire import Reader, Writer
 
 # The first fork waits until the fork server has imported everything, on a machine that may be busy.
 ANSWER_SECONDS = 30.0
-MESSAGE_SIZE = 5
 _ROOT = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {
     # No thread may be running when it forks, and numpy's algebra would start some.
@@ -43,21 +41,9 @@ _ENVIRONMENT = {
 }
 
 
-class Request(Enum):
-    """A daemon's requests to its fork server: u8 request · u32 process id (0 in FORK). The answer: u32 process id."""
-
-    FORK = 1
-    END = 2
-
-    def encode(self, process_id: int = 0) -> bytes:
-        """Encode the request."""
-        return Writer().uint(self.value, 1).uint(process_id, 4).done()
-
-    @classmethod
-    def decode(cls, message: bytes) -> tuple[Request, int]:
-        """Decode what `encode` encodes."""
-        reader = Reader(message)
-        return cls(reader.uint(1)), reader.uint(4)
+# A daemon's request to its fork server: the process id of the worker to kill, or 0 to fork one. So is the answer.
+PROCESS_ID = struct.Struct(">I")
+FORK = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +100,15 @@ class ForkServer:
                 ours.enter_context(own)
                 theirs.enter_context(other)
             descriptors = [other.fileno() for _, other in pairs]
-            process_id = self._request_twice(
-                lambda server: socket.send_fds(server, [Request.FORK.encode()], descriptors)
-            )
+
+            def send(server: socket.socket) -> int:
+                return socket.send_fds(server, [PROCESS_ID.pack(FORK)], descriptors)
+
+            try:
+                process_id = self._request(send)
+            except MpcError:
+                # Once more, with a new fork server.
+                process_id = self._request(send)
             stdin, stdout, stderr = (own for own, _ in pairs)
             ours.pop_all()
             return Child(process_id, stdin, stdout, stderr)
@@ -125,32 +117,26 @@ class ForkServer:
         if self._connection is None:
             return  # nothing is left that could kill it; it exits when its input ends
         with contextlib.suppress(MpcError):
-            self._request(lambda server: server.sendall(Request.END.encode(child.process_id)))
+            self._request(lambda server: server.sendall(PROCESS_ID.pack(child.process_id)))
 
     def _disown(self, forking: asyncio.Future[Child]) -> None:
         if not forking.cancelled() and forking.exception() is None:
             forking.result().close()
             self._thread.submit(self._end, forking.result())
 
-    def _request_twice(self, send: Callable[[socket.socket], object]) -> int:
-        """Return the answer to a request; retry once, with a new fork server, if the first does not answer."""
-        try:
-            return self._request(send)
-        except MpcError:
-            return self._request(send)
-
     def _request(self, send: Callable[[socket.socket], object]) -> int:
         try:
             server = self._connected()
             send(server)
-            answer = server.recv(4, socket.MSG_WAITALL)
+            answer = server.recv(PROCESS_ID.size, socket.MSG_WAITALL)
         except OSError as error:
             self._stop()
             raise MpcError(Stage.START, f"no worker can be started: {error}") from None
-        if len(answer) != 4:
+        if len(answer) != PROCESS_ID.size:
             self._stop()
             raise MpcError(Stage.START, "no worker can be started: the process that forks them has died")
-        return int.from_bytes(answer, "big")
+        process_id: int = PROCESS_ID.unpack(answer)[0]
+        return process_id
 
     def _connected(self) -> socket.socket:
         if self._connection is not None:

@@ -25,15 +25,16 @@ from typing import Any, BinaryIO
 
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.fork_server import MESSAGE_SIZE, Request
+from mpc_helpers.mpc.fork_server import FORK, PROCESS_ID
 from mpc_helpers.mpc.links import listen
 from mpc_helpers.mpc.noisy_sum import ExactNoise, padded
-from mpc_helpers.mpc.runtime import Program, run_party, run_three_in_one_process
+from mpc_helpers.mpc.runtime import run_party, run_three_in_one_process
 from mpc_helpers.mpc.session import DIGEST_SIZE, MpcError, Stage
 from mpc_helpers.mpc.terms import PartyInput, SumKind, SumTerms
-from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, frame_message, read_message
+from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, read_message
 from protocol.errors import TrefoilError
 from protocol.field import encode, from_integers
+from protocol.net.listening import cancel_all
 from protocol.shares import PARTIES
 from protocol.wire import Writer
 
@@ -45,7 +46,6 @@ _WARM_UP_SECONDS = 30.0
 
 
 def main() -> None:
-    """Run the fork server until its daemon is gone."""
     daemon = socket.socket(fileno=0)
     workers: set[int] = set()
     warm_up()
@@ -54,25 +54,23 @@ def main() -> None:
     try:
         while (received := _next_request(daemon)) is not None:
             _reap_dead(workers)
-            request, process_id, descriptors = received
-            if request is Request.FORK:
+            process_id, descriptors = received
+            if process_id == FORK:
                 process_id = _fork(daemon, descriptors)
                 workers.add(process_id)
             elif process_id in workers:
                 _kill(process_id)
                 workers.discard(process_id)
-            daemon.sendall(process_id.to_bytes(4, "big"))
+            daemon.sendall(PROCESS_ID.pack(process_id))
     finally:
         for worker in workers:
             _kill(worker)
 
 
-def _next_request(daemon: socket.socket) -> tuple[Request, int, list[int]] | None:
+def _next_request(daemon: socket.socket) -> tuple[int, list[int]] | None:
     """Return the daemon's next request with the streams for a new worker; None when the daemon is gone."""
-    message, descriptors, _, _ = socket.recv_fds(daemon, MESSAGE_SIZE, _STREAMS)
-    if not message:
-        return None
-    return *Request.decode(message), descriptors
+    message, descriptors, _, _ = socket.recv_fds(daemon, PROCESS_ID.size, _STREAMS)
+    return (PROCESS_ID.unpack(message)[0], descriptors) if message else None
 
 
 def _fork(daemon: socket.socket, descriptors: Sequence[int]) -> int:
@@ -169,12 +167,14 @@ async def _work(responses: BinaryIO) -> None:
     """Listen, report the port, draw noise, wait for the session, run it, report the share."""
     messages = await _standard_input()
     setup = WorkerSetup.decode(await read_message(messages))
-    listener = listen(setup.host, setup.ports)
+    listener = listen(setup.host, setup.port)
     _respond(responses, WorkerMessage.LISTENING, Writer().uint(listener.getsockname()[1], 2).done())
     predrawn = await _predraw_padded(setup.terms)
     run = WorkerRun.decode(await read_message(messages))
-    session = run_party(run.session(setup), run.peers, setup.identity, listener, _program(setup, run, predrawn))
-    share = await _unless_orphaned(messages, session)
+    session = setup.terms.session(setup.party, run.attempt_id, run.seconds)
+    source = ExactNoise(FailedProofs(setup.failed_proofs).judge)
+    program = setup.terms.kind.program.build(PartyInput(setup.terms, run.share, source, predrawn))
+    share = await _unless_orphaned(messages, run_party(session, run.peers, setup.identity, listener, program))
     cpu_micros = int(1e6 * time.process_time())
     _respond(responses, WorkerMessage.SHARE, Writer().uint(cpu_micros, 8).blob(encode(from_integers(share))).done())
 
@@ -187,23 +187,16 @@ async def _predraw_padded(terms: SumTerms) -> list[int]:
         return _predraw(terms, ExactNoise())
 
 
-def _program(setup: WorkerSetup, run: WorkerRun, predrawn: list[int]) -> Program[list[int]]:
-    source = ExactNoise(FailedProofs(setup.failed_proofs).judge)
-    return setup.terms.kind.program.build(PartyInput(setup.terms, run.share, source, predrawn))
-
-
 async def _unless_orphaned(messages: asyncio.StreamReader, work: Coroutine[Any, Any, list[int]]) -> list[int]:
     """Return the result of `work`, unless the daemon goes away first: then nobody is left to vote for it."""
     session = asyncio.ensure_future(work)
     orphaned = asyncio.ensure_future(messages.readexactly(1))
     await asyncio.wait({session, orphaned}, return_when=asyncio.FIRST_COMPLETED)
     if orphaned.done():
-        session.cancel()
-        await asyncio.gather(session, return_exceptions=True)
+        await cancel_all([session])
         await orphaned
         raise MpcError(Stage.COMPUTE, "the daemon sent a message during the session")
-    orphaned.cancel()
-    await asyncio.gather(orphaned, return_exceptions=True)
+    await cancel_all([orphaned])
     return await session
 
 
@@ -216,7 +209,7 @@ async def _standard_input() -> asyncio.StreamReader:
 
 def _respond(responses: BinaryIO, kind: WorkerMessage, body: bytes) -> None:
     """Write one response, whole: an unbuffered pipe may take it in pieces."""
-    rest = memoryview(frame_message(bytes([kind.value]) + body))
+    rest = memoryview(Writer().blob(bytes([kind.value]) + body).done())
     while rest:
         rest = rest[responses.write(rest) :]
 

@@ -17,6 +17,7 @@ from mpc_helpers.identity import tls
 from mpc_helpers.mpc.channel import Channel, close_all, lost
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
 from protocol.errors import ErrorKind, TrefoilError
+from protocol.net.listening import cancel_all
 
 T = TypeVar("T")
 
@@ -34,23 +35,20 @@ BLOCKED_HINT = (
 MAX_HANDSHAKES = 16
 
 
-def listen(host: str, ports: Sequence[int] = (0,)) -> socket.socket:
-    """Bind the first free port (0: any) and listen, so that peers may connect before we accept."""
-    for port in ports:
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        # Connections of the last session linger on a fixed port for a minute (TIME-WAIT), and would keep it from us.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            listener.listen()
-        except OSError:
-            listener.close()
-            continue
-        listener.setblocking(False)
-        return listener
-    tried = f"port {ports[0]}" if len(ports) == 1 else f"any of {len(ports)} ports"
-    hint = "Check the bind address and the range of MPC ports."
-    raise TrefoilError(f"cannot listen on {host}, {tried}", hint, kind=ErrorKind.UNAVAILABLE)
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Bind a port (0: any free one) and listen, so that peers may connect before we accept."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Connections of the last session linger on a fixed port for a minute (TIME-WAIT), and would keep it from us.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        hint = "Check the bind address and the range of MPC ports."
+        raise TrefoilError(f"cannot listen on {host}, port {port}", hint, kind=ErrorKind.UNAVAILABLE) from None
+    listener.setblocking(False)
+    return listener
 
 
 async def connect(host: str, port: int, seconds: float) -> socket.socket:
@@ -77,9 +75,7 @@ async def together(work: Iterable[Awaitable[T]]) -> list[T]:
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
 
 class Links:
@@ -105,13 +101,11 @@ class Links:
             connecting = [self._connect(peer, progress) for peer in self._session.peers if peer > self._session.party]
             await together([*connecting, *self._arrivals.values()])
         finally:
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)
+            await cancel_all([accepting])
             self._listener.close()
         return [self._channels[peer] for peer in self._session.peers]
 
     async def close(self) -> None:
-        """Close every channel that was opened."""
         self._listener.close()
         await close_all(list(self._channels.values()))
 
@@ -160,10 +154,7 @@ class Links:
                 task.add_done_callback(handshakes.pop)
                 await asyncio.sleep(0)  # let it start: a task cancelled before that would never close its connection
         finally:
-            rest = list(handshakes)
-            for task in rest:
-                task.cancel()
-            await asyncio.gather(*rest, return_exceptions=True)
+            await cancel_all(handshakes)
 
     async def _handshake(self, connection: socket.socket, context: ssl.SSLContext, progress: Progress) -> None:
         """Keep an incoming connection if its certificate is that of a party we wait for, drop it otherwise."""

@@ -65,7 +65,6 @@ class BufferedCoins:
         self._at = 0
 
     def flips(self, count: int) -> bytes:
-        """See `Coins`."""
         size = (count + 7) // 8
         end = self._at + size
         if end <= len(self._buffer):

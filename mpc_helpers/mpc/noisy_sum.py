@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.joint.layout import Layout
@@ -31,24 +31,8 @@ Entropy = Callable[[int], bytes]
 NONCE_SIZE = 32
 
 
-class NoiseSource(Protocol):
-    """A source of noise. Tests may pass one that records; no configuration can."""
-
-    def local(self, rate: Fraction, buckets: int) -> list[int]:
-        """Return this helper's Pólya(½) differences."""
-        ...
-
-    def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:
-        """Return a pair's discrete Laplace vector, a function of the key."""
-        ...
-
-    async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
-        """Return the two components of the joint noise that this helper holds, by the party that lacks each."""
-        ...
-
-
 class ExactNoise:
-    """The noise of `mpc_helpers.mpc.noise`: system randomness for local, the key's coins for pairwise.
+    """The noise of `mpc_helpers.mpc.noise`. Tests may pass a subclass that records; no configuration can.
 
     `judge` runs this helper's check of another's proof in joint.
     """
@@ -57,15 +41,15 @@ class ExactNoise:
         self._judge = judge
 
     def local(self, rate: Fraction, buckets: int) -> list[int]:
-        """See `NoiseSource`."""
+        """Return this helper's Pólya(½) differences, from the system's randomness."""
         return noise.draw_local(rate, buckets, noise.system_coins())
 
     def pairwise(self, rate: Fraction, buckets: int, key: bytes) -> list[int]:
-        """See `NoiseSource`."""
+        """Return a pair's discrete Laplace vector, a function of the key."""
         return noise.draw_laplace(rate, buckets, noise.keyed_coins(key))
 
     async def joint(self, engine: Engine, layout: Layout) -> dict[int, Vector]:
-        """See `NoiseSource`."""
+        """Return the two components of the joint noise that this helper holds, by the party that lacks each."""
         return await JointNoise(engine, layout, self._judge).draw()
 
 
@@ -86,7 +70,7 @@ def local_sum(share: Sequence[int], drawn: Sequence[int]) -> Program[list[int]]:
 
 
 def pairwise_sum(
-    share: Sequence[int], rate: Fraction, source: NoiseSource, *, seconds: float = 0.0, entropy: Entropy = os.urandom
+    share: Sequence[int], rate: Fraction, source: ExactNoise, *, seconds: float = 0.0, entropy: Entropy = os.urandom
 ) -> Program[list[int]]:
     """Return the program of mode `pairwise`, in which each pair's vector is a replicated component, as in reports.
 
@@ -106,7 +90,7 @@ def pairwise_sum(
     return program
 
 
-def joint_sum(share: Sequence[int], layout: Layout, source: NoiseSource) -> Program[list[int]]:
+def joint_sum(share: Sequence[int], layout: Layout, source: ExactNoise) -> Program[list[int]]:
     """Return the program of mode `joint`, in which the three draw one vector together and prove that they did.
 
     Not padded: what is computed, and how much is sent, does not depend on the noise.

@@ -18,17 +18,20 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from mpc_helpers.identity.tls import TlsIdentity
-from mpc_helpers.mpc import channel as codec
 from mpc_helpers.mpc.channel import (
     MAX_FRAME,
     Channel,
     Intercept,
     OrderedInbox,
+    check_payload,
     close_all,
+    dumps,
     greet,
+    loads,
     lost,
     memory_mesh,
     receive_at,
@@ -37,6 +40,7 @@ from mpc_helpers.mpc.links import Links, together
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage, name_of
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import P
+from protocol.net.listening import cancel_all
 from protocol.shares import PARTIES
 
 T = TypeVar("T")
@@ -162,7 +166,7 @@ def _install() -> None:
     """Put the proxy, the codec and the two replacements where MPyC looks for them."""
     for name in _MODULES_WITH_RUNTIME:
         setattr(sys.modules[f"mpyc.{name}"], "runtime", _CurrentRuntime())  # noqa: B010 - the module is chosen by name
-    mpyc.runtime.pickle = codec
+    mpyc.runtime.pickle = SimpleNamespace(dumps=dumps, loads=loads)
     asyncoro.Task = _tracked_task
     asyncoro._reconcile = _reconcile
 
@@ -198,11 +202,9 @@ class _Exchanger:
 
     @property
     def awaited(self) -> bool:
-        """Whether the program is waiting for this peer."""
         return bool(self._wanted) or self.inbox.awaited
 
     def post(self, step: int, body: bytes) -> None:
-        """Send a message of announced size."""
         self._channel.send(bytes([_STEP, step]) + body)
 
     def finish(self) -> None:
@@ -247,7 +249,7 @@ class _Exchanger:
         label = int.from_bytes(frame[1 : 1 + _LABEL_SIZE], "big", signed=True)
         payload = frame[1 + _LABEL_SIZE :]
         # Here, while the sender is known; MPyC decodes it later, where an error would blame nobody.
-        codec.check(payload, self._session.buckets)
+        check_payload(payload, self._session.buckets)
         if label in self._wanted:
             self._wanted.pop(label).set_result(payload)
         elif label in self._unread or len(self._unread) >= MAX_UNREAD:
@@ -343,7 +345,7 @@ class _Party:
             raise
         finally:
             # Include MPyC's tasks: one that waits for a peer would outlive the session and its channels.
-            await _stop([*pumps, *self._runtime.tasks])
+            await cancel_all([*pumps, *self._runtime.tasks])
             self._failure.cancel()
 
     async def _exchange_key(self, channel: Channel) -> None:
@@ -386,11 +388,11 @@ class _Party:
                 self._failure.result()
             return await task
         except ProtocolError as error:
-            raise MpcError(self._progress.stage, f"while {self._progress.stage.value}: {error}") from error
+            raise MpcError(self._progress.stage, f"while {self._progress.stage.text}: {error}") from error
         finally:
             # Before the task is cancelled, which clears what it waits for: a timeout names the missing peers.
             self._progress.waiting = {item.peer for item in self._exchangers if item.awaited or not item.done.done()}
-            await _stop([task])
+            await cancel_all([task])
 
     def _fail(self, error: Exception) -> None:
         """Record the session's failure. Only the first counts: the others follow from it."""
@@ -399,12 +401,6 @@ class _Party:
         if not isinstance(error, MpcError):
             error = MpcError(self._progress.stage, f"a peer sent what the program cannot use: {error}")
         self._failure.set_exception(error)
-
-
-async def _stop(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _within(session: MpcSession, progress: Progress, work: Coroutine[Any, Any, T]) -> T:

@@ -27,28 +27,20 @@ MAX_STEP_SIZE = 2**25
 
 
 class Stage(Enum):
-    """Where in a session something went wrong."""
+    """Where in a session something went wrong, and the usual kind of error there."""
 
-    START = "starting the worker"
-    PORT = "reaching a worker's port"
-    CONNECT = "connecting"
-    HELLO = "comparing session and parameters"
-    KEYS = "exchanging pair keys"
-    COMPUTE = "computing"
-    PROOF = "checking a proof"
-    FINISH = "finishing"
+    START = "starting the worker", ErrorKind.UNAVAILABLE
+    PORT = "reaching a worker's port", ErrorKind.UNREACHABLE
+    CONNECT = "connecting", ErrorKind.UNREACHABLE
+    HELLO = "comparing session and parameters", ErrorKind.INCONSISTENT
+    KEYS = "exchanging pair keys", ErrorKind.MALFORMED
+    COMPUTE = "computing", ErrorKind.ABORTED
+    PROOF = "checking a proof", ErrorKind.BAD_PROOF
+    FINISH = "finishing", ErrorKind.ABORTED
 
-
-_KIND_OF: Mapping[Stage, ErrorKind] = {
-    Stage.START: ErrorKind.UNAVAILABLE,
-    Stage.PORT: ErrorKind.UNREACHABLE,
-    Stage.CONNECT: ErrorKind.UNREACHABLE,
-    Stage.HELLO: ErrorKind.INCONSISTENT,
-    Stage.KEYS: ErrorKind.MALFORMED,
-    Stage.COMPUTE: ErrorKind.ABORTED,
-    Stage.PROOF: ErrorKind.BAD_PROOF,
-    Stage.FINISH: ErrorKind.ABORTED,
-}
+    def __init__(self, text: str, kind: ErrorKind) -> None:
+        self.text = text
+        self.kind = kind
 
 
 class MpcError(HelperError):
@@ -57,7 +49,7 @@ class MpcError(HelperError):
     def __init__(
         self, stage: Stage, message: str, *, party: int | None = None, hint: str = "", kind: ErrorKind | None = None
     ) -> None:
-        super().__init__(message, hint, party=party, kind=kind or _KIND_OF[stage])
+        super().__init__(message, hint, party=party, kind=kind or stage.kind)
         self.stage = stage
 
     def encode(self) -> bytes:
@@ -67,7 +59,6 @@ class MpcError(HelperError):
 
     @classmethod
     def decode(cls, data: bytes) -> MpcError:
-        """Decode what `encode` encodes."""
         reader = Reader(data)
         try:
             stage = Stage[reader.text()]
@@ -80,7 +71,6 @@ class MpcError(HelperError):
 
 
 def name_of(party: int) -> str:
-    """Return a helper's name for people, numbered from one."""
     return f"helper {party + 1}"
 
 
@@ -93,7 +83,6 @@ class Progress:
     remarks: list[str] = field(default_factory=list)
 
     def enter(self, stage: Stage, waiting: Iterable[int]) -> None:
-        """Begin a stage, which ends when no peer is waited for."""
         self.stage = stage
         self.waiting = set(waiting)
 
@@ -103,11 +92,10 @@ class Progress:
             self.remarks.append(text)
 
     def timed_out(self, seconds: float) -> MpcError:
-        """Return the error for a deadline that passed now."""
         blamed = sorted(self.waiting)
         names = " and ".join(map(name_of, blamed)) or "this helper"
         remarks = f" ({'; '.join(self.remarks)})" if self.remarks else ""
-        message = f"{names} did not answer within {seconds:g} s while {self.stage.value}{remarks}"
+        message = f"{names} did not answer within {seconds:g} s while {self.stage.text}{remarks}"
         # While computing, an honest peer may be waiting for the third: its silence is no evidence against it.
         if self.stage is Stage.COMPUTE and blamed:
             return MpcError(self.stage, f"{message}; or waits for one that does not", kind=ErrorKind.TIMEOUT)
@@ -171,7 +159,6 @@ class MpcSession:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The two other parties."""
         return tuple(party for party in range(PARTIES) if party != self.party)
 
 

@@ -1,8 +1,8 @@
 """The public terms of a noisy sum: kind of noise, scale, cost, time bound, and what the three helpers must agree on.
 
 Each kind of noise has one `NoiseProgram`, a record of functions with everything a helper needs for it. `SumTerms` is
-what the rest of a helper sees. Nothing here imports MPyC before a program is built, so that a daemon can reject a query
-that is too expensive before anything is reserved.
+what the rest of a helper sees. Nothing here imports MPyC, so that a daemon can reject a query that is too expensive
+before anything is reserved.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, assert_never
 from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.joint import circuit
 from mpc_helpers.mpc.joint.layout import Layout
+from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.session import MpcSession
 from protocol.joint_scale import JointScale
 from protocol.noise import NoiseMode
@@ -23,7 +24,6 @@ from protocol.query import Query
 from protocol.wire import Reader, Writer, tagged_hash
 
 if TYPE_CHECKING:
-    from mpc_helpers.mpc.noisy_sum import NoiseSource
     from mpc_helpers.mpc.runtime import Program
 
 # In pairwise a helper knows two of the three pairs' vectors before it votes, so it could abort until it likes them.
@@ -50,12 +50,10 @@ class SumTerms:
 
     @property
     def scale(self) -> JointScale:
-        """The scale of joint noise; `TrefoilError` where there is none."""
         return JointScale.of(self.rate, self.change)
 
     @property
     def layout(self) -> Layout:
-        """The layout of joint noise."""
         return Layout(circuit.build(self.scale), self.buckets)
 
     def check_cost(self) -> None:
@@ -86,18 +84,15 @@ class SumTerms:
         return tagged_hash("attempt parameters", self.parameters)
 
     def session(self, party: int, attempt_id: bytes, seconds: float) -> MpcSession:
-        """Return the session in which `party` computes such a sum."""
         sizes = self.kind.program.message_sizes(self, party)
         return MpcSession(party, attempt_id, self.parameters, self.buckets, seconds, sizes)
 
     def write(self, writer: Writer) -> None:
-        """Encode the terms for the way from a daemon to its worker."""
         writer.text(self.kind.value).uint(self.rate.numerator, 16).uint(self.rate.denominator, 16)
         writer.uint(self.change, 8).uint(self.buckets, 4)
 
     @classmethod
     def read(cls, reader: Reader) -> SumTerms:
-        """Decode what `write` encodes."""
         kind, rate = SumKind(reader.text()), Fraction(reader.uint(16), reader.uint(16))
         return cls(kind, rate, reader.uint(8), reader.uint(4))
 
@@ -109,11 +104,6 @@ class SumTerms:
 DRAWING_SECONDS, BUCKET_SECONDS = 20e-3, 200e-6
 
 
-def drawing_bound(buckets: int) -> float:
-    """Return an upper bound in seconds on drawing one vector, on a slow core."""
-    return DRAWING_SECONDS + buckets * BUCKET_SECONDS
-
-
 @dataclass(frozen=True, slots=True)
 class PartyInput:
     """One party's input to the program of a sum: its share, and where its noise comes from.
@@ -123,7 +113,7 @@ class PartyInput:
 
     terms: SumTerms
     share: Sequence[int] = field(repr=False)
-    source: NoiseSource
+    source: ExactNoise
     predrawn: Sequence[int] = field(default=(), repr=False)
     padded: bool = True
 
@@ -148,7 +138,7 @@ class NoiseProgram:
     # Build one party's part of the computation.
     build: Callable[[PartyInput], Program[list[int]]]
     # Draw, before the session begins, what depends on no other party; None if nothing does.
-    predraw: Callable[[SumTerms, NoiseSource], list[int]] | None = None
+    predraw: Callable[[SumTerms, ExactNoise], list[int]] | None = None
     # What the three must agree on about the scale: the same bytes in proposal and greeting (SPEC §8).
     agreed: Callable[[SumTerms], bytes] = _agree_on_rate
     # For each peer, the size of each message that it sends beside MPyC's own.
@@ -164,32 +154,16 @@ def _check_drawing(terms: SumTerms) -> None:
 
 
 def _drawing_bound(terms: SumTerms) -> float:
-    return drawing_bound(terms.buckets)
+    return DRAWING_SECONDS + terms.buckets * BUCKET_SECONDS
 
 
 def _local(party: PartyInput) -> Program[list[int]]:
-    from mpc_helpers.mpc.noisy_sum import local_sum
-
     return local_sum(party.share, party.predrawn)
 
 
 def _pairwise(party: PartyInput) -> Program[list[int]]:
-    from mpc_helpers.mpc.noisy_sum import pairwise_sum
-
     seconds = party.terms.allowance if party.padded else 0.0
     return pairwise_sum(party.share, party.terms.rate, party.source, seconds=seconds)
-
-
-def _joint(party: PartyInput) -> Program[list[int]]:
-    from mpc_helpers.mpc.noisy_sum import joint_sum
-
-    return joint_sum(party.share, party.terms.layout, party.source)
-
-
-def _debug(party: PartyInput) -> Program[list[int]]:
-    from mpc_helpers.mpc.noisy_sum import debug_sum
-
-    return debug_sum(party.share)
 
 
 # Every helper adds its own Pólya differences. It chooses them anyway, and knows nothing of the others'.
@@ -212,13 +186,13 @@ _PAIRWISE = NoiseProgram(
 _JOINT = NoiseProgram(
     check_cost=lambda terms: circuit.check_size(terms.scale, terms.buckets),
     allowance=lambda terms: terms.layout.allowance,
-    build=_joint,
+    build=lambda party: joint_sum(party.share, party.terms.layout, party.source),
     agreed=lambda terms: terms.scale.encode(),
     message_sizes=lambda terms, party: terms.layout.message_sizes(party),
     proves=True,
 )
 # No noise.
-_DEBUG = NoiseProgram(check_cost=lambda _: None, allowance=lambda _: 0.0, build=_debug)
+_DEBUG = NoiseProgram(check_cost=lambda _: None, allowance=lambda _: 0.0, build=lambda party: debug_sum(party.share))
 
 
 class SumKind(Enum):

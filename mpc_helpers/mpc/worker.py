@@ -21,7 +21,7 @@ from typing import Self
 
 from mpc_helpers.identity.tls import TlsIdentity
 from mpc_helpers.mpc.fork_server import Child, ForkServer
-from mpc_helpers.mpc.session import DIGEST_SIZE, MAX_NUMBERS, MpcError, MpcSession, Peer, Stage
+from mpc_helpers.mpc.session import DIGEST_SIZE, MAX_NUMBERS, MpcError, Peer, Stage
 from mpc_helpers.mpc.terms import SumTerms
 from protocol import field as prime_field
 from protocol.errors import ErrorKind, ProtocolError
@@ -45,7 +45,7 @@ class WorkerMessage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """The first message to a worker. `ports` is tried in order; 0 means any free one.
+    """The first message to a worker. It listens on `port`; 0 means any free one.
 
     `failed_proofs` is the file that counts this helper's failed checks of joint noise.
     """
@@ -55,36 +55,27 @@ class WorkerSetup:
     terms: SumTerms
     failed_proofs: Path
     host: str = "127.0.0.1"
-    ports: tuple[int, ...] = (0,)
+    port: int = 0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.party < PARTIES):
-            raise ProtocolError(f"a party is 0, 1 or 2, not {self.party}", kind=ErrorKind.OUT_OF_RANGE)
-        if not self.ports or not all(0 <= port < 65536 for port in self.ports):
-            raise ProtocolError("a worker needs at least one port to try", kind=ErrorKind.OUT_OF_RANGE)
         if not (0 < self.terms.buckets <= MAX_NUMBERS):
             message = f"a session has 1 to {MAX_NUMBERS} numbers, not {self.terms.buckets}"
             raise ProtocolError(message, kind=ErrorKind.OUT_OF_RANGE)
         self.terms.check_cost()
 
     def encode(self) -> bytes:
-        """Encode the message."""
         writer = Writer().uint(self.party, 1).text(str(self.identity.certificate)).text(str(self.identity.key))
         self.terms.write(writer)
-        writer.text(str(self.failed_proofs)).text(self.host).uint(len(self.ports), 2)
-        for port in self.ports:
-            writer.uint(port, 2)
-        return writer.done()
+        return writer.text(str(self.failed_proofs)).text(self.host).uint(self.port, 2).done()
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerSetup:
-        """Decode what `encode` encodes."""
         reader = Reader(data)
         party, identity = reader.uint(1), TlsIdentity(Path(reader.text()), Path(reader.text()))
         terms, failed_proofs, host = SumTerms.read(reader), Path(reader.text()), reader.text()
-        ports = tuple(reader.uint(2) for _ in range(reader.uint(2)))
+        port = reader.uint(2)
         reader.finish()
-        return cls(party, identity, terms, failed_proofs, host, ports)
+        return cls(party, identity, terms, failed_proofs, host, port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +90,7 @@ class WorkerRun:
     peers: tuple[Peer, Peer, Peer]
     share: Sequence[int] = field(repr=False)
 
-    def __post_init__(self) -> None:
-        if len(self.attempt_id) != DIGEST_SIZE:
-            raise ProtocolError(f"an attempt id has {DIGEST_SIZE} bytes")
-        if not (0 < self.seconds <= 86400):
-            message = f"a session lasts at most a day, not {self.seconds} seconds"
-            raise ProtocolError(message, kind=ErrorKind.OUT_OF_RANGE)
-
-    def session(self, setup: WorkerSetup) -> MpcSession:
-        """Return the session of this run in a worker with this setup."""
-        return setup.terms.session(setup.party, self.attempt_id, self.seconds)
-
     def encode(self) -> bytes:
-        """Encode the message."""
         writer = Writer().fixed(self.attempt_id, DIGEST_SIZE).uint(max(1, int(self.seconds * 1000)), 4)
         for peer in self.peers:
             writer.text(peer.host).uint(peer.port, 2).blob(peer.certificate)
@@ -119,7 +98,6 @@ class WorkerRun:
 
     @classmethod
     def decode(cls, data: bytes) -> WorkerRun:
-        """Decode what `encode` encodes."""
         reader = Reader(data)
         digest, seconds = reader.fixed(DIGEST_SIZE), reader.uint(4) / 1000
         first, second, third = (Peer(reader.text(), reader.uint(2), reader.blob()) for _ in range(PARTIES))
@@ -129,22 +107,15 @@ class WorkerRun:
 
 
 def decode_share(data: bytes) -> list[int]:
-    """Decode a vector of field elements into Python integers."""
     return list(map(int, prime_field.decode(data, len(data) // prime_field.ELEMENT_SIZE).tolist()))
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
-    """Read one length-prefixed message between daemon and worker."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     if size > MAX_MESSAGE:
         message = f"a message of {size} bytes is over the limit of {MAX_MESSAGE}"
         raise ProtocolError(message, kind=ErrorKind.TOO_LARGE)
     return await reader.readexactly(size)
-
-
-def frame_message(body: bytes) -> bytes:
-    """Frame a message for `read_message`."""
-    return Writer().blob(body).done()
 
 
 class Worker:
@@ -216,7 +187,7 @@ class Worker:
         stage = Stage.START if wanted is WorkerMessage.LISTENING else Stage.COMPUTE
         if self._child is None or self._stdin is None or self._stdout is None:
             raise MpcError(stage, "the worker is not running")
-        self._stdin.write(frame_message(message))
+        self._stdin.write(Writer().blob(message).done())
         try:
             async with asyncio.timeout(seconds):
                 response = await read_message(self._stdout)

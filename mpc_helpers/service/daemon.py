@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 from mpc_helpers.admission.executors import Pool, ReportExecutor, report_executor
 from mpc_helpers.admission.ingest import Admission
 from mpc_helpers.agreement.agreement import Agreement
-from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.agreement.peers import Hooks, Parties, RetryPolicy
 from mpc_helpers.helper import Helper, Sessions
 from mpc_helpers.identity.config import HelperConfig, load_config
@@ -24,11 +23,11 @@ from mpc_helpers.identity.membership import Membership, load_membership
 from mpc_helpers.ledger.attempt import Failpoint
 from mpc_helpers.ledger.engine import LedgerClosed
 from mpc_helpers.ledger.ledger import ReportLedger
-from mpc_helpers.ledger.rebuild import owner_of
-from mpc_helpers.mpc.failed_proofs import FailedProofs
+from mpc_helpers.ledger.rebuild import owner_of, rebuilt_from
 from mpc_helpers.service.health import Concern, Expiry, Health, LedgerWatch, PeerWatch, Reason
 from mpc_helpers.service.housekeeping import Housekeeping, PeerClocks
 from mpc_helpers.service.monitoring import (
+    CountRejections,
     LogFormat,
     LogLevel,
     Metrics,
@@ -42,20 +41,10 @@ from mpc_helpers.service.monitoring import (
 from mpc_helpers.service.ports import MpcPorts, PortProbes
 from mpc_helpers.service.queries import Queries
 from mpc_helpers.service.reloading import SiteReloads, write_process
-from mpc_helpers.service.server import (
-    QUERY_COUNTS,
-    MetricsAccess,
-    PeerEndpoint,
-    PeerRoute,
-    PublicInfo,
-    Server,
-    public_configuration,
-)
+from mpc_helpers.service.server import Server
 from mpc_helpers.service.transport import Certificates, Transport
 from mpc_helpers.service.workers import Rendezvous, WorkerSessions
 from protocol.cli.stopping import stop_event
-from protocol.errors import Rejection
-from protocol.lanes import describe_opens
 
 _LOG = logging.getLogger(__name__)
 # The routes under /v1/peer/ (SPEC §8).
@@ -66,24 +55,16 @@ THREADS = 32
 Clock = Callable[[], int]
 
 
-def _nothing(_: Failpoint) -> None:
-    """Do nothing: an installed helper has no failpoints."""
-
-
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Replaceable parts, for tests. An installed helper always runs with the defaults."""
 
     clock: Clock = lambda: int(time.time())  # noqa: TID251 - an edge: the daemon reads the real clock
-    failpoint: Callable[[Failpoint], None] = _nothing
+    failpoint: Callable[[Failpoint], None] = lambda _: None
     sessions: Callable[
         [HelperConfig, Membership, Certificates, Rendezvous], contextlib.AbstractAsyncContextManager[Sessions]
     ] = WorkerSessions
     retry: RetryPolicy | None = None
-
-    def answer_sent(self) -> None:
-        """Reach the failpoint after the last byte of a share was sent."""
-        self.failpoint(Failpoint.ANSWER_AFTER_SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +91,15 @@ class _Base:
     certificates: Certificates
     metrics: Metrics
     health: Health
-    # Counts rejected reports, by reason.
-    rejected: Callable[[Mapping[Rejection, int]], None]
+    rejected: CountRejections
 
     @classmethod
     def open(cls, config: HelperConfig, parts: Parts, stack: contextlib.AsyncExitStack) -> _Base:
         """Check the configuration and open the ledger, which outlives everything that writes to it."""
         membership = load_membership(config, parts.clock())
         config.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        ledger = ReportLedger(config.ledger, owner_of(membership), failpoint=parts.failpoint)
+        share_keys = None if isinstance(config.ledger, Path) else config.data / "share-keys"
+        ledger = ReportLedger(config.ledger, owner_of(membership), failpoint=parts.failpoint, share_keys=share_keys)
         stack.callback(ledger.close)
         certificates = Certificates(membership, config.tls, config.data)
         metrics = Metrics()
@@ -165,10 +146,16 @@ async def serving(config: HelperConfig, parts: Parts | None = None, *, executor:
 async def _connect_peers(base: _Base) -> _Peers:
     config, membership, metrics = base.config, base.membership, base.metrics
     clocks = PeerClocks(membership, base.parts.clock)
-    longest = longest_message(config.limits.maximum_reports)
-    transport = Transport(membership, base.certificates, config.limits.peer_seconds, longest, clocks.heard)
+    transport = Transport(membership, base.certificates, config.limits, clocks.heard)
     await base.stack.enter_async_context(transport)
-    agreement = _agreement(base, transport)
+
+    async def send(party: int, message: bytes) -> bytes | None:
+        return await transport.send(party, AGREEMENT, message) or None
+
+    hooks = Hooks(failpoint=base.parts.failpoint, left_out=base.rejected)
+    from_move = rebuilt_from(config, base.ledger.chain.ledger_id)
+    parties, retry = Parties.of(membership), base.parts.retry
+    agreement = Agreement(base.ledger, parties, send, retry=retry, hooks=hooks, rebuilt_from=from_move)
     base.stack.push_async_callback(agreement.close)
     probes = PortProbes(membership)
 
@@ -197,62 +184,25 @@ def _alarms(agreement: Agreement) -> list[Reason]:
     return [Reason(Concern.LEDGER, text, stops=True) for text in agreement.alarms.texts.values()]
 
 
-def _agreement(base: _Base, transport: Transport) -> Agreement:
-    async def send(party: int, message: bytes) -> bytes | None:
-        return await transport.send(party, AGREEMENT, message) or None
-
-    parts = base.parts
-    parties, hooks = Parties.of(base.membership), Hooks(failpoint=parts.failpoint, left_out=base.rejected)
-    return Agreement(base.ledger, parties, send, retry=parts.retry, hooks=hooks)
-
-
-def _failed_proofs(base: _Base) -> FailedProofs:
-    failed = FailedProofs(base.config.failed_proofs)
-    failed.prepare()
-    meaning = "Failed proofs of joint noise that no operator has cleared."
-    base.metrics.value("trefoil_failed_proofs", meaning, lambda: len(failed.failures()))
-
-    def reasons() -> list[Reason]:
-        count = len(failed.failures())
-        text = f"{count} proofs of joint noise have failed: see trefoil alarm show"
-        return [Reason(Concern.PROOFS, text)] if count else []
-
-    base.health.sources.append(reasons)
-    return failed
-
-
 async def _helper(base: _Base, peers: _Peers, opener: ReportExecutor) -> Helper:
     config, membership, parts = base.config, base.membership, base.parts
     make_sessions = parts.sessions(config, membership, base.certificates, peers.rendezvous)
     sessions = await base.stack.enter_async_context(make_sessions)
-    admission = _admission(base, opener)
+    admission = Admission(
+        membership,
+        opener,
+        lifetime=config.report_lifetime,
+        running=config.limits.running,
+        watermark=lambda: base.ledger.reports.watermark,
+        admitted=count_admissions(base.metrics, base.rejected),
+    )
     return Helper(
         membership, config.limits, admission, peers.agreement, sessions, parts.clock, failpoint=parts.failpoint
     )
 
 
-def _admission(base: _Base, opener: ReportExecutor) -> Admission:
-    return Admission(
-        base.membership,
-        opener,
-        lifetime=base.config.report_lifetime,
-        running=base.config.limits.running,
-        watermark=lambda: base.ledger.reports.watermark,
-        admitted=count_admissions(base.metrics, base.rejected),
-    )
-
-
 def _queries(base: _Base, helper: Helper) -> Queries:
-    queries = Queries(
-        base.config,
-        base.membership,
-        _failed_proofs(base),
-        base.ledger.queries,
-        helper,
-        base.parts.clock,
-        base.metrics,
-        answer_sent=base.parts.answer_sent,
-    )
+    queries = Queries(base.config, base.membership, base.ledger.queries, helper, base.parts.clock, base.metrics)
     base.stack.push_async_callback(queries.close)
     base.health.sources.append(queries.reasons)
     return queries
@@ -286,45 +236,47 @@ async def _listen(base: _Base, peers: _Peers, queries: Queries, reloads: SiteRel
     config = base.config
 
     def health() -> dict[str, object]:
-        more = {QUERY_COUNTS: queries.counts(), "reloads": reloads.count, "opens": describe_opens()}
-        return base.health.page({**more, "mpc_ports": list(peers.rendezvous.ports.fixed)})
+        return base.health.page({"reloads": reloads.count, "mpc_ports": list(peers.rendezvous.ports.fixed)})
 
-    routes: dict[str, PeerRoute] = {AGREEMENT: peers.agreement, WORKERS: peers.rendezvous}
-    endpoint = PeerEndpoint(base.certificates, routes, longest_message(config.limits.maximum_reports))
-    info = PublicInfo(public_configuration(config, base.membership), base.metrics, MetricsAccess.of(config), health)
-    server = Server(queries, endpoint, info, base.parts.clock)
+    server = Server(
+        config,
+        base.membership,
+        base.certificates,
+        queries,
+        base.metrics,
+        peer_routes={AGREEMENT: peers.agreement, WORKERS: peers.rendezvous},
+        health=health,
+        clock=base.parts.clock,
+    )
     await base.stack.enter_async_context(server.listening(config.host, config.port))
     _LOG.info("%s listens on %s:%d", config.name, config.host, config.port)
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Options of the command line, beside the configuration."""
-
-    stop_with_stdin: bool = False
-    executor: str = ""
-    log_level: LogLevel = LogLevel.INFO
-    log_format: LogFormat = LogFormat.TEXT
-
-
-def run(path: Path, options: RunOptions | None = None, *, parts: Parts | None = None) -> None:
+def run(
+    path: Path,
+    *,
+    stop_with_stdin: bool = False,
+    executor: str = "",
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
+    parts: Parts | None = None,
+) -> None:
     """Run the helper of a configuration file until SIGTERM, SIGINT or, optionally, the end of standard input."""
-    options = options or RunOptions()
-    start_logging(options.log_level, options.log_format)
-    asyncio.run(_until_stopped(path, options, parts or Parts()))
+    start_logging(log_level, log_format)
+    asyncio.run(_until_stopped(path, stop_with_stdin, executor, parts))
 
 
-async def _until_stopped(path: Path, options: RunOptions, parts: Parts) -> None:
+async def _until_stopped(path: Path, stop_with_stdin: bool, executor: str, parts: Parts | None) -> None:
     loop = asyncio.get_running_loop()
     # Threads mostly wait: for the disk, or for the processes that open reports.
     loop.set_default_executor(ThreadPoolExecutor(THREADS, "blocking"))
     stop, reload = stop_event(), asyncio.Event()
     # From the start: without a handler SIGHUP would end the process.
     loop.add_signal_handler(signal.SIGHUP, reload.set)
-    if options.stop_with_stdin:
+    if stop_with_stdin:
         loop.add_reader(0, lambda: stop.set() if not os.read(0, 1024) else None)
     config = load_config(path)
-    async with serving(config, parts, executor=options.executor) as running:
+    async with serving(config, parts, executor=executor) as running:
         write_process(config)
         reloading = asyncio.create_task(_reload_on(reload, path, running.reloads))
         stopping = asyncio.create_task(stop.wait())
@@ -333,7 +285,7 @@ async def _until_stopped(path: Path, options: RunOptions, parts: Parts) -> None:
         reloading.cancel()
         _LOG.info("%s stops", config.name)
         lost = running.ledger_lost.result() if running.ledger_lost.done() else None
-    if options.stop_with_stdin:
+    if stop_with_stdin:
         loop.remove_reader(0)
     if lost is not None:
         raise lost

@@ -79,7 +79,6 @@ class Health:
         return {"status": status, "ready": ready, "reasons": [reason.to_json() for reason in reasons], **more}
 
     def gauge(self) -> Mapping[Labels, float]:
-        """Return the number of reasons of each concern."""
         concerns = [reason.concern for reason in self.reasons()]
         return {(("concern", concern.value),): float(concerns.count(concern)) for concern in Concern}
 
@@ -111,7 +110,6 @@ class PeerWatch:
             await asyncio.sleep(LOOK_SECONDS if all_there else min(LOOK_SECONDS, MISSING_SECONDS))
 
     async def look(self) -> None:
-        """Poll both peers concurrently."""
         await asyncio.gather(*map(self._look, self.membership.peers))
 
     async def _look(self, party: int) -> None:
@@ -133,20 +131,18 @@ class PeerWatch:
             _LOG.info("waiting for %s: %s", name, why)
 
     def reasons(self) -> list[Reason]:
-        """Return a reason for each peer that does not respond."""
         unheard = "has not responded yet"
         errors = [self.silent.get(party, f"{self.membership.name(party)} {unheard}") for party in self.membership.peers]
         return [Reason(Concern.PEER, error, stops=True) for error in errors if error]
 
     def gauge(self) -> Mapping[Labels, float]:
-        """Return 1 for each peer that responds, 0 for others."""
         return {
             (("peer", self.membership.name(party)),): float(self.silent.get(party) == "")
             for party in self.membership.peers
         }
 
 
-# Longer than the largest batch keeps the ledger to itself.
+# Longer than any one statement takes. A batch of millions is many: `Database.check_held` sees that they end.
 SILENT_SECONDS = 60.0
 
 
@@ -195,7 +191,6 @@ class LedgerWatch:
         self.error = error
 
     def reasons(self) -> list[Reason]:
-        """Return a reason while the last check failed."""
         text = "the ledger's database cannot be used: see this helper's log"
         return [Reason(Concern.DATABASE, text, stops=True)] if self.error else []
 
@@ -215,7 +210,6 @@ class Expiry:
     clock: Callable[[], int]
 
     def keys(self) -> Mapping[Labels, float]:
-        """Return when each HPKE key of the current set expires."""
         return {
             (("helper", helper.name), ("key", entry.key.key_id.hex())): float(entry.not_after)
             for helper in self.helper_set.helpers
@@ -223,14 +217,12 @@ class Expiry:
         }
 
     def certificate_ends(self) -> Mapping[Labels, float]:
-        """Return when each certificate that is known expires."""
         return {
             (("helper", self.helper_set.helpers[party].name),): float(tls.ends(der))
             for party, der in self.certificates().items()
         }
 
     def reasons(self) -> list[Reason]:
-        """Return a reason for everything that expires soon or has expired."""
         helpers = self.helper_set.helpers
         last_keys = {helper.name: max(entry.not_after for entry in helper.hpke_keys) for helper in helpers}
         ends = {helpers[party].name: tls.ends(der) for party, der in self.certificates().items()}

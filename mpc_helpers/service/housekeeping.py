@@ -14,12 +14,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
+from mpc_helpers.agreement.negotiation import public_error
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership, destroy_expired_keys
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.service.health import Concern, Labels, Reason
+from mpc_helpers.service.storage import Storage
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.files import write_atomically
 from protocol.units import HOUR
@@ -101,15 +102,14 @@ class PeerClocks:
 
     def both_differ(self) -> bool:
         """Return whether both differ from ours by over an hour. One is honest, so its clock or ours is wrong."""
-        return len(self._ahead) == len(self._membership.peers) and all(
-            abs(ahead) > DOUBTED_DIFFERENCE for ahead in self._ahead.values()
-        )
+        return self._both(lambda ahead: abs(ahead) > DOUBTED_DIFFERENCE)
 
     def both_agree(self) -> bool:
         """Return whether both are within an hour of ours."""
-        return len(self._ahead) == len(self._membership.peers) and all(
-            abs(ahead) <= DOUBTED_DIFFERENCE for ahead in self._ahead.values()
-        )
+        return self._both(lambda ahead: abs(ahead) <= DOUBTED_DIFFERENCE)
+
+    def _both(self, fits: Callable[[int], bool]) -> bool:
+        return len(self._ahead) == len(self._membership.peers) and all(map(fits, self._ahead.values()))
 
     def _describe(self, party: int, ahead: int) -> str:
         side = "ahead of" if ahead > 0 else "behind"
@@ -134,14 +134,6 @@ HEAR_SECONDS = 30.0
 RETRY_SECONDS = 1.0
 
 
-class QueryStorage(Protocol):
-    """Where queries are stored."""
-
-    async def tidy(self) -> None: ...
-
-    async def forget(self, now: int) -> None: ...
-
-
 @dataclass(slots=True)
 class Housekeeping:
     """The rounds of one helper. `ask_time` requests any reply from a peer, whose Date header is then recorded."""
@@ -149,7 +141,7 @@ class Housekeeping:
     config: HelperConfig
     membership: Membership
     ledger: ReportLedger
-    queries: QueryStorage
+    storage: Storage
     peers: PeerClocks
     ask_time: Callable[[int], Awaitable[object]]
     clock: Callable[[], int]
@@ -162,13 +154,16 @@ class Housekeeping:
     async def run(self) -> None:
         """Run a round every hour. A failure of one does not prevent the next."""
         while True:
-            self.fault = ""
+            # Cleared after a round, not before: a gap while it runs would begin the time of the alert rule again.
             try:
                 await self.round()
+                self.fault = ""
             except ClockDoubted as error:
+                self.fault = ""
                 _LOG.error("%s (%s)", error, error.hint)
             except TrefoilError as error:
-                self.fault = str(error)
+                # Anyone may read the health page.
+                self.fault = str(public_error(error))
                 _LOG.error("housekeeping failed: %s", error)
             except Exception:
                 self.fault = "a defect or a failing disk: see the log"
@@ -177,7 +172,7 @@ class Housekeeping:
 
     async def round(self) -> None:
         """Do what is reversible first, then check the clock, then do what is not."""
-        await self.queries.tidy()
+        await self.storage.tidy()
         self.rows = await asyncio.to_thread(self.ledger.measure)
         try:
             now = await self._follow_clock()
@@ -186,7 +181,7 @@ class Housekeeping:
             raise
         self.doubt = ""
         # After the check of the clock: an answer erased too early was paid for in vain.
-        await self.queries.forget(now)
+        await self.storage.forget(now)
 
     async def _follow_clock(self) -> int:
         """Check the clock, advance the irreversible state to it, and return it."""

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from dataclasses import fields as fields_of
-from enum import Enum
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,6 +29,7 @@ from prometheus_client.registry import Collector
 from mpc_helpers.admission.chunk import CpuSeconds
 from mpc_helpers.admission.ingest import AdmittedColumn
 from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.service.health import Labels
 from protocol.errors import Rejection, TrefoilError, printable
 from protocol.header import VERSION
 from protocol.lanes import LANES, find_lanes
@@ -40,16 +40,8 @@ _LOG = logging.getLogger(__name__)
 _LOG.addFilter(RateLimitFilter(burst=10))
 
 
-class LogFormat(Enum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(Enum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
@@ -66,7 +58,6 @@ class TextLines(logging.Formatter):
     """Lines for people. Control characters in text from others never reach a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, with the traceback of a defect."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.created))
         line = f"{when} {record.levelname} {_component(record)} {printable(record.getMessage(), LONGEST)}"
         return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
@@ -76,7 +67,6 @@ class JsonLines(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the object, with the traceback of a defect."""
         details = getattr(record, "fields", {})
         line = {
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
@@ -93,15 +83,10 @@ class JsonLines(logging.Formatter):
 def start_logging(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
     """Run once by the daemon: write all lines to standard error."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    match form:
-        case LogFormat.TEXT:
-            handler.setFormatter(TextLines())
-        case LogFormat.JSON:
-            handler.setFormatter(JsonLines())
-    logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-Labels = tuple[tuple[str, str], ...]
 Reading = Callable[[], Mapping[Labels, float]]
 
 
@@ -140,7 +125,6 @@ class Metrics:
         self._add(_Reader(GaugeMetricFamily, name, meaning, read))
 
     def value(self, name: str, meaning: str, read: Callable[[], float]) -> None:
-        """Add a gauge without labels."""
         self.gauge(name, meaning, lambda: {(): read()})
 
     def _add(self, reader: _Reader) -> None:
@@ -151,7 +135,6 @@ class Metrics:
         self._registry.register(reader)
 
     def render(self) -> str:
-        """Return the text that a Prometheus server scrapes."""
         return generate_latest(self._registry).decode()
 
 
@@ -178,7 +161,10 @@ class _Reader(Collector):
         yield metric
 
 
-def count_rejections(metrics: Metrics) -> Callable[[Mapping[Rejection, int]], None]:
+CountRejections = Callable[[Mapping[Rejection, int]], None]
+
+
+def count_rejections(metrics: Metrics) -> CountRejections:
     """Add the counter of rejected reports, and return the function that increments it."""
     reasons = [reason.value for reason in Rejection]
     count = metrics.counter("trefoil_reports_rejected_total", "Rejected reports, by reason.", reason=reasons)
@@ -190,9 +176,7 @@ def count_rejections(metrics: Metrics) -> Callable[[Mapping[Rejection, int]], No
     return rejected
 
 
-def count_admissions(
-    metrics: Metrics, rejected: Callable[[Mapping[Rejection, int]], None]
-) -> Callable[[AdmittedColumn], None]:
+def count_admissions(metrics: Metrics, rejected: CountRejections) -> Callable[[AdmittedColumn], None]:
     """Add the counter of admission's CPU time, and return the function that counts an admitted batch."""
     meaning, stages = "CPU seconds of admission, by part.", [part.name for part in fields_of(CpuSeconds)]
     spent = metrics.counter("trefoil_admit_cpu_seconds_total", meaning, part=stages)
@@ -260,13 +244,7 @@ class Usage:
     cpu_seconds: Mapping[str, float]
     peaks_mb: Mapping[str, float]
 
-    @property
-    def peak_rss_mb(self) -> float:
-        """The sum of all peaks: an upper bound on the memory held at one time."""
-        return sum(self.peaks_mb.values())
-
     def without(self, role: str) -> Usage:
-        """Return the usage of all other roles."""
         rest = (
             {name: value for name, value in each.items() if name != role} for each in (self.cpu_seconds, self.peaks_mb)
         )
@@ -316,30 +294,16 @@ def count_processes(metrics: Metrics) -> None:
 
 
 def _role(command: str) -> str:
-    """Return the role of a helper's process, from its command line."""
     return next((role for mark, role in _ROLES.items() if mark in command), "other")
 
 
 def _tree(root: int) -> list[int]:
-    members = [root]
-    # Not every kernel lists the children of a process; scanning all processes takes far longer.
-    children = _own_children if Path(f"/proc/self/task/{os.getpid()}/children").exists() else _children_by_parent()
-    for member in members:
-        members += children(member)
-    return members
-
-
-def _own_children(pid: int) -> list[int]:
-    children: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("[0-9]*"):
-        with suppress(OSError):  # it exited between listing and reading
-            children += map(int, (thread / "children").read_text().split())
-    return children
-
-
-def _children_by_parent() -> Callable[[int], list[int]]:
     children = defaultdict[int, list[int]](list)
+    # By parent, of all processes: not every kernel lists the children of one.
     for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # it exited between listing and reading
             children[int((entry / "stat").read_text().rpartition(")")[2].split()[1])].append(int(entry.name))
-    return lambda pid: children[pid]
+    members = [root]
+    for member in members:
+        members += children[member]
+    return members

@@ -5,14 +5,15 @@ A query is authenticated by its signature, checked against the key that the oper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.terms import SumKind, SumTerms
-from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.query import Query, SignedQuery, Withdrawal, check_permit
 
 
@@ -39,12 +40,19 @@ class Refusal(TrefoilError):
         super().__init__(message, hint, kind=kind)
 
 
+@contextmanager
+def _refusing(reason: RefusalReason) -> Iterator[None]:
+    """Turn an error of the block into a refusal."""
+    try:
+        yield
+    except TrefoilError as error:
+        raise Refusal(reason, str(error), error.hint) from None
+
+
 class Policy:
     """What the operator of this helper has registered and allows."""
 
-    def __init__(
-        self, membership: Membership, config: HelperConfig, failed_proofs: FailedProofs, clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, membership: Membership, config: HelperConfig, clock: Callable[[], int]) -> None:
         self._membership = membership
         # Replaced as a whole by a reload.
         self.sites = config.sites
@@ -52,7 +60,7 @@ class Policy:
         self._noise_modes = config.noise_modes
         self._unchecked = config.unchecked_histograms
         self._in_parts = config.spend_in_parts
-        self._failed_proofs = failed_proofs
+        self.failed_proofs = FailedProofs(config.failed_proofs)
         self._clock = clock
 
     def authenticate(self, signed: SignedQuery) -> None:
@@ -65,10 +73,8 @@ class Policy:
                 f"this helper answers no queries of {query.site}",
                 "Ask its operator to register the site's key.",
             )
-        try:
+        with _refusing(RefusalReason.STRANGER):
             signed.verify(site.key)
-        except ProtocolError as error:
-            raise Refusal(RefusalReason.STRANGER, str(error), error.hint) from None
         if query.caller not in site.callers:
             raise Refusal(
                 RefusalReason.STRANGER,
@@ -79,20 +85,16 @@ class Policy:
     def authenticate_withdrawal(self, withdrawal: Withdrawal) -> None:
         """Require that the query and its withdrawal are signed with the same registered key."""
         self.authenticate(withdrawal.signed)
-        try:
+        with _refusing(RefusalReason.STRANGER):
             withdrawal.verify(self.sites[withdrawal.signed.query.site].key)
-        except ProtocolError as error:
-            raise Refusal(RefusalReason.STRANGER, str(error), error.hint) from None
 
     def check_permit(self, query: Query, permit: bytes) -> None:
         """Require the querier's permit to upload a column to this helper."""
         site = self.sites.get(query.site)
         if site is None:
             raise Refusal(RefusalReason.STRANGER, f"this helper no longer answers queries of {query.site}")
-        try:
+        with _refusing(RefusalReason.STRANGER):
             check_permit(query, self._membership.party, permit, site.key)
-        except ProtocolError as error:
-            raise Refusal(RefusalReason.STRANGER, str(error), error.hint) from None
 
     def check_acceptable(self, query: Query, running: Sequence[Query]) -> None:
         """Refuse a query outside this helper's limits, given the queries that have not ended yet."""
@@ -142,17 +144,15 @@ class Policy:
             raise Refusal(RefusalReason.UNWILLING, message, f"Use --noise {modes}, or ask its operator.")
         if SumKind.of(query.noise).program.proves and not query.debug:
             try:
-                self._failed_proofs.check_not_full()
+                self.failed_proofs.check_not_full()
             except TrefoilError as error:
                 hint = "Use --noise local, or ask this helper's operator to run: trefoil alarm show"
                 raise Refusal(RefusalReason.UNWILLING, str(error), hint) from None
 
     def check_cost(self, query: Query) -> None:
         """Refuse noise that cannot be drawn. Run in a thread: a hostile ε and Δ take 155 ms to see that of `joint`."""
-        try:
+        with _refusing(RefusalReason.UNWILLING):
             SumTerms.of(query).check_cost()
-        except TrefoilError as error:
-            raise Refusal(RefusalReason.UNWILLING, str(error), error.hint) from None
 
     def _check_load(self, query: Query, running: Sequence[Query]) -> None:
         if len(running) >= self._limits.waiting:

@@ -19,6 +19,7 @@ from mpc_helpers.mpc.links import BLOCKED_HINT, connect, listen
 from mpc_helpers.mpc.session import MpcError, Stage
 from mpc_helpers.service.health import Concern, Reason
 from protocol.errors import TrefoilError
+from protocol.net.listening import cancel_all
 
 # Ports that another program has are tried again after this time.
 RETRY_SECONDS = 5.0
@@ -67,7 +68,6 @@ class MpcPorts:
 
     @contextlib.asynccontextmanager
     async def lent(self) -> AsyncIterator[int]:
-        """Lend a free port to one worker, and hold it again afterwards."""
         if not self.fixed:
             yield 0
             return
@@ -83,7 +83,6 @@ class MpcPorts:
             self._hold(port)
 
     def reasons(self) -> list[Reason]:
-        """Return a reason for the ports that another program has."""
         taken = ranges(list(self._taken))
         text = f"another program listens on {self._host}, port {taken}: choose other mpc_ports in config.json"
         return [Reason(Concern.PORT, text)] if taken else []
@@ -93,15 +92,13 @@ class MpcPorts:
         self._free.put_nowait(port)
 
     async def _let_go(self, port: int) -> None:
-        task = self._holding.pop(port)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all([self._holding.pop(port)])
 
     async def _answer_probes(self, port: int) -> None:
         """Listen, and close every connection; retry while another program has the port."""
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(OSError, TrefoilError), listen(self._host, (port,)) as listener:
+            with contextlib.suppress(OSError, TrefoilError), listen(self._host, port) as listener:
                 self._taken.discard(port)
                 while True:
                     connection, _ = await loop.sock_accept(listener)
@@ -119,13 +116,10 @@ class PortProbes:
     blocked: dict[int, list[int]] = field(default_factory=dict, init=False)
 
     async def look(self, party: int, page: bytes) -> None:
-        """Probe the ports that a peer's health page announces."""
         if party < self.membership.party:
             return
         host, _ = self.membership.helper_set.helpers[party].endpoint
-        ports = announced_ports(page)
-        errors = await asyncio.gather(*(probe(host, port) for port in ports))
-        self.blocked[party] = [port for port, error in zip(ports, errors, strict=True) if error]
+        self.blocked[party] = await blocked_ports(host, announced_ports(page))
 
     def reasons(self) -> list[Reason]:
         """Return a reason for each peer with a blocked port: a query that needs the port fails."""
@@ -176,6 +170,12 @@ def announced_ports(page: bytes) -> list[int]:
     ports = stored.get("mpc_ports") if isinstance(stored, dict) else None
     listed = ports[:MAX_PROBED] if isinstance(ports, list) else []
     return [port for port in listed if type(port) is int and 0 < port < 65536]
+
+
+async def blocked_ports(host: str, ports: Sequence[int]) -> list[int]:
+    """Return the ports that cannot be reached."""
+    errors = await asyncio.gather(*(probe(host, port) for port in ports))
+    return [port for port, error in zip(ports, errors, strict=True) if error]
 
 
 async def probe(host: str, port: int, seconds: float = PROBE_SECONDS) -> str:

@@ -14,20 +14,19 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from mpc_helpers.admission.column import remove_drafts
-from mpc_helpers.agreement.negotiation import Disputed, TooFewReports
+from mpc_helpers.agreement.negotiation import Disputed, TooFewReports, public_error
 from mpc_helpers.helper import Helper
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
-from mpc_helpers.ledger.attempt import QueryName
+from mpc_helpers.ledger.attempt import Failpoint, QueryName
 from mpc_helpers.ledger.ledger import QueryRecord, QueryRecords
-from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.health import Concern, Labels, Reason
 from mpc_helpers.service.monitoring import Metrics, fields
 from mpc_helpers.service.policy import Policy, Refusal, RefusalReason
 from mpc_helpers.service.storage import Storage, UploadLimits, Uploads
 from mpc_helpers.service.tracked_query import TrackedQuery
 from protocol.errors import ErrorKind, HelperError, ProtocolError, TrefoilError
-from protocol.net.listening import RateLimitFilter
+from protocol.net.listening import RateLimitFilter, cancel_all
 from protocol.query import Query, SignedQuery, Withdrawal
 from protocol.status import Failure, QueryState, QueryStatus
 
@@ -37,6 +36,8 @@ LINES_PER_SITE = 60
 # Queries of a site that ended before work on them began, for each that it may have waiting: so many withdrawn ones are
 # kept, and so many others.
 ENDED_PER_PLACE = 4
+# How long closing waits for runs to release what they reserved, and for those cancelled even in that.
+CLOSE_SECONDS = (10.0, 1.0)
 
 
 def _kind_of(record: logging.LogRecord) -> str:
@@ -54,20 +55,17 @@ class Queries:
         self,
         config: HelperConfig,
         membership: Membership,
-        failed_proofs: FailedProofs,
         book: QueryRecords,
         helper: Helper,
         clock: Callable[[], int],
         metrics: Metrics,
-        *,
-        answer_sent: Callable[[], None] = lambda: None,
     ) -> None:
-        self.policy = Policy(membership, config, failed_proofs, clock)
+        self.policy = Policy(membership, config, clock)
+        self.policy.failed_proofs.prepare()
         self.helper = helper
         self._book = book
         self._folder = config.data / "queries"
         self._clock = clock
-        self._answer_sent = answer_sent
         self._most_ended = ENDED_PER_PLACE * config.limits.queries_per_site
         self._tracked: dict[bytes, TrackedQuery] = {}
         self.storage = Storage(membership.party, self._tracked, helper, config, clock)
@@ -85,6 +83,8 @@ class Queries:
         metrics.gauge("trefoil_queries", "Queries held by this helper, by state.", self._gauge)
         metrics.value("trefoil_uploads", "Column uploads in progress.", lambda: len(self.uploads))
         metrics.value("trefoil_disk_free_bytes", "Free bytes on the data disk.", lambda: self.storage.free_bytes)
+        proofs = "Failed proofs of joint noise that no operator has cleared."
+        metrics.value("trefoil_failed_proofs", proofs, lambda: len(self.policy.failed_proofs.failures()))
 
     # What queriers call.
 
@@ -123,7 +123,6 @@ class Queries:
         return tracked.status()
 
     def status(self, digest: bytes) -> QueryStatus:
-        """Return the status of a query."""
         return self._get(digest).status()
 
     async def answer(self, digest: bytes) -> tuple[bytes, tuple[bytes, ...]]:
@@ -142,23 +141,26 @@ class Queries:
         """Log that the last byte of a share was sent."""
         tracked = self._get(digest)
         _LOG.info("query %s: share sent", tracked.query.short_name, extra=fields(site=tracked.query.site))
-        self._answer_sent()
+        self.helper.failpoint(Failpoint.ANSWER_AFTER_SEND)
 
     # What the daemon and its operator's pages call.
 
     def find(self, digest: bytes) -> TrackedQuery | None:
-        """Return the query with this digest, if there is one."""
         return self._tracked.get(digest)
 
     def counts(self) -> dict[str, int]:
-        """Return how many queries are in which state."""
         return dict(Counter(tracked.state.value for tracked in self._tracked.values()))
 
     def reasons(self) -> list[Reason]:
-        """Return the health reasons of the disk and of disputed queries."""
-        disputed = self.counts().get(QueryState.DISPUTED.value, 0)
-        text = f"a helper equivocated on {disputed} queries: the log has its signatures, and the reports stay locked"
-        return [*self.storage.reasons(), *([Reason(Concern.DISPUTE, text)] if disputed else [])]
+        reasons = self.storage.reasons()
+        if failed := len(self.policy.failed_proofs.failures()):
+            text = f"{failed} proofs of joint noise have failed: see trefoil alarm show"
+            reasons.append(Reason(Concern.PROOFS, text))
+        if disputed := self.counts().get(QueryState.DISPUTED.value, 0):
+            where = "its signatures are in this ledger's table votes"
+            text = f"a helper equivocated on {disputed} queries, whose reports stay locked: {where}"
+            reasons.append(Reason(Concern.DISPUTE, text))
+        return reasons
 
     def _gauge(self) -> Mapping[Labels, float]:
         counts = self.counts()
@@ -185,10 +187,13 @@ class Queries:
 
     async def close(self) -> None:
         """Cancel every run. Reservations are released on the way out, or at the next start."""
-        tasks = [tracked.task for tracked in self._tracked.values() if tracked.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        running = {tracked.task for tracked in self._tracked.values() if tracked.task is not None}
+        # Twice: a run that was cancelled once may wait for the ledger, whose database may hang.
+        for seconds in CLOSE_SECONDS:
+            for task in running:
+                task.cancel()
+            if running:
+                _, running = await asyncio.wait(running, timeout=seconds)
 
     # Submission.
 
@@ -280,8 +285,7 @@ class Queries:
     async def _end_withdrawn(self, tracked: TrackedQuery) -> None:
         """Stop the work, which releases mere reservations; then the ledger decides, in one transaction."""
         if tracked.task is not None and not await self._has_voted(tracked):
-            tracked.task.cancel()
-            await asyncio.gather(tracked.task, return_exceptions=True)
+            await cancel_all([tracked.task])
         if await self.helper.has_live_attempt(tracked.query):
             self._start(tracked)
             raise Refusal(
@@ -306,7 +310,6 @@ class Queries:
             tracked.task = asyncio.create_task(self._run(tracked), name=f"query {tracked.query.short_name}")
 
     async def _run(self, tracked: TrackedQuery) -> None:
-        """Answer one query, and record how it ended."""
         try:
             await self.helper.answer(tracked.query, tracked.column, tracked)
             await tracked.enter(QueryState.RELEASED)
@@ -322,7 +325,11 @@ class Queries:
         shortfall, affordable = (
             (error.shortfall, error.affordable) if isinstance(error, TooFewReports) else (None, None)
         )
-        failure = Failure(tracked.record.state, party, str(error), error.hint, shortfall, affordable)
+        public = public_error(error)
+        if public is not error:
+            query = tracked.query
+            _LOG.warning("query %s: the ledger failed: %s", query.short_name, error, extra=fields(site=query.site))
+        failure = Failure(tracked.record.state, party, str(public), public.hint, shortfall, affordable)
         state = QueryState.DISPUTED if isinstance(error, Disputed) else QueryState.FAILED
         with contextlib.suppress(TrefoilError):
             # An unwritable ledger is often the cause; then the failure is kept in memory only.
@@ -347,44 +354,32 @@ def _check_digest(query: Query, digest: bytes) -> None:
 
 def _log_arrival(tracked: TrackedQuery) -> None:
     query = tracked.query
-    details = fields(
-        event="query arrived",
-        query=tracked.query.short_name,
-        id=query.query_id.hex()[:8],
-        site=query.site,
-        reports=query.batch_size,
-        buckets=query.buckets,
-        noise=query.noise.value,
-        debug=query.debug,
-    )
-    form = "query %s (id %s) of %s arrived: %d reports, %d buckets, noise %s"
-    _LOG.info(
-        form,
-        tracked.query.short_name,
-        query.query_id.hex()[:8],
-        query.site,
-        query.batch_size,
-        query.buckets,
-        query.noise.value,
-        extra=details,
-    )
+    details = {
+        "event": "query arrived",
+        "query": query.short_name,
+        "id": query.query_id.hex()[:8],
+        "site": query.site,
+        "reports": query.batch_size,
+        "buckets": query.buckets,
+        "noise": query.noise.value,
+        "debug": query.debug,
+    }
+    form = "query %(query)s (id %(id)s) of %(site)s arrived: %(reports)d reports, %(buckets)d buckets, noise %(noise)s"
+    _LOG.info(form, details, extra=fields(**details))
 
 
 def _log_end(tracked: TrackedQuery) -> None:
     """Log the query, its site and size, the seconds since it arrived at this process, and its outcome."""
-    query, failure, state = tracked.query, tracked.record.failure, tracked.record.state.value
-    why = "" if failure is None else f" while {failure.stage.value}: {failure.reason}"
-    details = fields(
-        event="query ended",
-        query=tracked.query.short_name,
-        site=query.site,
-        reports=query.batch_size,
-        seconds=round(tracked.age, 3),
-        outcome=state,
-        reason=why.strip(),
-    )
+    query, failure = tracked.query, tracked.record.failure
+    details = {
+        "event": "query ended",
+        "query": query.short_name,
+        "site": query.site,
+        "reports": query.batch_size,
+        "seconds": round(tracked.age, 3),
+        "outcome": tracked.record.state.value,
+        "reason": "" if failure is None else f"while {failure.stage.value}: {failure.reason}",
+    }
     level = logging.INFO if failure is None else logging.WARNING
-    form = "query %s of %s over %d reports ended after %.1f s: %s%s"
-    _LOG.log(
-        level, form, tracked.query.short_name, query.site, query.batch_size, tracked.age, state, why, extra=details
-    )
+    form = "query %(query)s of %(site)s over %(reports)d reports ended after %(seconds).1f s: %(outcome)s"
+    _LOG.log(level, f"{form} %(reason)s" if failure else form, details, extra=fields(**details))

@@ -54,7 +54,6 @@ class SiteReloads:
         return bool(getattr(fresh, name) != getattr(self.config, name))
 
     def reasons(self) -> list[Reason]:
-        """Return the health reason of a file that is not used in full."""
         return [Reason(Concern.CONFIGURATION, self.problem)] if self.problem else []
 
 

@@ -28,6 +28,8 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from mpc_helpers.agreement.messages import longest_message
+from mpc_helpers.agreement.negotiation import public_error
 from mpc_helpers.identity.config import ConfigError, HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.mpc import noise
@@ -39,6 +41,7 @@ from mpc_helpers.service.transport import HEALTH_PATH, PEER_PATH, Certificates, 
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import read_private_file
 from protocol.header import VERSION
+from protocol.lanes import describe_opens
 from protocol.net.listening import ConnectionLimits, Connections, Listener, RateLimitFilter
 from protocol.query import MAX_SIGNED_QUERY, MAX_WITHDRAWAL, PERMIT_HEADER
 from protocol.status import QueryStatus
@@ -49,8 +52,6 @@ CONFIG_PATH = "/v1/config"
 QUERY_PATH = "/v1/queries/{digest}"
 READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
-# The part of the health page that is about queries.
-QUERY_COUNTS = "queries"
 SHORTEST_TOKEN = 16
 ROUTES = (CONFIG_PATH, QUERY_PATH, QUERY_PATH + "/column", QUERY_PATH + "/withdrawal", QUERY_PATH + "/answer")
 SHUTDOWN_SECONDS = 2.0
@@ -73,15 +74,6 @@ class PeerRoute(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerEndpoint:
-    """Authentication and routing of the peers' messages, and the longest one that is read."""
-
-    certificates: Certificates
-    routes: Mapping[str, PeerRoute]
-    longest_message: int
-
-
-@dataclass(frozen=True, slots=True)
 class MetricsAccess:
     """Who may read the metrics: a client with the token; if none is configured, a client on this machine.
 
@@ -92,7 +84,6 @@ class MetricsAccess:
 
     @classmethod
     def of(cls, config: HelperConfig) -> MetricsAccess:
-        """Read the token of a configuration, if it has one."""
         if config.metrics_token is None:
             return cls()
         token = read_private_file(config.metrics_token).strip()
@@ -102,14 +93,12 @@ class MetricsAccess:
         return cls(token)
 
     def admits(self, request: web.Request) -> bool:
-        """Return whether the client may read them."""
         if not self.token:
             return _is_loopback(request.remote)
         presented = request.headers.get("Authorization", "").encode(errors="replace")
         return hmac.compare_digest(presented, b"Bearer " + self.token)
 
     def check(self, request: web.Request) -> None:
-        """Raise a `Refusal` for everyone else."""
         if self.admits(request):
             return
         if self.token:
@@ -126,16 +115,6 @@ def _is_loopback(address: str | None) -> bool:
         return False
     mapped = peer.ipv4_mapped if isinstance(peer, ipaddress.IPv6Address) else None
     return (mapped or peer).is_loopback
-
-
-@dataclass(frozen=True, slots=True)
-class PublicInfo:
-    """Who this helper is and its health, for anyone; and its metrics, for those whom `metrics_access` admits."""
-
-    configuration: Mapping[str, object]
-    metrics: Metrics
-    metrics_access: MetricsAccess
-    health: Callable[[], Mapping[str, object]]
 
 
 def public_configuration(config: HelperConfig, membership: Membership) -> dict[str, object]:
@@ -159,15 +138,33 @@ def public_configuration(config: HelperConfig, membership: Membership) -> dict[s
 
 
 class Server:
-    """The routes. `Queries` decides everything about queries; peers' messages go to a `PeerRoute`."""
+    """The routes. `Queries` decides everything about queries; peers' messages go to `peer_routes`.
 
-    def __init__(self, queries: Queries, peers: PeerEndpoint, info: PublicInfo, clock: Callable[[], int]) -> None:
+    `health` returns the health page, which anyone may read but for the numbers of queries.
+    """
+
+    def __init__(
+        self,
+        config: HelperConfig,
+        membership: Membership,
+        certificates: Certificates,
+        queries: Queries,
+        metrics: Metrics,
+        *,
+        peer_routes: Mapping[str, PeerRoute],
+        health: Callable[[], Mapping[str, object]],
+        clock: Callable[[], int],
+    ) -> None:
+        self._configuration = public_configuration(config, membership)
+        self._certificates = certificates
         self._queries = queries
-        self._peers = peers
-        self._info = info
+        self._metrics = metrics
+        self._metrics_access = MetricsAccess.of(config)
+        self._peer_routes = peer_routes
+        self._longest_message = longest_message(config.limits.maximum_reports)
+        self._health = health
         self._clock = clock
         self._connections = connections = Connections(ConnectionLimits.of_this_process())
-        metrics = info.metrics
         self._requests = metrics.counter(
             "trefoil_requests_total", "Requests by route and HTTP status.", route=ROUTES, status=["200"]
         )
@@ -177,7 +174,6 @@ class Server:
 
     @asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[None]:
-        """Serve on a port until the block ends."""
         runner = web.AppRunner(
             self.application(),
             access_log=None,
@@ -188,8 +184,8 @@ class Server:
         await runner.setup()
         if runner.server is None:
             raise TypeError("a runner that is set up has a server")
-        certificates = self._peers.certificates
-        listener = Listener(runner.server, certificates.server_context, self._connections, certificates.whose)
+        context, whose = self._certificates.server_context, self._certificates.whose
+        listener = Listener(runner.server, context, self._connections, whose)
         try:
             try:
                 await listener.open(host, port)
@@ -216,7 +212,7 @@ class Server:
                 web.get(QUERY_PATH, self._get_status),
                 web.get(QUERY_PATH + "/answer", self._get_answer),
                 web.post(PEER_PATH + "{route}", self._peer),
-                web.get(HEALTH_PATH, self._health),
+                web.get(HEALTH_PATH, self._show_health),
                 web.get(READY_PATH, self._ready),
                 web.get(METRICS_PATH, self._show_metrics),
             ]
@@ -241,7 +237,10 @@ class Server:
         except ProtocolError as error:
             response = _error(400, str(error), error.hint)
         except TrefoilError as error:
-            response = _error(503, str(error), error.hint)
+            public = public_error(error)
+            if public is not error:
+                _LOG.error("the ledger failed while serving %s: %s", name, error)
+            response = _error(503, str(public), public.hint)
         except ConnectionError:
             # The client has gone. Not logged: one that resets its connections would fill the log.
             response = _error(400, "the connection was lost")
@@ -257,7 +256,7 @@ class Server:
         return self._connections.serving(request.transport, "" if tracked is None else tracked.query.site)
 
     async def _config(self, _: web.Request) -> web.Response:
-        return web.json_response(self._info.configuration)
+        return web.json_response(self._configuration)
 
     async def _put_query(self, request: web.Request) -> web.Response:
         body = await _read_bounded(request, MAX_SIGNED_QUERY)
@@ -299,32 +298,31 @@ class Server:
     async def _peer(self, request: web.Request) -> web.Response:
         """Authenticate the peer by its certificate. The agreement's messages carry signatures of their own."""
         connection = request.get_extra_info("ssl_object")
-        party = self._peers.certificates.whose(connection.getpeercert(binary_form=True) if connection else None)
+        party = self._certificates.whose(connection.getpeercert(binary_form=True) if connection else None)
         if party is None:
             raise Refusal(RefusalReason.STRANGER, "this path is for the two other helpers")
-        route = self._peers.routes.get(request.match_info["route"])
+        route = self._peer_routes.get(request.match_info["route"])
         if route is None:
             raise web.HTTPNotFound
-        answer = await route.receive(party, await _read_bounded(request, self._peers.longest_message))
+        answer = await route.receive(party, await _read_bounded(request, self._longest_message))
         return web.Response(body=answer or b"")
 
     def _health_page(self, request: web.Request) -> dict[str, object]:
         """Return the health, with the numbers of queries for those who may read the metrics, as these have them too."""
-        page = dict(self._info.health())
-        return page if self._info.metrics_access.admits(request) else page | {QUERY_COUNTS: {}}
+        counts = self._queries.counts() if self._metrics_access.admits(request) else {}
+        return {**self._health(), "queries": counts, "opens": describe_opens()}
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _show_health(self, request: web.Request) -> web.Response:
         """Liveness: 200 whatever is wrong, as a restart does not help against a peer that is down."""
         return web.json_response(self._health_page(request))
 
     async def _ready(self, request: web.Request) -> web.Response:
-        """Readiness: whether a new query could be answered."""
         page = self._health_page(request)
         return web.json_response(page, status=200 if page["ready"] else 503)
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        self._info.metrics_access.check(request)
-        return web.Response(text=self._info.metrics.render(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        self._metrics_access.check(request)
+        return web.Response(text=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 _DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}

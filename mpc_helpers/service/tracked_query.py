@@ -91,7 +91,6 @@ class TrackedQuery:
         return tracked
 
     async def save(self, signed: SignedQuery) -> None:
-        """Persist the signed query."""
         write_atomically(self.folder / "query", signed.encode(), 0o600)
         await self.enter(QueryState.QUEUED)
 
@@ -110,7 +109,6 @@ class TrackedQuery:
 
     @property
     def idle(self) -> bool:
-        """Whether no task works on it."""
         return self.task is None or self.task.done()
 
     @property
@@ -145,7 +143,6 @@ class TrackedQuery:
 
     @property
     def age(self) -> float:
-        """Seconds since it arrived at this process."""
         return asyncio.get_running_loop().time() - self._arrived
 
     @property
@@ -185,7 +182,6 @@ class TrackedQuery:
             remove_column(self.column)
 
     def status(self) -> QueryStatus:
-        """Return the status that is sent to the querier."""
         record = self.record
         total = self.query.batch_size if record.state is QueryState.ADMITTING else 0
         return QueryStatus(self.state, self.done, total, record.failure, dict(self.seconds))

@@ -10,16 +10,19 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 import aiohttp
 
+from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.identity import tls
+from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from protocol.errors import ErrorKind, HelperError, ProtocolError, TrefoilError, printable
 from protocol.files import write_atomically
+from protocol.net.listening import cancel_all
 
 _LOG = logging.getLogger(__name__)
 PEER_PATH = "/v1/peer/"
@@ -48,16 +51,12 @@ class Certificates:
         self._membership = membership
         self._identity = identity
         self._folder = folder
-        self._known: dict[int, bytes] = {membership.party: identity.der}
+        # All certificates (DER) held so far, by party, including this helper's own.
+        self.by_party: dict[int, bytes] = {membership.party: identity.der}
         self._arrived = {party: asyncio.Event() for party in membership.peers}
         self.server_context = tls.server_context(identity)
         # Queriers have no certificate; peers present theirs, and `whose` identifies them.
         self.server_context.verify_mode = ssl.CERT_OPTIONAL
-
-    @property
-    def by_party(self) -> Mapping[int, bytes]:
-        """All certificates (DER) held so far, by party, including this helper's own."""
-        return self._known
 
     def whose(self, certificate: bytes | None) -> int | None:
         """Return the peer that this certificate is pinned to, if any."""
@@ -70,7 +69,7 @@ class Certificates:
         """Wait for a helper's certificate. The caller enforces the timeout."""
         if party in self._arrived:
             await self._arrived[party].wait()
-        return self._known[party]
+        return self.by_party[party]
 
     async def client_context(self, party: int) -> ssl.SSLContext:
         """Return a context that connects to that peer and no other."""
@@ -87,10 +86,10 @@ class Certificates:
                 return
         host, port = helper.endpoint
         logged = ""
-        while party not in self._known:
+        while party not in self.by_party:
             try:
                 self._learn(party, await tls.fetch_certificate(host, port, helper.tls_pin, FETCH_SECONDS))
-                write_atomically(path, self._known[party])
+                write_atomically(path, self.by_party[party])
             except TrefoilError as error:
                 if str(error) != logged:
                     logged = str(error)
@@ -98,7 +97,7 @@ class Certificates:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _learn(self, party: int, certificate: bytes) -> None:
-        self._known[party] = certificate
+        self.by_party[party] = certificate
         self.server_context.load_verify_locations(cadata=certificate)
         self._arrived[party].set()
 
@@ -106,22 +105,20 @@ class Certificates:
 class Transport:
     """Sends messages to the two other helpers. Does not retry: the caller decides.
 
-    A call takes at most `seconds`, and a reply has at most `longest_message` bytes. `dated` is called with the Date
-    header of each reply.
+    A call takes at most `limits.peer_seconds`. `dated` is called with the Date header of each reply.
     """
 
     def __init__(
         self,
         membership: Membership,
         certificates: Certificates,
-        seconds: float,
-        longest_message: int,
+        limits: Limits,
         dated: Callable[[int, str], None] = lambda _party, _date: None,
     ) -> None:
         self._membership = membership
         self._certificates = certificates
-        self._seconds = seconds
-        self._longest_message = longest_message
+        self._seconds = limits.peer_seconds
+        self._longest_reply = longest_message(limits.maximum_reports)
         self._dated = dated
         # Bytes of messages and replies since the start, for the metrics.
         self.carried = 0
@@ -134,9 +131,7 @@ class Transport:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._fetching:
-            task.cancel()
-        await asyncio.gather(*self._fetching, return_exceptions=True)
+        await cancel_all(self._fetching)
         for session in self._sessions.values():
             await session.close()
         # Connections that were being opened close in the next iterations of the loop.
@@ -160,7 +155,7 @@ class Transport:
                 where = address + path
                 async with session.request(method, where, data=message, allow_redirects=False) as response:
                     self._dated(party, response.headers.get("Date", ""))
-                    answer = await read_bounded(response.content, self._longest_message)
+                    answer = await read_bounded(response.content, self._longest_reply)
                     self.carried += len(message) + len(answer)
                     if response.status != 200:
                         raise PeerError(

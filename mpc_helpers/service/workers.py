@@ -26,6 +26,7 @@ from mpc_helpers.service.ports import MpcPorts
 from mpc_helpers.service.transport import Certificates
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.field import Vector, from_integers
+from protocol.net.listening import cancel_all
 from protocol.shares import PARTIES
 from protocol.wire import HASH_SIZE, Reader, Writer
 
@@ -67,13 +68,10 @@ class Rendezvous:
                 await self._changed.wait_for(lambda: not self.missing(attempt_id))
             await asyncio.gather(*sending)
         finally:
-            for task in sending:
-                task.cancel()
-            await asyncio.gather(*sending, return_exceptions=True)
+            await cancel_all(sending)
         return {peer: ports.pop(attempt_id) for peer, ports in self._ports.items()}
 
     def missing(self, attempt_id: bytes) -> list[int]:
-        """Return the peers that have not sent a port for this attempt."""
         return [peer for peer, ports in self._ports.items() if attempt_id not in ports]
 
     async def _send_until_delivered(self, peer: int, message: bytes) -> None:
@@ -112,15 +110,14 @@ class WorkerSession:
 
     async def _start(self) -> tuple[Worker, int]:
         port = await self._stack.enter_async_context(self._meetings.ports.lent())
-        worker = Worker(replace(self._setup, ports=(port,)), self._fork_server)
+        worker = Worker(replace(self._setup, port=port), self._fork_server)
         await self._stack.enter_async_context(worker)
         return worker, await worker.start()
 
     async def close(self) -> None:
         """Kill the process, in whatever state it is."""
         if self._started is not None:
-            self._started.cancel()
-            await asyncio.gather(self._started, return_exceptions=True)
+            await cancel_all([self._started])
         await self._stack.aclose()
 
     async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:

@@ -4,5 +4,5 @@
 - `console`: output: lines, tables, progress, JSON files, figures
 - `options`: option types that commands share, and checks of output paths
 - `stopping`: SIGINT and SIGTERM
-- `commands`: `trefoil bias` and `trefoil helper-set`
+- `commands`: `trefoil helper-set`
 """

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Container, Sequence
 from enum import IntEnum
 from functools import cache
 from importlib import metadata
@@ -84,7 +85,6 @@ def no_word(_: Any, ctx: Any) -> None:
 
 
 def argument_name(argument: Any) -> str:  # Any: typer's class, which differs by version
-    """Return an argument's name in capitals."""
     return str(argument.metavar or argument.name).upper()
 
 
@@ -156,7 +156,7 @@ COMMANDS = {
             "Query three helpers for the noisy histogram of a batch; list, fetch and withdraw queries.",
         ),
         "bias": Entry(
-            "protocol.cli.commands:app",
+            "protocol.querier.record_view:bias",
             "Show which answers spent budgets cannot have biased, from your own batches alone. It costs no budget.",
         ),
         "regression": Entry(
@@ -170,7 +170,7 @@ COMMANDS = {
             "Create three helpers on this machine, run them, and show their state until Ctrl-C.",
         ),
         "keygen": Entry("mpc_helpers.commands:app", "Create keys."),
-        "helper-set": Entry("protocol.cli.commands:app", "Put a helper set together, sign it, check it."),
+        "helper-set": Entry("protocol.cli.commands:helper_set", "Put a helper set together, sign it, check it."),
         "helper": Entry(
             "mpc_helpers.commands:app",
             "Run one helper until it is stopped. SIGHUP makes it reload its sites.",
@@ -197,32 +197,14 @@ COMMANDS = {
 }
 
 
-class LazyCommands(MutableMapping[str, Any]):  # Any: typer's command class differs by version
-    """The commands by name; reading one imports its module."""
-
-    def __init__(self) -> None:
-        self._entries = {name: entry for panel in COMMANDS.values() for name, entry in panel.items()}
-        self._loaded: dict[str, Any] = {}
+class LazyCommands(UserDict[str, Any]):  # Any: typer's command class differs by version
+    """The commands by name. Each is its row of the table until it is read, which imports its module."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = self._entries[name].load(name)
-        return self._loaded[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._loaded[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        command = super().__getitem__(name)
+        if isinstance(command, Entry):
+            command = self.data[name] = command.load(name)
+        return command
 
 
 class RoleGroup(TyperGroup):
@@ -230,7 +212,7 @@ class RoleGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:  # Any: whatever typer passes to a group
         super().__init__(**settings)
-        self.commands = LazyCommands()
+        self.commands = LazyCommands({name: entry for panel in COMMANDS.values() for name, entry in panel.items()})
         self._listing = False
 
     def list_commands(self, _ctx: Any) -> list[str]:
@@ -317,7 +299,6 @@ class Exit(IntEnum):
 
 @cache
 def tree() -> Any:  # Any: the class differs by version of typer
-    """Return the root command."""
     return typer.main.get_command(app)
 
 
@@ -330,9 +311,9 @@ def run(arguments: Sequence[str]) -> int:
         code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
     except TrefoilError as error:
         _LOG.debug("where it arose", exc_info=True)
-        return _complain(
-            with_option(str(error)), error.hint or _see(arguments), _exit_of(error), wants_json, error.kind
-        )
+        path, command, _ = _typed(arguments)
+        hint = error.hint or f"See: {' '.join(path)} --help"
+        return _complain(with_option(str(error), _options_of(command)), hint, _exit_of(error), wants_json, error.kind)
     except USAGE_ERROR as error:
         return _complain_of_usage(error, wants_json)
     except BrokenPipeError:
@@ -361,11 +342,6 @@ def _defect(error: Exception, wants_json: bool) -> Exit:
     _LOG.log(logging.ERROR if logging.getLogger().handlers else logging.DEBUG, "a defect", exc_info=True)
     hint = "This is a bug in Trefoil, not your mistake. Run it again as trefoil -v ... and report the traceback."
     return _complain(f"defect in Trefoil: {type(error).__name__}: {error}", hint, Exit.DEFECT, wants_json)
-
-
-def _see(arguments: Sequence[str]) -> str:
-    """Return a hint for errors that have none: the help of the command that was typed."""
-    return f"See: {' '.join(_typed(arguments)[0])} --help"
 
 
 def _typed(arguments: Sequence[str]) -> tuple[list[str], Any, list[str]]:  # Any: typer's class differs by version
@@ -480,40 +456,26 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 # How the library's errors go on after a parameter's name.
 OF_A_PARAMETER = ("must be", "has more than", "names ")
-# The library's parameters, by the option that sets each.
+# The library's parameters that another option sets than one of the same name.
 OPTION_NAMES = {
     "histogram_index": "--bucket",
     "histogram_size": "--buckets",
-    "buckets": "--buckets",
-    "match_value": "--match-value",
     "match_values": "--match-value",
     "conversion_sites": "--conversion-site",
     "conversion_callers": "--conversion-caller",
     "impression_sites": "--impression-site",
     "impression_callers": "--impression-caller",
-    "lifetime_days": "--lifetime-days",
-    "lookback_days": "--lookback-days",
-    "window_days": "--window-days",
-    "priority": "--priority",
-    "value": "--value",
-    "max_value": "--max-value",
     "query_sensitivity": "--max-value",
-    "epsilon": "--epsilon",
-    "credit": "--credit",
-    "unit": "--unit",
-    "kappa": "--kappa",
     "κ": "--kappa",
-    "label": "--label",
     "labels": "--conversion-label",
     "publishers": "--publisher",
     "advertisers": "--advertiser",
     "shown_ago": "--ago",
-    "participation": "--participation",
-    "scale": "--scale",
 }
 
 
-def with_option(message: str) -> str:
-    """Rewrite an error about the parameter `x` to name the option `--x`."""
+def with_option(message: str, options: Container[str]) -> str:
+    """Rewrite an error about the parameter `x` to name the option `--x`, if the command has it."""
     name, _, rest = message.partition(" ")
-    return f"{OPTION_NAMES[name]} {rest}" if name in OPTION_NAMES and rest.startswith(OF_A_PARAMETER) else message
+    option = OPTION_NAMES.get(name, f"--{name.replace('_', '-')}")
+    return f"{option} {rest}" if option in options and rest.startswith(OF_A_PARAMETER) else message

@@ -139,7 +139,6 @@ def _breaks_words(table: Table) -> bool:
 
 
 def fits(table: Table) -> bool:
-    """Return whether a table is narrow enough for the console."""
     return out.measure(table, options=out.options.update(max_width=sys.maxsize)).maximum <= out.width
 
 
@@ -173,7 +172,6 @@ LEGEND_HEIGHT = 0.5
 
 
 def is_picture(path: Path) -> bool:
-    """Return whether the name ends as an image format that we write."""
     return path.suffix.lower() in PICTURES
 
 
@@ -184,16 +182,18 @@ def picture_file(place: Path, name: str, *, only: bool = True, ending: str = ".p
     return place if only else place.with_name(f"{place.stem}-{name}{place.suffix}")
 
 
+def not_installed(what: str) -> TrefoilError:
+    """Return the error for a package that a plain installation lacks."""
+    hint = "Install it with: pip install 'trefoil[experiments]'"
+    return TrefoilError(what, hint, kind=ErrorKind.MISSING_DEPENDENCY)
+
+
 def new_figure(width: float, height: float) -> Any:  # Any: matplotlib has no types
     """Return an empty figure of this size in inches, which needs no display."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise TrefoilError(
-            "drawing needs matplotlib",
-            "Install it with: pip install 'trefoil[experiments]'",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        ) from None
+        raise not_installed("drawing needs matplotlib") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

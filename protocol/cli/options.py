@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from protocol.cli.console import STANDARD_OUTPUT, is_picture, out
+from protocol.cli.console import STANDARD_OUTPUT, is_picture, not_installed, out
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.noise import NoiseMode
 
@@ -83,11 +83,7 @@ def plot_place(path: Path | None) -> Path | None:
     if path is None:
         return None
     if find_spec("matplotlib") is None:
-        raise TrefoilError(
-            "--plot needs matplotlib",
-            "Install it with: pip install 'trefoil[experiments]'",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        )
+        raise not_installed("--plot needs matplotlib")
     if is_picture(path):
         check_file("--plot", path)
     elif path.suffix and not path.is_dir():

@@ -7,14 +7,15 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 
 from protocol.batch import BatchReader, BatchWriter
 from protocol.collector.limits import ReportKind
 from protocol.collector.store import Shelf, StoreReader
-from protocol.errors import ErrorKind, ProtocolError, TrefoilError
-from protocol.header import Header
+from protocol.errors import ErrorKind, TrefoilError
+from protocol.header import decode_header_or_none
 from protocol.report import SealedReport
 from protocol.units import DAY, HOUR
 
@@ -50,18 +51,8 @@ class BatchSummary:
     counted_by: tuple[CountingQuery, ...] = ()
 
     def to_json(self) -> dict[str, object]:
-        return {
-            "batch": str(self.path),
-            "sites": list(self.sites),
-            "kinds": list(self.kinds),
-            "descriptions": list(self.descriptions),
-            "reports": self.reports,
-            "repeated": self.repeated,
-            "oldest": self.oldest,
-            "newest": self.newest,
-            "malformed": self.malformed,
-            "counted_by": [asdict(query) for query in self.counted_by],
-        }
+        stated = asdict(self)
+        return {"batch": str(stated.pop("path")), **stated}
 
 
 def summary(path: Path) -> BatchSummary:
@@ -71,7 +62,7 @@ def summary(path: Path) -> BatchSummary:
     hours: set[int] = set()
     malformed = 0
     for report in BatchReader(path):
-        if (header := _header_of(report)) is None:
+        if (header := decode_header_or_none(report.header)) is None:
             malformed += 1
             continue
         kinds[ReportKind.of(header)] += 1
@@ -81,7 +72,7 @@ def summary(path: Path) -> BatchSummary:
         path,
         tuple(kind.name for kind in kinds),
         tuple(kind.describe() for kind in kinds),
-        tuple(sorted({kind.site for kind in kinds})),
+        tuple(sorted({kind.terms.site for kind in kinds})),
         digests.total(),
         digests.total() - len(digests),
         min(hours, default=0),
@@ -98,24 +89,17 @@ def _counting_queries(kinds: Counter[ReportKind]) -> tuple[CountingQuery, ...]:
     """
     alike: dict[ReportKind, list[ReportKind]] = {}
     for kind in kinds:
-        alike.setdefault(replace(kind, epsilon_micros=1, helper_set=b""), []).append(kind)
+        terms = replace(kind.terms, epsilon_micros=1)
+        alike.setdefault(ReportKind(terms, b"", kind.suite), []).append(kind)
     queries = []
     for group in alike.values():
         counted = 0
-        largest_first = sorted(group, key=lambda kind: -kind.epsilon_micros)
-        for _, same in groupby(largest_first, key=lambda kind: kind.epsilon_micros):
+        largest_first = sorted(group, key=lambda kind: -kind.terms.epsilon_micros)
+        for _, same in groupby(largest_first, key=lambda kind: kind.terms.epsilon_micros):
             several = list(same)
             counted += sum(kinds[kind] for kind in several)
             queries += [CountingQuery(kind.name, kind.describe(), counted) for kind in several]
     return tuple(sorted(queries, key=lambda query: (-query.reports, query.kind)))
-
-
-def _header_of(report: SealedReport) -> Header | None:
-    """Return the header, or None if it does not decode: helpers leave out that report alone."""
-    try:
-        return Header.decode(report.header)
-    except ProtocolError:
-        return None
 
 
 def check(path: Path) -> BatchSummary:
@@ -156,7 +140,7 @@ def _of_one_site(paths: Sequence[Path]) -> Iterator[SealedReport]:
     site = ""
     for path in paths:
         for report in BatchReader(path):
-            if (header := _header_of(report)) is None:
+            if (header := decode_header_or_none(report.header)) is None:
                 continue
             terms = header.terms
             site = site or terms.site
@@ -177,7 +161,7 @@ def split(path: Path, folder: Path, *, by_kind: bool = False) -> list[Path]:
     names: dict[str, list[int]] = {}
     reader = BatchReader(path)
     for place, report in enumerate(reader):
-        if (header := _header_of(report)) is None:
+        if (header := decode_header_or_none(report.header)) is None:
             continue
         name = ReportKind.of(header).name if by_kind else date_of(header.terms.time)
         names.setdefault(name, []).append(place)
@@ -201,13 +185,29 @@ def export(store: StoreReader, shelves: Sequence[Shelf], target: Path) -> int:
     return write_batch(target, store.reports([shelf.number for shelf in shelves]))
 
 
-def days(shelves: Iterable[Shelf], now: int) -> dict[tuple[str, str], list[Shelf]]:
-    """Return the shelves by kind and day (UTC), of the days that ended at least an hour ago (clocks differ)."""
-    by_day: dict[tuple[str, str], list[Shelf]] = {}
+class Every(Enum):
+    """The length of a period (UTC). Weeks begin on Mondays, as in ISO 8601; 1 January 1970 was a Thursday."""
+
+    DAY = "day"
+    WEEK = "week"
+
+    @property
+    def length(self) -> int:
+        return 7 * DAY if self is Every.WEEK else DAY
+
+    def start_of(self, time: int) -> int:
+        first = 4 * DAY if self is Every.WEEK else 0
+        return time - (time - first) % self.length
+
+
+def closed_shelves(shelves: Iterable[Shelf], every: Every, now: int) -> dict[tuple[str, int], list[Shelf]]:
+    """Return the shelves by kind and period, of the periods that ended at least an hour ago (clocks differ)."""
+    closed: dict[tuple[str, int], list[Shelf]] = {}
     for shelf in shelves:
-        if shelf.hour - shelf.hour % DAY + DAY + HOUR <= now:
-            by_day.setdefault((shelf.kind, date_of(shelf.hour)), []).append(shelf)
-    return by_day
+        start = every.start_of(shelf.hour)
+        if start + every.length + HOUR <= now:
+            closed.setdefault((shelf.kind, start), []).append(shelf)
+    return closed
 
 
 def date_of(time: int) -> str:

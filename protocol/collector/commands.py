@@ -14,7 +14,7 @@ from protocol.cli.console import out as console
 from protocol.cli.console import say, write_json
 from protocol.cli.options import JsonFile, check_file, check_folder
 from protocol.cli.stopping import stop_event
-from protocol.collector.batches import check, date_of, days, export, merge, split, summary
+from protocol.collector.batches import Every, check, closed_shelves, date_of, export, merge, split, summary
 from protocol.collector.limits import CollectorLimits
 from protocol.collector.server import PATH, collecting
 from protocol.collector.store import StoreReader
@@ -168,29 +168,19 @@ def batch_split(
 def _export_days(folder: Path, out: Path) -> list[Path]:
     targets: list[Path] = []
     with StoreReader(folder) as store:
-        shelves_of_days = days(store.shelves(), _now())
-        if not shelves_of_days:
-            raise _nothing_to_split(folder, store)
-        for (kind, date), shelves in sorted(shelves_of_days.items()):
-            targets.append(out / f"{shelves[0].site}-{kind}-{date}.batch")
+        days = closed_shelves(store.shelves(), Every.DAY, _now())
+        if not days:
+            newest = max((shelf.hour for shelf in store.shelves()), default=None)
+            if newest is None:
+                hint = "Post some to trefoil collect; trefoil batch ls shows what has come."
+                raise TrefoilError(f"{folder} holds no reports yet", hint, kind=ErrorKind.TOO_FEW)
+            message = f"{folder} holds reports of {date_of(newest)} only, a day that still takes reports"
+            hint = f"A day can be split off an hour after it ends: from {date_of(newest + DAY)} 01:00 UTC on."
+            raise TrefoilError(message, hint, kind=ErrorKind.TOO_FEW)
+        for (kind, start), shelves in sorted(days.items()):
+            targets.append(out / f"{shelves[0].site}-{kind}-{date_of(start)}.batch")
             export(store, shelves, targets[-1])
     return targets
-
-
-def _nothing_to_split(folder: Path, store: StoreReader) -> TrefoilError:
-    """Return the error for a folder without a day that is over: it has no reports, or only today's."""
-    newest = max((shelf.hour for shelf in store.shelves()), default=None)
-    if newest is None:
-        return TrefoilError(
-            f"{folder} holds no reports yet",
-            "Post some to trefoil collect; trefoil batch ls shows what has come.",
-            kind=ErrorKind.TOO_FEW,
-        )
-    return TrefoilError(
-        f"{folder} holds reports of {date_of(newest)} only, a day that still takes reports",
-        f"A day can be split off an hour after it ends: from {date_of(newest + DAY)} 01:00 UTC on.",
-        kind=ErrorKind.TOO_FEW,
-    )
 
 
 @batch.command("check")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from protocol.errors import ErrorKind, TrefoilError
-from protocol.header import Header, check_site
+from protocol.header import Header, ReportTerms, check_site
 from protocol.hpke import Suite
 from protocol.query import Query
 from protocol.units import DAY, HOUR
@@ -21,82 +21,58 @@ from protocol.wire import Writer, tagged_hash
 
 @dataclass(frozen=True, slots=True)
 class ReportKind:
-    """The header fields that all reports of one query share. The hour is not among them: a query may span many."""
+    """What all reports of one query share: the terms, all but the hour (a query may span many), set and suite."""
 
-    site: str
-    caller: str
-    unit: str
-    buckets: int
-    kappa: int
-    cap: int
-    spread: int
-    epsilon_micros: int
-    sensitivity: int
-    debug: bool
+    terms: ReportTerms
     helper_set: bytes
     suite: Suite
 
     @classmethod
     def of(cls, header: Header) -> ReportKind:
-        """Return the kind of the report with this header."""
-        terms = header.terms
-        return cls(
-            terms.site,
-            terms.caller,
-            terms.unit,
-            terms.buckets,
-            terms.kappa,
-            terms.cap,
-            terms.spread,
-            terms.epsilon_micros,
-            terms.sensitivity,
-            terms.debug,
-            header.helper_set,
-            header.suite,
-        )
+        return cls(replace(header.terms, time=0), header.helper_set, header.suite)
 
     @property
     def name(self) -> str:
         """Return eight hexadecimal digits that name the kind in tables and file names."""
-        writer = Writer().text(self.site).text(self.caller).text(self.unit).uint(self.buckets, 4).uint(self.kappa, 8)
-        writer.uint(self.cap, 8).uint(self.spread, 2).uint(self.epsilon_micros, 4).uint(self.sensitivity, 8)
-        writer.uint(self.debug, 1).fixed(self.helper_set, len(self.helper_set)).uint(self.suite.value, 2)
+        terms, writer = self.terms, Writer()
+        writer.text(terms.site).text(terms.caller).text(terms.unit).uint(terms.buckets, 4).uint(terms.kappa, 8)
+        writer.uint(terms.cap, 8).uint(terms.spread, 2).uint(terms.epsilon_micros, 4).uint(terms.sensitivity, 8)
+        writer.uint(terms.debug, 1).fixed(self.helper_set, len(self.helper_set)).uint(self.suite.value, 2)
         return tagged_hash("kind of report", writer.done()).hex()[:8]
 
     def is_counted_by(self, query: Query) -> bool:
         """Return whether a query is for this kind. Its ε may be smaller, and it names the current helper set."""
+        same = ("site", "caller", "unit", "buckets", "kappa", "cap", "spread", "sensitivity", "debug")
         return (
-            self.site == query.site
-            and self.caller == query.caller
-            and self.unit == query.unit
-            and (self.buckets, self.kappa, self.cap, self.spread)
-            == (query.buckets, query.kappa, query.cap, query.spread)
-            and self.sensitivity == query.sensitivity
-            and self.epsilon_micros >= query.epsilon_micros
-            and (self.debug, self.suite) == (query.debug, query.suite)
+            all(getattr(self.terms, name) == getattr(query, name) for name in same)
+            and self.terms.epsilon_micros >= query.epsilon_micros
+            and self.suite is query.suite
         )
 
     def describe(self) -> str:
-        """Return one line for a table."""
-        checked = f", sums up to {self.cap}" if self.cap else ", unchecked"
-        debug = ", debug" if self.debug else ""
-        return f"{self.buckets} buckets of {self.unit} at ε {self.epsilon_micros / 1e6:g}{checked}{debug}"
+        terms = self.terms
+        checked = f", sums up to {terms.cap}" if terms.cap else ", unchecked"
+        debug = ", debug" if terms.debug else ""
+        return f"{terms.buckets} buckets of {terms.unit} at ε {terms.epsilon_micros / 1e6:g}{checked}{debug}"
 
 
 class PostRefusal(Enum):
-    """Why a report was refused. The value is the code in the response."""
+    """Why a report was refused: the code in the response, and its status.
 
-    MALFORMED = "malformed"
-    OTHER_SITE = "other-site"
-    OTHER_HELPERS = "other-helpers"
-    TOO_OLD = "too-old"
-    TOO_NEW = "too-new"
-    TOO_FAST = "too-fast"
-    SLOW = "slow"
-    SITE_FULL = "site-full"
-    FULL = "full"
-    BUSY = "busy"
-    DISK = "disk"
+    400 and 403 are permanent; 408, 429, 503 and 507 mean retry later.
+    """
+
+    MALFORMED = "malformed", 400
+    OTHER_SITE = "other-site", 403
+    OTHER_HELPERS = "other-helpers", 403
+    TOO_OLD = "too-old", 400
+    TOO_NEW = "too-new", 400
+    TOO_FAST = "too-fast", 429
+    SLOW = "slow", 408
+    SITE_FULL = "site-full", 507
+    FULL = "full", 507
+    BUSY = "busy", 503
+    DISK = "disk", 503
 
 
 class ReportRefused(TrefoilError):

@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
 
 from aiohttp import web
 
@@ -110,17 +109,11 @@ Waiting = tuple[Header, SealedReport, "asyncio.Future[Receipt]"]
 class CollectorIntake:
     """Checks and stores reports: every request calls `take`, and one task (`run`) commits."""
 
-    def __init__(
-        self,
-        store: ReportStore,
-        limits: CollectorLimits,
-        clock: Callable[[], int],
-        ticks: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, store: ReportStore, limits: CollectorLimits, clock: Callable[[], int]) -> None:
         self._store = store
         self._limits = limits
         self._clock = clock
-        self._rate = PostingRate(limits, ticks)
+        self._rate = PostingRate(limits, time.monotonic)
         self._waiting: asyncio.Queue[Waiting] = asyncio.Queue(MAX_WAITING)
 
     async def take(self, body: bytes, address: str = "") -> Receipt:
@@ -174,29 +167,10 @@ _HTTP_LOG.addFilter(RateLimitFilter())
 _OPEN = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Methods": "POST", "Access-Control-Max-Age": "86400"}
 
 
-def http_status(reason: PostRefusal) -> int:
-    """Return the response status: 400 and 403 are permanent; 408, 429, 503 and 507 mean retry later."""
-    match reason:
-        case PostRefusal.MALFORMED | PostRefusal.TOO_OLD | PostRefusal.TOO_NEW:
-            return 400
-        case PostRefusal.OTHER_SITE | PostRefusal.OTHER_HELPERS:
-            return 403
-        case PostRefusal.TOO_FAST:
-            return 429
-        case PostRefusal.SLOW:
-            return 408
-        case PostRefusal.BUSY | PostRefusal.DISK:
-            return 503
-        case PostRefusal.SITE_FULL | PostRefusal.FULL:
-            return 507
-        case _:
-            assert_never(reason)
-
-
 def refusal_of(error: ReportRefused) -> web.Response:
-    """Return the response for a report that was not stored."""
-    answer = {"error": error.reason.value, "message": str(error), "hint": error.hint}
-    return web.json_response(answer, status=http_status(error.reason), headers=_OPEN)
+    code, status = error.reason.value
+    answer = {"error": code, "message": str(error), "hint": error.hint}
+    return web.json_response(answer, status=status, headers=_OPEN)
 
 
 class CollectorServer:

@@ -49,7 +49,7 @@ def stored_size(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """All reports of one kind and hour. `stored_bytes` includes SQLite's overhead."""
+    """All reports of one kind and hour."""
 
     number: int
     site: str
@@ -57,7 +57,6 @@ class Shelf:
     description: str
     hour: int
     reports: int
-    stored_bytes: int
 
 
 # By site and kind.
@@ -101,14 +100,8 @@ class ReportStore:
         """Store many reports in one durable transaction and return the outcome of each; a failing disk refuses all."""
         with self._lock, _translate_errors(self.path):
             held = {site: dict(kinds) for site, kinds in self._held.items()}
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 outcomes = [self._file(header, report, held) for header, report in reports]
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
             self._held = held
             return outcomes
 
@@ -116,18 +109,23 @@ class ReportStore:
         """Delete the reports that helpers would reject for their age, and return how many there were."""
         with self._lock, _translate_errors(self.path):
             oldest = now - self._limits.lifetime_days * DAY
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 gone = "SELECT shelf FROM shelf WHERE hour <= ?"
                 removed = self._db.execute(f"DELETE FROM report WHERE shelf IN ({gone})", (oldest,)).rowcount  # noqa: S608  (constant)
                 self._db.execute("DELETE FROM shelf WHERE hour <= ?", (oldest,))
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
             self._held = self._sum_bytes()
             return removed
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
 
     def _sum_bytes(self) -> StoredBytes:
         held: StoredBytes = {}
@@ -157,7 +155,7 @@ class ReportStore:
             "INSERT INTO shelf (site, kind, description, hour, reports, bytes) VALUES (?, ?, ?, ?, 1, ?)"
             " ON CONFLICT (kind, hour) DO UPDATE SET reports = reports + 1, bytes = bytes + excluded.bytes"
             " RETURNING shelf",
-            (kind.site, kind.name, kind.describe(), hour, size),
+            (kind.terms.site, kind.name, kind.describe(), hour, size),
         ).fetchone()
         return int(row[0])
 
@@ -202,12 +200,11 @@ class StoreReader:
         """Return all shelves, ordered by site, kind and hour."""
         with _translate_errors(self.path):
             rows = self._db.execute(
-                "SELECT shelf, site, kind, description, hour, reports, bytes FROM shelf ORDER BY site, kind, hour"
+                "SELECT shelf, site, kind, description, hour, reports FROM shelf ORDER BY site, kind, hour"
             ).fetchall()
         return [Shelf(*row) for row in rows]
 
     def report(self, digest: bytes) -> SealedReport | None:
-        """Return the report with this digest, or None."""
         with _translate_errors(self.path):
             row = self._db.execute("SELECT content FROM report WHERE digest = ?", (digest,)).fetchone()
         return None if row is None else SealedReport.decode(row[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 
-from protocol.errors import ErrorKind, ProtocolError
+from protocol.errors import ErrorKind, OutOfRange, ProtocolError
 
 
 def decode_json(data: bytes) -> object:
@@ -25,7 +25,7 @@ def decode_json(data: bytes) -> object:
 
 
 def _no_constant(_: str) -> object:
-    raise ProtocolError("the JSON has NaN or an infinity", kind=ErrorKind.OUT_OF_RANGE)
+    raise OutOfRange("the JSON has NaN or an infinity")
 
 
 def _no_repeats(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
@@ -54,7 +54,6 @@ class JsonObject:
             )
 
     def value(self, name: str) -> object:
-        """Return the field, of any type."""
         if name not in self._fields:
             raise ProtocolError(f"the {self._what} lacks the field {name}", kind=ErrorKind.MISSING_FIELD)
         return self._fields[name]
@@ -74,7 +73,6 @@ class JsonObject:
         return value
 
     def hexadecimal(self, name: str) -> bytes:
-        """Return bytes that are written in hexadecimal."""
         value = self.value(name)
         try:
             return bytes.fromhex(value) if isinstance(value, str) else self._no_hexadecimal(name)
@@ -82,11 +80,9 @@ class JsonObject:
             return self._no_hexadecimal(name)
 
     def hexadecimals(self, name: str) -> tuple[bytes, ...]:
-        """Return a list of bytes that are written in hexadecimal."""
         return tuple(JsonObject({name: entry}, self._what).hexadecimal(name) for entry in self.items(name))
 
     def items(self, name: str) -> list[object]:
-        """Return a list."""
         value = self.value(name)
         if not isinstance(value, list):
             raise self._fault(name, "a list")

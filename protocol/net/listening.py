@@ -17,8 +17,9 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 LOG_INTERVAL_SECONDS = 60.0
 # Two peers keep 16 connections each, and may open as many again after a fault.
@@ -108,7 +109,6 @@ class ConnectionLimits:
 
     @property
     def exempt(self) -> int:
-        """Return how many clients may be exempt from eviction at a time."""
         return self.clients // 2
 
     @property
@@ -273,10 +273,7 @@ class Listener:
         for listening in self._sockets:
             loop.remove_reader(listening)
             listening.close()
-        tasks = list(self._handshakes)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._handshakes)
 
     async def abort_remaining(self) -> None:
         """Abort the connections that are still open once every request has had its grace period."""
@@ -311,13 +308,13 @@ class Listener:
 
     def _admit(self, accepted: socket.socket) -> None:
         handshake = _Handshake(self, accepted)
-        self.connections.admit(handshake.connection)
+        self.connections.admit(handshake)
         task = handshake.start()
         self._handshakes.add(task)
         task.add_done_callback(self._handshakes.discard)
 
 
-class _Handshake:
+class _Handshake(Connection):
     """A connection on its way through the TLS handshake to its protocol.
 
     It drops its references to task and transport as soon as they have ended: a reference cycle would keep their
@@ -325,11 +322,11 @@ class _Handshake:
     """
 
     def __init__(self, listener: Listener, accepted: socket.socket) -> None:
+        super().__init__(self._abort)
         self._listener = listener
         self._accepted = accepted
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self.connection = Connection(self._abort)
 
     def start(self) -> asyncio.Task[None]:
         self._task = asyncio.create_task(self._run())
@@ -362,11 +359,11 @@ class _Handshake:
         self._transport = transport
         certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         peer = self._listener.identify_peer(certificate)
-        self._listener.connections.established(self.connection, transport, peer=peer)
+        self._listener.connections.established(self, transport, peer=peer)
 
     def _ended(self) -> None:
         transport, self._transport = self._transport, None
-        self._listener.connections.ended(self.connection, transport)
+        self._listener.connections.ended(self, transport)
 
     def _abort(self) -> None:
         if self._transport is not None:
@@ -405,3 +402,11 @@ class _ObservedProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost()
         self._inner.connection_lost(exc)
+
+
+async def cancel_all(futures: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel them, and wait until all have ended."""
+    ending = list(futures)
+    for future in ending:
+        future.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)

@@ -19,6 +19,7 @@ from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
+from protocol.net.json_message import JsonObject
 from protocol.querier.connections import HelperConnections
 from protocol.querier.failure import QueryFailed, refusal
 from protocol.querier.result import QueryResult, assess
@@ -99,30 +100,23 @@ class Querier:
         """
         body, path = Withdrawal.sign(saved.signed, site_key).encode(), f"{_path(saved.query)}/withdrawal"
 
-        async def withdraw(party: int) -> QueryState | QueryFailed:
-            try:
-                return self._read_status(party, await helpers.put(party, path, body)).state
-            except QueryFailed as error:
-                return error
+        async def withdraw(party: int) -> QueryState:
+            return self._read_status(party, await helpers.put(party, path, body)).state
 
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
-            outcomes = await asyncio.gather(*(withdraw(party) for party in range(PARTIES)))
-        if outcomes.count(QueryState.WITHDRAWN) < PARTIES - 1:
-            failures = {party: each for party, each in enumerate(outcomes) if isinstance(each, QueryFailed)}
+            outcomes = await _gather(withdraw)
+        if list(outcomes.values()).count(QueryState.WITHDRAWN) < PARTIES - 1:
+            failures = _failures(outcomes)
             raise _combined("withdrawing", failures, f"the query is not withdrawn: {_reasons(failures)}")
 
     async def statuses(self, saved: SavedQuery) -> dict[int, QueryStatus | QueryFailed]:
         """Return each helper's status of a query, or the error of the request."""
 
-        async def status(helpers: HelperConnections, party: int) -> QueryStatus | QueryFailed:
-            try:
-                return self._read_status(party, await helpers.get(party, _path(saved.query)))
-            except QueryFailed as error:
-                return error
+        async def status(party: int) -> QueryStatus:
+            return self._read_status(party, await helpers.get(party, _path(saved.query)))
 
         async with HelperConnections(self.helper_set, self._request_seconds) as helpers:
-            statuses = await asyncio.gather(*(status(helpers, party) for party in range(PARTIES)))
-        return dict(enumerate(statuses))
+            return await _gather(status)
 
     async def _await_answer(
         self,
@@ -156,24 +150,22 @@ class Querier:
         async def upload(party: int) -> int:
             size, pieces = batch.column_size(party), _pieces(batch.column(party, order))
             remaining = saved.query.deadline - self._clock()
-            permit = saved.permits[party] if saved.permits else b""
             try:
-                self._read_status(party, await helpers.upload(party, f"{path}/column", pieces, size, permit, remaining))
+                sent = await helpers.upload(party, f"{path}/column", pieces, size, saved.permits[party], remaining)
+                self._read_status(party, sent)
             except QueryFailed as error:
                 # The column may have arrived although the response was lost.
                 if not error.unreachable or (await submit(party)).state is QueryState.AWAITING:
                     raise
             return size
 
-        async def upload_if_missing(party: int) -> int:
-            return await _retry_unreachable(self._patience, upload, party) if party in missing else 0
-
-        return sum((await _each("uploading", upload_if_missing)).values())
+        outcomes = await _gather(lambda party: _retry_unreachable(self._patience, upload, party), missing)
+        return sum(_all("uploading", outcomes).values())
 
     async def _submit_to_all(self, submit: Callable[[int], Awaitable[QueryStatus]]) -> dict[int, QueryStatus]:
         """Submit the query to all three. Retry the unreachable ones briefly if every other helper accepted it."""
         outcomes = await _gather(submit)
-        failures = {party: each for party, each in outcomes.items() if isinstance(each, QueryFailed)}
+        failures = _failures(outcomes)
         unreachable = {party for party, failure in failures.items() if failure.unreachable}
         if unreachable and len(unreachable) == len(failures) < PARTIES:
             seconds = min(SUBMIT_RETRY_SECONDS, self._patience)
@@ -232,36 +224,33 @@ class Querier:
             raise QueryFailed(stage, slow, message, hint, kind=ErrorKind.TIMEOUT)
 
     async def _collect(self, helpers: HelperConnections, saved: SavedQuery) -> Answer:
-        """Fetch, open, verify and combine the three shares."""
         path = f"{_path(saved.query)}/answer"
 
         async def collect(party: int) -> object:
             return await helpers.get(party, path)
 
-        answers = await _each("collecting", lambda party: _retry_unreachable(self._patience, collect, party))
+        answers = _all("collecting", await _gather(lambda party: _retry_unreachable(self._patience, collect, party)))
         return combine(saved.query, [self._open(party, answers[party], saved) for party in range(PARTIES)])
 
     def _open(self, party: int, stored: object, saved: SavedQuery) -> AnswerShare:
         """Open one helper's share; verify its signature for this query, and three YES votes on its attempt."""
         name = self._names((party,))
         try:
-            sealed, votes = _read_answer(stored)
+            answer = JsonObject(stored, "answer")
+            sealed = answer.hexadecimal("share")
             share = AnswerShare.open(party, sealed, saved.query, saved.answer_key, self.helper_set)
         except ProtocolError as error:
             message = f"the answer share of {name} cannot be used: {error}"
             hint = f"Do not use this answer. If {name} runs another release of Trefoil, query it with that one."
             raise QueryFailed("opening", (party,), message, hint, kind=ErrorKind.NOT_OPENED) from None
         try:
-            self._check_votes(votes, share)
+            # COMMIT.md. The attempt id covers the query, and so its set and debug flag.
+            votes = [SignedVote.decode(vote) for vote in answer.hexadecimals("votes")]
+            check_release(votes, share.attempt_id, [helper.identity_key for helper in self.helper_set.helpers])
         except ProtocolError as error:
             message = f"{name} does not prove that all three helpers voted for this answer: {error}"
             raise QueryFailed("opening", (party,), message, "Do not use this answer.", kind=error.kind) from None
         return share
-
-    def _check_votes(self, votes: object, share: AnswerShare) -> None:
-        """Require three YES votes (COMMIT.md). The attempt id covers the query, and so its set and debug flag."""
-        keys = [helper.identity_key for helper in self.helper_set.helpers]
-        check_release(_read_votes(votes), share.attempt_id, keys)
 
     def _read_status(self, party: int, stored: object) -> QueryStatus:
         try:
@@ -292,14 +281,10 @@ async def _retry_unreachable(seconds: float, call: Callable[[int], Awaitable[T]]
         await asyncio.sleep(LAST_POLL)
 
 
-async def _each(stage: str, call: Callable[[int], Awaitable[T]]) -> dict[int, T]:
-    """Send the same request to all three at once and wait for every outcome before raising any failure."""
-    return _all(stage, await _gather(call))
-
-
 async def _gather(
     call: Callable[[int], Awaitable[T]], parties: Iterable[int] = range(PARTIES)
 ) -> dict[int, T | QueryFailed]:
+    """Send the same request to several helpers at once and wait for every outcome."""
     order = tuple(parties)
     results = await asyncio.gather(*map(call, order), return_exceptions=True)
     outcomes: dict[int, T | QueryFailed] = {}
@@ -310,12 +295,16 @@ async def _gather(
     return outcomes
 
 
+def _failures(outcomes: Mapping[int, T | QueryFailed]) -> dict[int, QueryFailed]:
+    return {party: each for party, each in outcomes.items() if isinstance(each, QueryFailed)}
+
+
 def _all(stage: str, outcomes: Mapping[int, T | QueryFailed], *, first_contact: bool = False) -> dict[int, T]:
     """Return the three results, or raise one error that combines all failures.
 
     `first_contact`: helpers learn of the query by this request, so that three refusals mean that none of them has it.
     """
-    failures = {party: each for party, each in outcomes.items() if isinstance(each, QueryFailed)}
+    failures = _failures(outcomes)
     if failures:
         taken = not first_contact or len(failures) < PARTIES or not all(error.refused for error in failures.values())
         raise _combined(stage, failures, f"{stage}: {_reasons(failures)}", taken=taken)
@@ -336,25 +325,6 @@ def _reasons(failures: Mapping[int, QueryFailed]) -> str:
     if len(failures) == PARTIES and len(reasons) == 1 and "" not in reasons:
         return f"all three helpers answer: {reasons.pop()}"
     return "; ".join(dict.fromkeys(str(error) for error in failures.values()))
-
-
-def _read_answer(stored: object) -> tuple[bytes, object]:
-    """Return the sealed share, and the votes unchecked."""
-    if not isinstance(stored, dict) or not isinstance(share := stored.get("share"), str):
-        raise ProtocolError("there is no share in it", kind=ErrorKind.MISSING_FIELD)
-    try:
-        return bytes.fromhex(share), stored.get("votes")
-    except ValueError:
-        raise ProtocolError("it is not hexadecimal") from None
-
-
-def _read_votes(stored: object) -> list[SignedVote]:
-    if not isinstance(stored, list):
-        raise ProtocolError("there is no list of votes", kind=ErrorKind.MISSING_FIELD)
-    try:
-        return [SignedVote.decode(bytes.fromhex(vote)) for vote in stored]
-    except (TypeError, ValueError):
-        raise ProtocolError("a vote is not hexadecimal") from None
 
 
 def _path(query: Query) -> str:

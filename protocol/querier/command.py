@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,11 +14,11 @@ from typer.core import TyperGroup
 from protocol.cli.console import picture_file, say, write_json
 from protocol.cli.options import JsonFile, NoiseChoice, PlotPlace, left_out_place
 from protocol.cli.stopping import keeping
-from protocol.errors import ErrorKind, TrefoilError
+from protocol.collector.batches import Every
 from protocol.noise import NoiseMode
 from protocol.querier.result import QueryResult, check_cutoff, judge, plot_result
 from protocol.querier.saved_query import QueryOptions
-from protocol.querier.series import Every, ask_over_time
+from protocol.querier.series import ask_over_time
 from protocol.querier.view import (
     ask_and_show,
     audit_and_show,
@@ -37,23 +37,12 @@ KEPT = (
 )
 GOES_ON = "Every answer so far is kept. Run the same command again: it resumes."
 
-# Options of earlier releases, in which `query` was one command, and the subcommand that replaces each.
-_MOVED = {"--list": "list", "--withdraw": "withdraw", "--id": "fetch", "--every": "series"}
-
 
 class QueryGroup(TyperGroup):
     """A group that takes `run` as the subcommand where the first argument is an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: typer's context, which differs by version
-        """Insert `run`, or name the subcommand that replaces an option of an earlier release."""
         if args and args[0].startswith("-") and args[0] not in ctx.help_option_names:
-            for option in (argument.partition("=")[0] for argument in args):
-                if option in _MOVED:
-                    raise TrefoilError(
-                        f"{option} belongs to another command",
-                        f"Use: trefoil query {_MOVED[option]} (see trefoil query {_MOVED[option]} --help)",
-                        kind=ErrorKind.CONFLICTING_OPTIONS,
-                    )
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -117,7 +106,7 @@ def run_query(
 
     Example: trefoil query run --reports batch --helpers helpers.json --site-key shop.key --json answer.json
     """
-    options = replace(_options(epsilon, noise, minimum, tolerate, seconds, debug), kind=kind, keeps_rest=rest)
+    options = QueryOptions(_micros(epsilon), noise, minimum, permille(tolerate), seconds, debug, kind, rest)
     output = _Output(cutoff, plot, left_out)
     with show_details(details), keeping(KEPT):
         result = ask_and_show(reports, helpers, site_key, options, _now(), new=new)
@@ -196,17 +185,14 @@ def query_series(
 
     Example: trefoil query series --reports collected --helpers helpers.json --site-key shop.key --every week
     """
-    options = replace(_options(epsilon, noise, minimum, tolerate, seconds, debug), keeps_rest=rest)
+    options = QueryOptions(_micros(epsilon), noise, minimum, permille(tolerate), seconds, debug, keeps_rest=rest)
     with show_details(details), keeping(GOES_ON):
         document = ask_over_time(reports, helpers, site_key, options, _now, every=every, kind=kind, plot=plot)
     write_json(json, document)
 
 
-def _options(
-    epsilon: float | None, noise: NoiseMode, minimum: int, tolerate: float, seconds: int, debug: bool
-) -> QueryOptions:
-    micros = None if epsilon is None else entitlement(epsilon)
-    return QueryOptions(micros, noise, minimum, permille(tolerate), seconds, debug)
+def _micros(epsilon: float | None) -> int | None:
+    return None if epsilon is None else entitlement(epsilon)
 
 
 @dataclass(frozen=True, slots=True)

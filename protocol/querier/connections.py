@@ -32,10 +32,9 @@ class HelperConnections:
         # One object per helper: aiohttp reuses a connection only for the same object, and a TLS handshake costs the
         # helper more than a response does.
         self._pins = [aiohttp.Fingerprint(helper.tls_pin) for helper in helper_set.helpers]
-        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        # `_within` sets the time limit. No compression: a response could be a decompression bomb.
+        # `_request` sets the time limit. No compression: a response could be a decompression bomb.
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None),
             auto_decompress=False,
@@ -45,25 +44,22 @@ class HelperConnections:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def get(self, party: int, path: str) -> object:
-        """Return the JSON of a helper's response."""
-        return await self._within(self._seconds, party, "GET", path)
+        return await self._request(self._seconds, party, "GET", path)
 
     async def put(self, party: int, path: str, body: bytes) -> object:
-        """Send a small body and return the JSON of the response."""
-        return await self._within(self._seconds, party, "PUT", path, body)
+        return await self._request(self._seconds, party, "PUT", path, body)
 
     async def upload(
         self, party: int, path: str, pieces: AsyncIterator[bytes], size: int, permit: bytes, seconds: float
     ) -> object:
         """Send `size` bytes under a permit, within `seconds`, and return the JSON of the response."""
         headers = {"Content-Length": str(size), PERMIT_HEADER: permit.hex()}
-        return await self._within(max(seconds, self._seconds), party, "PUT", path, pieces, headers)
+        return await self._request(max(seconds, self._seconds), party, "PUT", path, pieces, headers)
 
-    async def _within(
+    async def _request(
         self,
         seconds: float,
         party: int,
@@ -72,10 +68,17 @@ class HelperConnections:
         body: bytes | AsyncIterator[bytes] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> object:
-        name = self._helper_set.helpers[party].name
+        helper = self._helper_set.helpers[party]
+        name, url = helper.name, helper.address.rstrip("/") + path
         try:
-            async with asyncio.timeout(seconds):
-                return await self._request(party, method, path, body, headers)
+            async with (
+                asyncio.timeout(seconds),
+                # No redirects: the set pins nothing for an address that only the helper names.
+                self._session.request(
+                    method, url, data=body, headers=headers, ssl=self._pins[party], allow_redirects=False
+                ) as response,
+            ):
+                return await _read_response(response, name, party)
         except aiohttp.ServerFingerprintMismatch:
             message = f"{name} shows a certificate other than the pinned one"
             raise QueryFailed("connecting", (party,), message, _PIN_HINT, kind=ErrorKind.WRONG_KEY) from None
@@ -87,28 +90,6 @@ class HelperConnections:
             raise QueryFailed(
                 "connecting", (party,), message, _START_HINT, unreachable=True, kind=ErrorKind.UNREACHABLE
             ) from None
-
-    async def _request(
-        self,
-        party: int,
-        method: str,
-        path: str,
-        body: bytes | AsyncIterator[bytes] | None,
-        headers: Mapping[str, str] | None,
-    ) -> object:
-        if self._session is None:
-            raise ProtocolError("the connections are not open", kind=ErrorKind.UNAVAILABLE)
-        helper = self._helper_set.helpers[party]
-        async with self._session.request(
-            method,
-            helper.address.rstrip("/") + path,
-            data=body,
-            headers=headers,
-            ssl=self._pins[party],
-            # The set pins nothing for an address that only the helper names.
-            allow_redirects=False,
-        ) as response:
-            return await _read_response(response, helper.name, party)
 
 
 def _reason(error: aiohttp.ClientError | OSError) -> str:

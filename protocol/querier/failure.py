@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import assert_never
 
 from protocol.errors import ErrorKind, Rejection, TrefoilError, printable
 from protocol.shares import PARTIES
@@ -91,7 +90,8 @@ def refusal(statuses: Mapping[int, QueryStatus], names: Sequence[str]) -> QueryF
     first = next(iter(failures.values()))
     shortfall = _common_shortfall(failures)
     if shortfall is not None:
-        message, details = shortfall_sentence(shortfall, names), shortfall_details(shortfall, names)
+        message = f"Refused: {_why_too_few(shortfall, names)}. Nothing was spent."
+        details = _shortfall_details(shortfall, names)
         suspects = {_only_rejecter(shortfall)}
     else:
         message, details = _sentence(statuses, failures, names), _details(failures, names)
@@ -143,12 +143,8 @@ def _common_reason(shortfall: Shortfall) -> Rejection | None:
     return max(first, key=lambda reason: first[reason]) if first and first == second == third else None
 
 
-def shortfall_sentence(shortfall: Shortfall, names: Sequence[str]) -> str:
-    """Return one sentence on too few reports: with the reason if all three agree, with a name if it is one helper."""
-    return f"Refused: {_why_too_few(shortfall, names)}. Nothing was spent."
-
-
 def _why_too_few(shortfall: Shortfall, names: Sequence[str]) -> str:
+    """Return one clause on too few reports: with the reason if all three agree, with a name if it is one helper."""
     submitted = _reports(shortfall.submitted)
     left = f"{shortfall.accepted} can be counted and {shortfall.needed} are needed"
     alone = _only_rejecter(shortfall)
@@ -198,8 +194,7 @@ def _only_rejecter(shortfall: Shortfall) -> int | None:
     return parties[0] if len(parties) == 1 else None
 
 
-def shortfall_details(shortfall: Shortfall, names: Sequence[str]) -> tuple[str, ...]:
-    """Return one line per helper with its rejection counts."""
+def _shortfall_details(shortfall: Shortfall, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"{names[party]} left out: "
         + (", ".join(f"{count} {reason.value}" for reason, count in shortfall.left_out[party].items()) or "nothing")
@@ -219,7 +214,7 @@ def _sentence(statuses: Mapping[int, QueryStatus], failures: Mapping[int, Failur
     if QueryState.EXPIRED in states:
         return f"The answer was released and has expired: {reasons}"
     what = "is disputed" if QueryState.DISPUTED in states else "failed"
-    return f"The query {what} while {_doing(next(iter(failures.values())).stage)}. {reasons}"
+    return f"The query {what} while {next(iter(failures.values())).stage.value}. {reasons}"
 
 
 def _details(failures: Mapping[int, Failure], names: Sequence[str]) -> tuple[str, ...]:
@@ -227,34 +222,12 @@ def _details(failures: Mapping[int, Failure], names: Sequence[str]) -> tuple[str
         line
         for party, failure in failures.items()
         if failure.shortfall is not None
-        for line in (f"according to {names[party]}:", *shortfall_details(failure.shortfall, names))
+        for line in (f"according to {names[party]}:", *_shortfall_details(failure.shortfall, names))
     )
 
 
 def _reports(count: int) -> str:
     return f"{count} report" if count == 1 else f"{count} reports"
-
-
-def _doing(stage: QueryState) -> str:
-    match stage:
-        case QueryState.AWAITING:
-            return "the helpers waited for its reports"
-        case QueryState.QUEUED:
-            return "it waited for its turn"
-        case QueryState.ADMITTING:
-            return "the helpers opened the reports"
-        case QueryState.AGREEING:
-            return "the helpers agreed on the reports"
-        case QueryState.COMPUTING:
-            return "the helpers computed"
-        case QueryState.VOTING:
-            return "the helpers voted"
-        case QueryState.RELEASED | QueryState.FAILED | QueryState.DISPUTED:
-            return "the helpers ended it"
-        case QueryState.WITHDRAWN | QueryState.EXPIRED:
-            return "it was over"
-        case _:
-            assert_never(stage)
 
 
 def _subject(reason: Rejection, count: int, submitted: int) -> str:

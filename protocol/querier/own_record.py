@@ -30,6 +30,7 @@ from enum import Enum
 from pathlib import Path
 
 from protocol.errors import ErrorKind, TrefoilError
+from protocol.querier.result import BiasBound
 from protocol.querier.saved_query import ReportSpan
 from protocol.units import DAY, MICROS
 
@@ -72,24 +73,19 @@ class Assumptions:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredBias:
-    """The bias bound that the side query of one answer yielded, which holds with probability 1 − `beta`."""
-
-    bound: float
-    beta: float
-
-
-@dataclass(frozen=True, slots=True)
 class QueriedBatch:
-    """One batch: what its reports could cost, and its queries by id with the bias that each measured, if any."""
+    """One batch: what its reports could cost, and its queries by id with the bias that each measured, if any.
+
+    `answered` are the ids of those whose answer was fetched; a refused query has none.
+    """
 
     path: Path
     spans: tuple[ReportSpan, ...]
-    queries: tuple[tuple[str, MeasuredBias | None], ...] = ()
+    queries: tuple[tuple[str, BiasBound | None], ...] = ()
+    answered: frozenset[str] = frozenset()
 
     @property
     def begun(self) -> int:
-        """Return the time of its first report."""
         return min(span.first for span in self.spans)
 
     @property
@@ -98,8 +94,7 @@ class QueriedBatch:
         return max(span.end for span in self.spans)
 
     @property
-    def measured(self) -> MeasuredBias | None:
-        """Return the smallest bias bound of any of its answers."""
+    def measured(self) -> BiasBound | None:
         return min((bias for _, bias in self.queries if bias), key=lambda bias: bias.bound, default=None)
 
 
@@ -136,7 +131,7 @@ class OwnRecord:
         affected = [start for start in starts if self._price(batch, start)]
         return all(self.load(start, batch.end) <= self.assumptions.budget for start in affected)
 
-    def standing(self, batch: QueriedBatch, measured: MeasuredBias | None) -> BiasStanding:
+    def standing(self, batch: QueriedBatch, measured: BiasBound | None) -> BiasStanding:
         """Return what is known of an answer of `batch` whose side query measured `measured`."""
         if self.certain(batch):
             return BiasStanding.CERTAIN

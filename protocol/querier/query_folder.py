@@ -29,15 +29,13 @@ from protocol.left_out import WOULD_COUNT
 from protocol.noise import NoiseMode
 from protocol.querier.ask import OnStatus, Querier
 from protocol.querier.failure import QueryFailed
-from protocol.querier.own_record import MeasuredBias
-from protocol.querier.result import QueryResult
+from protocol.querier.result import BiasBound, QueryResult
 from protocol.querier.saved_query import QueryOptions, SavedQuery, kind_to_query, make_query
 from protocol.query import Query
 from protocol.units import entitlement
 
 SUFFIX = ".queries"
 _SUFFIX = ".json"
-_NOTE = ".bias"
 _OUTCOME = ".outcome"
 SHOWN_DIGITS = 8
 
@@ -47,11 +45,15 @@ class RecordedQuery:
     """A saved query with what its querier knows of its outcome.
 
     `counted` has a bit for each report in the batch's order by digest, most significant first: those in the answer. It
-    is None while no answer was fetched; then the helpers may have released one, with any of the reports in it.
+    is None while no answer was fetched, or where the helpers' lists were truncated; then any report may be in one.
+    `after` has the ids of those queries on the batch whose answers had come when this one was made.
     """
 
     query: Query
     counted: bytes | None = field(default=None, repr=False)
+    answered: bool = False
+    bias: BiasBound | None = None
+    after: frozenset[bytes] = frozenset()
 
     @property
     def released(self) -> bool:
@@ -79,7 +81,6 @@ class QueryFolder:
         self.path = batch.with_name(batch.name + SUFFIX)
 
     def all(self) -> list[SavedQuery]:
-        """Return all queries, oldest first."""
         queries = [SavedQuery.load(path) for path in sorted(self.path.glob(f"*{_SUFFIX}"))]
         return sorted(queries, key=lambda saved: (saved.made, saved.query.query_id))
 
@@ -104,90 +105,76 @@ class QueryFolder:
         if last is not None and saved.made <= last.made:
             saved = replace(saved, made=last.made + 1)
         self.path.mkdir(mode=0o700, exist_ok=True)
-        saved.save(self._file(saved))
+        saved.save(self._file(saved.query))
         return saved
 
     def keep_result(self, result: QueryResult) -> None:
         """Save what the querier's own record needs of an answer: its reports, and the bound on its bias."""
-        self.keep_outcome(result.query, result.answer)
-        self.keep_bias(result)
+        self.keep_outcome(result.query, result.answer, result.bias)
 
-    def keep_bias(self, result: QueryResult) -> None:
-        """Note for the querier's own record that a query of this folder was answered, with the bias bound if any."""
-        path = self._note(result.query.query_id.hex())
-        if path.with_suffix(_SUFFIX).exists():
-            bias = result.bias
-            noted = {"answered": True} if bias is None else {"bias_bound": bias.bound, "beta": bias.beta}
-            write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
-
-    def keep_outcome(self, query: Query, answer: Answer | None) -> None:
+    def keep_outcome(self, query: Query, answer: Answer | None, bias: BiasBound | None = None) -> None:
         """Save which reports an answer holds, or that a query was withdrawn, if the query is of this folder."""
-        path = self._outcome(query.query_id.hex())
-        if not path.with_suffix(_SUFFIX).exists():
+        path = self._file(query, _OUTCOME)
+        if not self._file(query).exists():
             return
-        noted: dict[str, str] = {"outcome": "withdrawn"}
+        noted: dict[str, object] = {"outcome": "withdrawn"}
         if answer is not None:
             counted = np.all([codes == WOULD_COUNT for codes in answer.left_out], axis=0)
-            if np.count_nonzero(counted) != answer.counted:
-                # The lists were truncated, so that nobody but the helpers knows all reports in the answer.
-                return
-            noted = {"outcome": "answered", "counted": np.packbits(counted).tobytes().hex()}
+            # Of truncated lists nobody but the helpers knows all reports in the answer.
+            complete = np.count_nonzero(counted) == answer.counted
+            # Which queries had been made when the answer first came, also if it is fetched again.
+            newest = (self._noted(query) or {}).get("newest", max(saved.made for saved in self.all()))
+            counted_bits = np.packbits(counted).tobytes().hex() if complete else None
+            noted = {"outcome": "answered", "counted": counted_bits, "newest": newest}
+            noted |= {} if bias is None else {"bias_bound": bias.bound, "beta": bias.beta}
         write_atomically(path, (json.dumps(noted) + "\n").encode(), mode=0o600)
 
     def recorded(self) -> list[RecordedQuery]:
         """Return all queries that were or may have been answered, oldest first: those that were not withdrawn."""
+        queries = self.all()
+        notes = {saved.query.query_id: self._noted(saved.query) for saved in queries}
+        came = {query_id: note["newest"] for query_id, note in notes.items() if note and "newest" in note}
         recorded: list[RecordedQuery] = []
-        for saved in self.all():
-            path = self._outcome(saved.query.query_id.hex())
-            try:
-                noted = json.loads(path.read_bytes())
-                if noted["outcome"] == "answered":
-                    counted = bytes.fromhex(noted["counted"])
-                    if len(counted) != (saved.query.batch_size + 7) // 8:
-                        raise ValueError
-                    recorded.append(RecordedQuery(saved.query, counted))
-                elif noted["outcome"] != "withdrawn":
-                    raise ValueError
-            except FileNotFoundError:
-                recorded.append(RecordedQuery(saved.query))
-            except (ValueError, KeyError, TypeError):
-                hint = "Remove it, and fetch the answer with: trefoil query fetch --id"
-                raise TrefoilError(f"{path} is damaged", hint, kind=ErrorKind.FILE_DAMAGED) from None
+        for saved in queries:
+            after = frozenset(query_id for query_id, newest in came.items() if newest < saved.made)
+            note = notes[saved.query.query_id]
+            if note is None:
+                recorded.append(RecordedQuery(saved.query, after=after))
+            elif note["outcome"] == "answered":
+                bias = BiasBound(float(note["bias_bound"]), float(note["beta"])) if "beta" in note else None
+                counted = None if note["counted"] is None else bytes.fromhex(note["counted"])
+                recorded.append(RecordedQuery(saved.query, counted, answered=True, bias=bias, after=after))
         return recorded
 
-    def bias_of(self, query_id: bytes) -> MeasuredBias | None:
-        """Return the saved bias bound of a query's answer, or None."""
-        path = self._note(query_id.hex())
+    def _noted(self, query: Query) -> dict[str, Any] | None:
+        """Return the saved outcome of a query, or None."""
+        path = self._file(query, _OUTCOME)
         try:
-            noted = json.loads(path.read_bytes())
-            if noted == {"answered": True}:
-                return None
-            return MeasuredBias(float(noted["bias_bound"]), float(noted["beta"]))
+            noted: dict[str, Any] = json.loads(path.read_bytes())
+            if noted["outcome"] == "answered":
+                size = None if noted["counted"] is None else len(bytes.fromhex(noted["counted"]))
+                if size not in (None, -(-query.batch_size // 8)) or type(noted.get("newest", 0)) is not int:
+                    raise ValueError
+                if "beta" in noted:
+                    BiasBound(float(noted["bias_bound"]), float(noted["beta"]))
+            elif noted["outcome"] != "withdrawn":
+                raise ValueError
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
             hint = "Remove it, and fetch the answer with: trefoil query fetch --id"
             raise TrefoilError(f"{path} is damaged", hint, kind=ErrorKind.FILE_DAMAGED) from None
-
-    def answered(self, query_id: bytes) -> bool:
-        """Return whether an answer to a query has come to this folder; a refused query has none."""
-        return self._note(query_id.hex()).exists()
+        return noted
 
     def drop(self, saved: SavedQuery) -> None:
         """Delete a query that no helper accepted: it can never be answered."""
-        self._file(saved).unlink(missing_ok=True)
-        self._outcome(saved.query.query_id.hex()).unlink(missing_ok=True)
+        for suffix in (_SUFFIX, _OUTCOME):
+            self._file(saved.query, suffix).unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def _note(self, digits: str) -> Path:
-        return self.path / f"{digits}{_NOTE}"
-
-    def _outcome(self, digits: str) -> Path:
-        return self.path / f"{digits}{_OUTCOME}"
-
-    def _file(self, saved: SavedQuery) -> Path:
-        return self.path / f"{saved.query.query_id.hex()}{_SUFFIX}"
+    def _file(self, query: Query, suffix: str = _SUFFIX) -> Path:
+        return self.path / f"{query.query_id.hex()}{suffix}"
 
 
 async def ask_batch(

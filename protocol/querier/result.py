@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.answer import Answer
-from protocol.cli.console import legend_above, new_figure, save_figure
-from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.cli.console import legend_above, new_figure, not_installed, save_figure
+from protocol.errors import ErrorKind, OutOfRange, TrefoilError
 from protocol.query import Query
 
 # At this σ and above, all of the helpers' noise modes have a scale above one.
@@ -31,10 +31,6 @@ class BiasBound:
 
     bound: float
     beta: float
-
-    def within(self, cutoff: float) -> bool:
-        """Return whether the bound is at most `cutoff`; False for NaN."""
-        return self.bound <= cutoff
 
 
 def bias_bound(noisy_flags: int, *, kappa: int, sigma: float, largest_change: int, beta: float) -> BiasBound:
@@ -49,11 +45,11 @@ def bias_bound(noisy_flags: int, *, kappa: int, sigma: float, largest_change: in
     """
     if not (kappa > 0 and largest_change > 0):
         message = "a bias bound needs a side query: κ and the largest change must be positive"
-        raise ProtocolError(message, kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(message)
     if not (0 < beta < 1):
-        raise ProtocolError(f"β must be between 0 and 1, not {beta}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"β must be between 0 and 1, not {beta}")
     if not (0 <= sigma < math.inf):
-        raise ProtocolError(f"σ must be a standard deviation, not {sigma}", kind=ErrorKind.OUT_OF_RANGE)
+        raise OutOfRange(f"σ must be a standard deviation, not {sigma}")
     spread = max(sigma, LEAST_SIGMA) if sigma else 0.0
     flagged = (noisy_flags + spread * math.log(1 / beta) / math.sqrt(2)) / kappa
     return BiasBound(max(0.0, flagged) * largest_change, beta)
@@ -84,7 +80,6 @@ class QueryResult:
 
     @property
     def histogram(self) -> list[int]:
-        """Return the noisy number of each bucket."""
         return self.answer.histogram
 
     def to_pandas(self) -> Any:  # Any: pandas is not a dependency of ours
@@ -92,11 +87,7 @@ class QueryResult:
         try:
             import pandas
         except ImportError:
-            raise TrefoilError(
-                "a table needs pandas",
-                "Install it with: pip install 'trefoil[experiments]'",
-                kind=ErrorKind.MISSING_DEPENDENCY,
-            ) from None
+            raise not_installed("a table needs pandas") from None
         answer, half = self.answer.histogram, self.half_width
         columns = {"answer": answer, "low": [x - half for x in answer], "high": [x + half for x in answer]}
         return pandas.DataFrame(columns, index=pandas.RangeIndex(len(answer), name="bucket"))
@@ -108,7 +99,6 @@ class QueryResult:
         )
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows, with the confidence interval."""
         rows = "".join(f"<tr><td>{at}</td><td>{value:,}</td></tr>" for at, value in enumerate(self.answer.histogram))
         return (
             f"<table><caption>{html.escape(self.query.site)}: {self.answer.counted:,} of {self.answer.submitted:,} "
@@ -146,7 +136,6 @@ class QueryResult:
 
 
 def assess(query: Query, answer: Answer, seconds: Mapping[str, float], uploaded_bytes: int) -> QueryResult:
-    """Return the answer with its error bounds."""
     deviation, half, delta = 0.0, 0, Fraction(0)
     if not query.debug:
         scale = query.noise_scale
@@ -181,7 +170,6 @@ class Verdict:
 
     @property
     def error(self) -> float:
-        """Return the relative error, without the bias if that is unknown."""
         return math.hypot(self.noise, self.bias or 0.0)
 
     def sentence(self) -> str:

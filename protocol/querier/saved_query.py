@@ -11,8 +11,8 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,18 @@ from protocol.batch import BatchReader
 from protocol.collector.limits import ReportKind
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import read_private_file, write_private_file
-from protocol.header import COMMITMENT_SPANS, EPSILON_SPAN, FIXED, HELPER_SET_SPAN, TIME_SPAN, TIME_STEP, Header
+from protocol.header import (
+    COMMITMENT_SPANS,
+    EPSILON_SPAN,
+    FIXED,
+    HELPER_SET_SPAN,
+    TIME_SPAN,
+    TIME_STEP,
+    Header,
+    decode_header_or_none,
+)
 from protocol.helper_set import HelperSet
-from protocol.hpke import PrivateKey, PublicKey
+from protocol.hpke import PrivateKey
 from protocol.keys import IdentityKey
 from protocol.net.json_message import JsonObject, decode_json
 from protocol.noise import NoiseMode
@@ -72,23 +81,12 @@ class ReportSpan:
         scale = self.sensitivity / (micros / MICROS)
         return max(charge(self.epsilon_micros, moved, self.sensitivity), math.ceil(moved / scale * MICROS))
 
-    def to_json(self) -> dict[str, object]:
-        return {
-            "site": self.site,
-            "first": self.first,
-            "last": self.last,
-            "epsilon_micros": self.epsilon_micros,
-            "sensitivity": self.sensitivity,
-            "kappa": self.kappa,
-        }
-
     @classmethod
     def from_json(cls, value: object) -> ReportSpan:
-        """Parse a span, or raise a `ProtocolError`."""
         stored = JsonObject(value, "record of its reports")
-        stored.expect(["site", "first", "last", "epsilon_micros", "sensitivity", "kappa"])
-        whole = [stored.whole(name) for name in ("first", "last", "epsilon_micros", "sensitivity", "kappa")]
-        return cls(stored.text("site"), *whole)
+        site, *numbers = (each.name for each in fields(cls))
+        stored.expect([site, *numbers])
+        return cls(stored.text(site), *(stored.whole(name) for name in numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def _header_groups(batch: BatchReader) -> Iterator[_HeaderGroup]:
         hours = np.ascontiguousarray(headers[:, TIME_SPAN]).view(">u8").ravel().astype(np.uint64)
         headers = headers[(hours % TIME_STEP == 0) & (hours < 2**63)]
         for places in _equal_rows(np.hstack([headers[:, cut] for cut in alike])):
-            decoded = next(filter(None, (_decoded(headers[place].tobytes()) for place in places)), None)
+            decoded = next(filter(None, (decode_header_or_none(headers[place].tobytes()) for place in places)), None)
             if decoded is not None:
                 made = np.ascontiguousarray(headers[places, TIME_SPAN]).view(">u8").ravel()
                 yield _HeaderGroup(decoded, len(places), int(made.min()), int(made.max()))
@@ -130,13 +128,6 @@ def _equal_rows(rows: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
     for place in np.flatnonzero(~same):
         others.setdefault(rows[place].tobytes(), []).append(int(place))
     return [np.flatnonzero(same), *(np.array(places, dtype=np.int64) for places in others.values())]
-
-
-def _decoded(header: bytes) -> Header | None:
-    try:
-        return Header.decode(header)
-    except ProtocolError:
-        return None
 
 
 def spans_of(batch: BatchReader, first: int = 0, last: int = 2**63) -> tuple[ReportSpan, ...]:
@@ -204,8 +195,6 @@ def _few(counts: Counter[ReportKind]) -> str:
 
 
 FORMAT = 2
-# Still readable, so that the answers of older queries can be fetched.
-FORMAT_WITHOUT_SPANS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +218,7 @@ class QueryOptions:
 
 @dataclass(frozen=True, slots=True)
 class SavedQuery:
-    """A signed query, the private half of its answer key, its time, the spans of its reports, and upload permits.
-
-    Files of an older release lack permits: their queries can be followed, but no column can be uploaded.
-    """
+    """A signed query, the private half of its answer key, its time, the spans of its reports, and upload permits."""
 
     signed: SignedQuery
     answer_key: PrivateKey = field(repr=False)
@@ -251,25 +237,23 @@ class SavedQuery:
             "query": self.signed.encode().hex(),
             "answer_key": self.answer_key.raw.hex(),
             "made": self.made,
-            "reports": [span.to_json() for span in self.spans],
+            "reports": [asdict(span) for span in self.spans],
             "permits": [permit.hex() for permit in self.permits],
         }
         write_private_file(path, (json.dumps(stored, indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> SavedQuery:
-        """Read and check a saved query."""
         try:
             stored = JsonObject(decode_json(read_private_file(path)), "file")
-            if stored.value("trefoil_query") not in (FORMAT_WITHOUT_SPANS, FORMAT):
+            if stored.value("trefoil_query") != FORMAT:
                 raise ProtocolError(f"it is not of format {FORMAT}")
             signed = SignedQuery.decode(stored.hexadecimal("query"))
-            key = PrivateKey.from_raw(signed.query.suite, stored.hexadecimal("answer_key"))
+            key = PrivateKey(signed.query.suite, stored.hexadecimal("answer_key"))
             made = stored.whole("made")
-            reports = stored.items("reports") if stored.value("trefoil_query") == FORMAT else []
-            spans = tuple(ReportSpan.from_json(span) for span in reports)
-            permits = stored.hexadecimals("permits") if "permits" in stored.fields() else ()
-            if len(permits) not in (0, PARTIES):
+            spans = tuple(ReportSpan.from_json(span) for span in stored.items("reports"))
+            permits = stored.hexadecimals("permits")
+            if len(permits) != PARTIES:
                 raise ProtocolError(f"it has {len(permits)} permits; there are {PARTIES} helpers")
         except ProtocolError as error:
             message = f"{path} is not a saved query: {error}"
@@ -281,72 +265,55 @@ class SavedQuery:
 
 
 def make_query(
-    batch: BatchReader,
-    options: QueryOptions,
-    helper_set: HelperSet,
-    site_key: IdentityKey,
-    now: int,
-    *,
-    entropy: Callable[[int], bytes] = os.urandom,
+    batch: BatchReader, options: QueryOptions, helper_set: HelperSet, site_key: IdentityKey, now: int
 ) -> SavedQuery:
     """Return a new signed query on the whole batch, for the kind of its reports or the kind that `options` name.
 
     Reports of other kinds and records that do not decode stay in the batch: helpers leave each of them out.
     """
     kind = kind_to_query(batch, options.kind)
-    _check_debug(batch, kind, options)
+    terms = kind.terms
+    _check_debug(batch, terms.debug, options)
     answer_key = PrivateKey.generate(kind.suite)
-    query = _fill(batch, kind, options, now, helper_set, entropy(QUERY_ID_SIZE), answer_key.public)
-    permits = make_permits(query, site_key)
-    spans = spans_of(batch, now - MAX_AGE, now + MAX_AGE)
-    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans, permits)
-
-
-def _check_debug(batch: BatchReader, kind: ReportKind, options: QueryOptions) -> None:
-    if kind.debug and not options.debug:
-        raise TrefoilError(
-            f"{batch.path} holds debug reports, whose answer has no noise and protects no one",
-            "Confirm that with --debug, or request reports from devices that are not debug devices.",
-            kind=ErrorKind.MISSING_OPTION,
-        )
-    if options.debug and not kind.debug:
-        raise TrefoilError(
-            f"{batch.path} holds real reports, which are never answered without noise",
-            "Omit --debug.",
-            kind=ErrorKind.CONFLICTING_OPTIONS,
-        )
-
-
-def _fill(
-    batch: BatchReader,
-    kind: ReportKind,
-    options: QueryOptions,
-    now: int,
-    helper_set: HelperSet,
-    query_id: bytes,
-    answer_key: PublicKey,
-) -> Query:
-    return Query(
-        query_id=query_id,
-        site=kind.site,
-        caller=kind.caller,
-        epsilon_micros=kind.epsilon_micros if options.epsilon_micros is None else options.epsilon_micros,
-        sensitivity=kind.sensitivity,
-        buckets=kind.buckets,
-        kappa=kind.kappa,
-        unit=kind.unit,
+    query = Query(
+        query_id=os.urandom(QUERY_ID_SIZE),
+        site=terms.site,
+        caller=terms.caller,
+        epsilon_micros=terms.epsilon_micros if options.epsilon_micros is None else options.epsilon_micros,
+        sensitivity=terms.sensitivity,
+        buckets=terms.buckets,
+        kappa=terms.kappa,
+        unit=terms.unit,
         helper_set=helper_set.digest,
         batch_root=batch.root(),
         batch_size=len(batch),
-        answer_key=answer_key.raw,
+        answer_key=answer_key.public.raw,
         noise=options.noise,
         minimum_reports=options.minimum_reports,
         tolerated_bad_permille=options.tolerated_bad_permille,
         deadline=now + options.seconds,
         columns=batch.column_hashes(),
-        debug=kind.debug,
-        cap=kind.cap,
-        spread=kind.spread,
+        debug=terms.debug,
+        cap=terms.cap,
+        spread=terms.spread,
         suite=kind.suite,
         keeps_rest=bool(options.keeps_rest),
     )
+    permits = make_permits(query, site_key)
+    spans = spans_of(batch, now - MAX_AGE, now + MAX_AGE)
+    return SavedQuery(SignedQuery.sign(query, site_key), answer_key, now, spans, permits)
+
+
+def _check_debug(batch: BatchReader, debug: bool, options: QueryOptions) -> None:
+    if debug and not options.debug:
+        raise TrefoilError(
+            f"{batch.path} holds debug reports, whose answer has no noise and protects no one",
+            "Confirm that with --debug, or request reports from devices that are not debug devices.",
+            kind=ErrorKind.MISSING_OPTION,
+        )
+    if options.debug and not debug:
+        raise TrefoilError(
+            f"{batch.path} holds real reports, which are never answered without noise",
+            "Omit --debug.",
+            kind=ErrorKind.CONFLICTING_OPTIONS,
+        )

@@ -2,18 +2,16 @@
 
 A period is closed an hour after its end, when no device's clock is still in it. Its reports are exported to a batch
 that never changes; the query is saved beside it before it is sent, and then its answer. A series that is interrupted
-therefore resumes where it stopped. The result is a table over time, and each bucket with its interval as a line.
+therefore resumes where it stopped. The result is a table over time, and a plot of each bucket with its interval.
 """
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from rich.table import Table
 
 from protocol.batch import BatchReader
 from protocol.cli.console import err, fits, new_figure, out, picture_file, save_figure, say
-from protocol.collector.batches import date_of, export
+from protocol.collector.batches import Every, closed_shelves, date_of, export
 from protocol.collector.store import Shelf, StoreReader
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.files import write_atomically
@@ -34,27 +32,6 @@ from protocol.querier.query_folder import QueryFolder, ask_batch
 from protocol.querier.result import CONFIDENCE
 from protocol.querier.saved_query import QueryOptions
 from protocol.querier.spending import check_choice
-from protocol.units import DAY, HOUR
-
-# 1 January 1970 was a Thursday; weeks begin on Mondays, as in ISO 8601.
-_FIRST_MONDAY = 4 * DAY
-
-
-class Every(Enum):
-    """The length of a period (UTC)."""
-
-    DAY = "day"
-    WEEK = "week"
-
-    def start_of(self, time: int) -> int:
-        """Return the first second of the period that contains `time`."""
-        first = _FIRST_MONDAY if self is Every.WEEK else 0
-        return time - (time - first) % self.length
-
-    @property
-    def length(self) -> int:
-        return 7 * DAY if self is Every.WEEK else DAY
-
 
 FOLDER = "asked"
 
@@ -101,14 +78,13 @@ class PeriodAnswer:
 
 def closed_periods(folder: Path, shelves: Sequence[Shelf], every: Every, now: int) -> list[Period]:
     """Return the closed periods, oldest first. All shelves are of one kind."""
-    by_start: dict[int, list[Shelf]] = {}
-    for shelf in shelves:
-        start = every.start_of(shelf.hour)
-        if start + every.length + HOUR <= now:
-            by_start.setdefault(start, []).append(shelf)
     return [
-        Period(start, tuple(group), folder / FOLDER / _file_name(group[0], every, start))
-        for start, group in sorted(by_start.items())
+        Period(
+            start,
+            tuple(group),
+            folder / FOLDER / f"{group[0].site}-{group[0].kind}-{every.value}-{date_of(start)}.batch",
+        )
+        for (_, start), group in sorted(closed_shelves(shelves, every, now).items())
     ]
 
 
@@ -153,35 +129,36 @@ class Series:
 
     async def ask(self, period: Period, now: int) -> PeriodAnswer:
         """Return the saved answer of a period, or query it. Raise `QueryFailed` if the query should be retried."""
-        if period.answer.exists():
-            return _load_answer(period)
+        if not period.answer.exists():
+            try:
+                await self._query(period, now)
+            except QueryFailed as error:
+                # A wrong key is wrong for every period; any other refusal may concern this one alone.
+                if error.retryable or error.http_status == HTTPStatus.FORBIDDEN:
+                    raise
+                return PeriodAnswer(period.name, *_counts(period), refused=str(error))
+        return _read(period)
+
+    async def _query(self, period: Period, now: int) -> None:
         if not period.batch.exists():
             export(self._store, period.shelves, period.batch)
-        batch = BatchReader(period.batch)
-        late = sum(shelf.reports for shelf in period.shelves) - len(batch)
-        options = self._options
+        batch, options = BatchReader(period.batch), self._options
         if (saved := QueryFolder(period.batch).newest()) is not None:
             # A period is queried once: one that an earlier run began goes on as it began.
             options = replace(options, keeps_rest=saved.query.keeps_rest)
         else:
             check_choice(batch, options)
-        try:
-            result = await ask_batch(self._querier, batch, options, self._key, now)
-        except QueryFailed as error:
-            # A wrong key is wrong for every period; any other refusal may concern this one alone.
-            if error.retryable or error.http_status == HTTPStatus.FORBIDDEN:
-                raise
-            return PeriodAnswer(period.name, len(batch), late, refused=str(error))
+        result = await ask_batch(self._querier, batch, options, self._key, now)
         write_atomically(period.answer, (json.dumps(result.to_json(), indent=2) + "\n").encode())
-        return _read(period, len(batch), late)
 
 
-def _load_answer(period: Period) -> PeriodAnswer:
+def _counts(period: Period) -> tuple[int, int]:
+    """Return how many reports are in the batch, and how many came later."""
     reports = len(BatchReader(period.batch)) if period.batch.exists() else 0
-    return _read(period, reports, max(0, sum(shelf.reports for shelf in period.shelves) - reports))
+    return reports, max(0, sum(shelf.reports for shelf in period.shelves) - reports)
 
 
-def _read(period: Period, reports: int, late: int) -> PeriodAnswer:
+def _read(period: Period) -> PeriodAnswer:
     try:
         stored = JsonObject(decode_json(period.answer.read_bytes()), "file")
         histogram = stored.value("answer")
@@ -192,12 +169,7 @@ def _read(period: Period, reports: int, late: int) -> PeriodAnswer:
         message = f"{period.answer} is not a saved answer: {error}"
         hint = "Move it away: the helpers may still have the answer."
         raise TrefoilError(message, hint, kind=ErrorKind.FILE_DAMAGED) from None
-    return PeriodAnswer(period.name, reports, late, tuple(histogram), half, counted)
-
-
-def _file_name(shelf: Shelf, every: Every, start: int) -> str:
-    day = datetime.datetime.fromtimestamp(start, datetime.UTC)
-    return f"{shelf.site}-{shelf.kind}-{every.value}-{day:%Y-%m-%d}.batch"
+    return PeriodAnswer(period.name, *_counts(period), tuple(histogram), half, counted)
 
 
 def _few(kinds: dict[str, str]) -> str:
@@ -205,8 +177,6 @@ def _few(kinds: dict[str, str]) -> str:
     return "; ".join(sorted(kinds.values())[:5]) + ("; …" if len(kinds) > 5 else "")
 
 
-PLOT_WIDTH = 56
-LEAST_PLOT_WIDTH = 16
 MAX_BUCKETS = 8
 
 
@@ -266,19 +236,18 @@ def _show(answers: Sequence[PeriodAnswer], periods: int, every: Every) -> None:
         say(f"no {every.value} is closed yet: that is an hour after its end (UTC)")
         return
     buckets = max((len(answer.histogram) for answer in answers), default=0)
-    tables = (_table(answers, periods, every, count) for count in range(min(buckets, MAX_BUCKETS), -1, -1))
-    out.print(next((table for table in tables if fits(table)), _table(answers, periods, every, 0)))
+    columns = min(buckets, MAX_BUCKETS)
+    while columns and not fits(_table(answers, periods, every, columns)):
+        columns -= 1
+    out.print(_table(answers, periods, every, columns))
     for answer in answers:
         if answer.refused:
             say(f"{answer.name}: {answer.refused}")
-    for line in interval_lines(answers, out.width):
-        say(line)
-    if buckets > MAX_BUCKETS:
-        say(f"{buckets - MAX_BUCKETS} more buckets; --json has them all")
+    if buckets > columns:
+        say(f"{buckets - columns} more buckets; --json has them all")
 
 
 def _table(answers: Sequence[PeriodAnswer], periods: int, every: Every, buckets: int) -> Table:
-    """Return a table of all periods with their first `buckets` buckets."""
     table = Table(title=f"{len(answers)} of {periods} {every.value}s")
     table.add_column(every.value)
     for heading in ("reports", "counted", "late", *(f"bucket {place}" for place in range(buckets))):
@@ -291,36 +260,7 @@ def _table(answers: Sequence[PeriodAnswer], periods: int, every: Every, buckets:
     return table
 
 
-def interval_lines(answers: Sequence[PeriodAnswer], width: int) -> list[str]:
-    """Return a text plot of each bucket over time: a point for the answer, within its confidence interval."""
-    numbered = [answer for answer in answers if answer.histogram]
-    if not numbered:
-        return []
-    low = min(0, *(min(answer.histogram) - answer.half_width for answer in numbered))
-    high = max(1, *(max(answer.histogram) + answer.half_width for answer in numbered))
-    # What is beside the plot: the period, and a number with its interval.
-    longest = max(len(f"{low:,}"), len(f"{high:,}"))
-    beside = max(len(answer.name) for answer in numbered) + 2 * longest + len("    ± ") + 1
-    plot_width = max(LEAST_PLOT_WIDTH, min(PLOT_WIDTH, width - beside))
-
-    def at(value: int) -> int:
-        return round((value - low) * (plot_width - 1) / (high - low))
-
-    lines = [f"from {low:,} to {high:,}; the interval holds the exact number with probability {CONFIDENCE:.0%}"]
-    for bucket in range(min(MAX_BUCKETS, max(len(answer.histogram) for answer in numbered))):
-        lines.append(f"bucket {bucket}")
-        for answer in numbered:
-            value, half = answer.histogram[bucket], answer.half_width
-            row = [" "] * plot_width
-            row[at(0)] = "│"
-            row[at(value - half) : at(value + half) + 1] = "─" * (at(value + half) - at(value - half) + 1)
-            row[at(value - half)], row[at(value + half)], row[at(value)] = "├", "┤", "●"
-            lines.append(f"  {answer.name} {''.join(row)} {value:,} ± {half:,}")
-    return lines
-
-
 def plot_series(path: Path, answers: Sequence[PeriodAnswer], every: Every) -> None:
-    """Draw one line per bucket over time, with confidence intervals."""
     numbered = [answer for answer in answers if answer.histogram]
     figure = new_figure(8, 4)
     axes = figure.add_subplot()

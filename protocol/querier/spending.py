@@ -59,12 +59,14 @@ class ReportGroup:
     def overspent(self) -> bool:
         """Return whether the answers that are known to hold these reports are more than the rules of SPEC.md §3 allow.
 
-        More rate than was paid for, or two answers that each used the reports up.
+        More rate than was paid for, two answers that each used the reports up, or one that was asked for when another
+        had come that used them up.
         """
-        released = [answer.query for answer in self.answers if answer.released]
-        spent = sum((Fraction(query.epsilon_micros, query.sensitivity) for query in released), Fraction(0))
-        wholes = sum(not query.keeps_rest for query in released)
-        return spent > Fraction(self.paid, self.sensitivity) or wholes > 1
+        released = [answer for answer in self.answers if answer.released]
+        spent = sum((Fraction(each.query.epsilon_micros, each.query.sensitivity) for each in released), Fraction(0))
+        wholes = {answer.query.query_id for answer in released if not answer.query.keeps_rest}
+        too_late = any(wholes & answer.after for answer in released)
+        return spent > Fraction(self.paid, self.sensitivity) or len(wholes) > 1 or too_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def check_choice(batch: BatchReader, options: QueryOptions) -> None:
             hint = "Give --epsilon with what to take of each report."
             raise TrefoilError("--keep-rest needs --epsilon", hint, kind=ErrorKind.MISSING_OPTION)
         return
-    kind = kind_to_query(batch, options.kind)
+    kind = kind_to_query(batch, options.kind).terms
     if options.keeps_rest is not None or kind.debug:
         return
     terms = options.epsilon_micros, kind.sensitivity

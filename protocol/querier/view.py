@@ -17,12 +17,13 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from rich.table import Table
 
 from protocol import units
 from protocol.batch import BatchReader
 from protocol.cli.console import Advance, add_bars, bar, err, out, progress, say
-from protocol.errors import ErrorKind, Rejection, TrefoilError
+from protocol.errors import ErrorKind, TrefoilError
 from protocol.files import write_atomically
 from protocol.helper_set import HelperSet
 from protocol.keys import load_identity
@@ -37,20 +38,11 @@ from protocol.shares import PARTIES
 from protocol.status import QueryState, QueryStatus
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOutReport:
-    """One report that is not in the answer, and each helper's reason; None for a helper that accepted it.
+def left_out_reports(result: QueryResult, batch: BatchReader) -> Iterator[tuple[int, bytes, list[str]]]:
+    """Yield each report that a helper's list names: its index in the batch file, its digest, and each helper's reason.
 
-    `record` is its index in the batch file.
+    In the order of the batch file.
     """
-
-    record: int
-    digest: bytes
-    reasons: tuple[Rejection | None, Rejection | None, Rejection | None]
-
-
-def left_out_reports(result: QueryResult, batch: BatchReader) -> Iterator[LeftOutReport]:
-    """Yield every report that a helper's list names, in the order of the batch file."""
     if batch.root() != result.query.batch_root:
         raise TrefoilError(
             f"{batch.path} has changed since it was queried: the helpers' lists refer to other reports",
@@ -58,28 +50,26 @@ def left_out_reports(result: QueryResult, batch: BatchReader) -> Iterator[LeftOu
             kind=ErrorKind.INCONSISTENT,
         )
     lists, order, digests = result.answer.left_out, batch.order(), batch.digests()
-    rejected = np.flatnonzero(np.any([codes != WOULD_COUNT for codes in lists], axis=0))
+    rejected = _rejected(result)
     for place in rejected[np.argsort(order[rejected], kind="stable")]:
-        record = int(order[place])
-        first, second, third = (_reason(int(codes[place])) for codes in lists)
-        yield LeftOutReport(record, bytes(digests[record]), (first, second, third))
+        record, codes = int(order[place]), [int(each[place]) for each in lists]
+        reasons = ["would count" if code == WOULD_COUNT else reason_of(code).value for code in codes]
+        yield record, bytes(digests[record]), reasons
 
 
 def write_left_out(path: Path, result: QueryResult, batch: BatchReader, names: Sequence[str]) -> int:
-    """Write one CSV row per report left out, and return their number."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["record", "digest", *names])
     count = 0
-    for report in left_out_reports(result, batch):
+    for record, digest, reasons in left_out_reports(result, batch):
         count += 1
-        writer.writerow([report.record, report.digest.hex(), *(_label(reason) for reason in report.reasons)])
+        writer.writerow([record, digest.hex(), *reasons])
     write_atomically(path, text.getvalue().encode())
     return count
 
 
 def list_left_out(path: Path, result: QueryResult, reports: Path, helpers: Path) -> None:
-    """Write the CSV file and print how many reports it lists."""
     names = [helper.name for helper in HelperSet.load(helpers).helpers]
     count = write_left_out(path, result, BatchReader(reports), names)
     say(f"{count:,} reports left out are in {path}")
@@ -90,16 +80,12 @@ def list_left_out(path: Path, result: QueryResult, reports: Path, helpers: Path)
 def missing_from_lists(result: QueryResult) -> int:
     """Return how many reports were left out but are in no list, because lists are truncated."""
     answer = result.answer
-    listed = int(np.count_nonzero(np.any([codes != WOULD_COUNT for codes in answer.left_out], axis=0)))
-    return answer.submitted - answer.counted - listed
+    return answer.submitted - answer.counted - _rejected(result).size
 
 
-def _reason(code: int) -> Rejection | None:
-    return None if code == WOULD_COUNT else reason_of(code)
-
-
-def _label(reason: Rejection | None) -> str:
-    return "would count" if reason is None else reason.value
+def _rejected(result: QueryResult) -> npt.NDArray[np.intp]:
+    """Return the places of the reports that some helper's list names, in the batch's order by digest."""
+    return np.flatnonzero(np.any([codes != WOULD_COUNT for codes in result.answer.left_out], axis=0))
 
 
 # A list must not wait long for an unreachable helper.
@@ -115,11 +101,10 @@ class ListedQuery:
 
     @property
     def held(self) -> bool:
-        """Return whether all three helpers hold the answer."""
-        return all(_is_released(status) for status in self.statuses.values())
+        statuses = self.statuses.values()
+        return all(isinstance(each, QueryStatus) and each.state is QueryState.RELEASED for each in statuses)
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the outcome in a few words."""
         if self.held:
             return "answered: all three helpers hold it"
         return "; ".join(f"{names[party]}: {_state(status)}" for party, status in sorted(self.statuses.items()))
@@ -155,10 +140,6 @@ def _takes(saved: SavedQuery) -> str:
     return f"{epsilon}, rest kept" if paid is None else f"{epsilon} of {units.show(paid)}, rest kept"
 
 
-def _is_released(status: QueryStatus | QueryFailed) -> bool:
-    return isinstance(status, QueryStatus) and status.state is QueryState.RELEASED
-
-
 def _state(status: QueryStatus | QueryFailed) -> str:
     if isinstance(status, QueryFailed):
         return "does not know it" if status.refused else "cannot be reached"
@@ -166,7 +147,6 @@ def _state(status: QueryStatus | QueryFailed) -> str:
 
 
 def list_and_show(reports: Path, helpers: Path) -> list[dict[str, object]]:
-    """Print every query of a batch, oldest first, and return them as JSON."""
     helper_set = HelperSet.load(helpers)
     names = [helper.name for helper in helper_set.helpers]
     listed = asyncio.run(_poll(QueryFolder(reports).all(), helper_set))
@@ -184,9 +164,8 @@ def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Pat
     if not listed:
         say(f"there is no query on {reports}")
         return
-    table = Table(title=f"queries on {reports}")
-    for heading in ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "noise", "outcome"):
-        table.add_column(heading)
+    headings = ("id", "in helpers' logs", "submitted (UTC)", "reports", "ε", "noise", "outcome")
+    table = Table(*headings, title=f"queries on {reports}")
     for entry in listed:
         query = entry.saved.query
         made = datetime.datetime.fromtimestamp(entry.saved.made, datetime.UTC)
@@ -204,7 +183,7 @@ def _show_list(listed: Sequence[ListedQuery], names: Sequence[str], reports: Pat
 
 
 MAX_ROWS = 64
-# The progress of each state, in percent.
+# The progress of each state, in percent; the others are ends.
 _WEIGHT = {
     QueryState.AWAITING: 0,
     QueryState.QUEUED: 5,
@@ -212,11 +191,6 @@ _WEIGHT = {
     QueryState.AGREEING: 60,
     QueryState.COMPUTING: 75,
     QueryState.VOTING: 90,
-    QueryState.RELEASED: 100,
-    QueryState.FAILED: 100,
-    QueryState.DISPUTED: 100,
-    QueryState.WITHDRAWN: 100,
-    QueryState.EXPIRED: 100,
 }
 
 
@@ -245,7 +219,6 @@ def show_details(wanted: bool) -> Iterator[None]:
 def ask_and_show(
     reports: Path, helpers: Path, site_key: Path, options: QueryOptions, now: int, *, new: bool
 ) -> QueryResult:
-    """Run a query on a batch, or resume one, and print the answer."""
     helper_set, key, batch = HelperSet.load(helpers), load_identity(site_key), BatchReader(reports)
     batch.check()
     if new or QueryFolder(reports).newest() is None:
@@ -253,19 +226,20 @@ def ask_and_show(
         options = _rest_of_record(batch, options) if new else options
     with _bar() as on_status:
         result = asyncio.run(ask_batch(Querier(helper_set), batch, options, key, now, new=new, on_status=on_status))
-    return _print(result, helper_set)
+    show(result, [helper.name for helper in helper_set.helpers])
+    return result
 
 
 def _rest_of_record(batch: BatchReader, options: QueryOptions) -> QueryOptions:
     """Return options that ask by default for what is left of the batch by its own record, if something was kept."""
     if options.epsilon_micros is not None:
         return options
-    kind = kind_to_query(batch, options.kind)
+    sensitivity = kind_to_query(batch, options.kind).terms.sensitivity
     (spent,) = spending_of([batch.path])
     groups = [group for group in spent.groups if group.left > 0]
     if not any(group.left < group.paid for group in groups):
         return options
-    most = min(units.affordable(group.paid, group.sensitivity, group.left, kind.sensitivity) for group in groups)
+    most = min(units.affordable(group.paid, group.sensitivity, group.left, sensitivity) for group in groups)
     say(f"asks for {units.show(most)}: by the record of {batch.path} no more is left of some reports")
     return replace(options, epsilon_micros=most, keeps_rest=bool(options.keeps_rest))
 
@@ -298,7 +272,6 @@ def audit_and_show(paths: Sequence[Path]) -> list[dict[str, object]]:
 
 
 def withdraw_and_show(reports: Path, helpers: Path, site_key: Path) -> dict[str, object]:
-    """Withdraw the newest query of a batch."""
     folder = QueryFolder(reports)
     saved = folder.newest()
     if saved is None:
@@ -316,10 +289,6 @@ def fetch_and_show(reports: Path, helpers: Path, digits: str) -> QueryResult:
     with _bar() as on_status:
         result = asyncio.run(Querier(helper_set).fetch(folder.find(digits), on_status))
     folder.keep_result(result)
-    return _print(result, helper_set)
-
-
-def _print(result: QueryResult, helper_set: HelperSet) -> QueryResult:
     show(result, [helper.name for helper in helper_set.helpers])
     return result
 
@@ -347,7 +316,7 @@ class Follower:
 
 def _share(status: QueryStatus) -> int:
     within = 50 * min(status.done, status.total) // status.total if status.total > 0 else 0
-    return min(100, _WEIGHT[status.state] + within)
+    return min(100, _WEIGHT.get(status.state, 100) + within)
 
 
 def show(result: QueryResult, names: Sequence[str]) -> None:

@@ -124,7 +124,7 @@ def test_the_games_see_an_engine_that_uses_what_was_not_paid_for(monkeypatch: py
 def test_the_games_see_an_engine_that_charges_half(monkeypatch: pytest.MonkeyPatch) -> None:
     def half(terms: LossTerms, *, relevant: bool, sensitivity: int, output: int | None) -> EpochLoss:
         loss = epoch_loss(terms, relevant=relevant, sensitivity=sensitivity, output=output)
-        return EpochLoss(loss.site // 2, loss.everyone // 2, loss.quota // 2)
+        return EpochLoss(loss.site // 2, loss.everyone // 2)
 
     monkeypatch.setattr("device.device.epoch_loss", half)
     assert not any(one.holds for one in measure_guarantees() if one.bound)

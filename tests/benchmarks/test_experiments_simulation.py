@@ -247,8 +247,6 @@ def test_worlds_refuse_what_cannot_be_measured(small_world: World) -> None:
         replace(small_world, conversions=backwards)
     with pytest.raises(TrefoilError):
         replace(small_world, queries=replace(small_world.queries, epsilon=-small_world.queries.epsilon))
-    with raises(ErrorKind.OUT_OF_RANGE):
-        Epochs(0)
 
 
 @settings(max_examples=20, deadline=None)

@@ -22,11 +22,11 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from benchmarks.demos.live.agent import THREADS, Agent
+from benchmarks.demos.live.agent import THREADS
 from benchmarks.demos.live.helper_views import helper_keys, sums_of, views_of
 from benchmarks.demos.live.live import prepared
 from benchmarks.demos.live.measurement import CROWD, OPTIONS, POPULARITY, SIZES, UNMOVED, Measurement, crowd
-from benchmarks.demos.live.measurement_page import WIDTH, Axis, best_campaign, histogram_chart, one_line
+from benchmarks.demos.live.measurement_page import best_campaign, numbers_table, one_line
 from benchmarks.demos.live.pages import MAX_CALL, SHOWN_CALLS
 from benchmarks.demos.live.web import (
     BUCKETS,
@@ -39,10 +39,9 @@ from benchmarks.demos.live.web import (
     exact_histogram,
     ports_taken,
 )
-from device.agent import system_clock
+from device.agent import Report, system_clock
 from device.conversion import ConversionOptions
-from device.dashboard.security import bind_loopback, origin_of
-from device.dashboard.server import serve
+from device.dashboard.security import bind_loopback
 from device.device import Device
 from device.events import ImpressionOptions
 from device.limits import DeviceLimits
@@ -76,6 +75,7 @@ class Visitor:
 
     session: aiohttp.ClientSession
     where: Map
+    device: Device[Report]
 
     async def get(self, place: Place, path: str = "/", **headers: str) -> tuple[int, str]:
         async with self.session.get(self.where[place] + path, headers=headers) as response:
@@ -101,7 +101,7 @@ class Visitor:
 async def visiting(folder: Path, trio: Trio) -> AsyncIterator[Visitor]:
     with prepared(folder, trio, 0, 1, AtOnce()) as (shown, sockets):
         async with shown.serving(sockets), aiohttp.ClientSession() as session:
-            yield Visitor(session, shown.where)
+            yield Visitor(session, shown.where, shown._device)
 
 
 class TestOptions:
@@ -155,30 +155,26 @@ class TestOptions:
 class TestAgent:
     async def test_the_origin_decides_which_site_it_is(self, tmp_path: Path, trio: Trio) -> None:
         """Nothing a page says about itself counts: the browser's Origin header does."""
-        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
-            async with shown.serving(sockets), aiohttp.ClientSession() as session:
-                visitor = Visitor(session, shown.where)
-                options = {"histogramIndex": 1, "site": "evil.example"}
-                response = await visitor.call("saveImpression", options, shown.where[Place.BLOG])
-                assert response.status == 200
-                assert response.headers["Access-Control-Allow-Origin"] == shown.where[Place.BLOG]
-                (saved,) = shown._device.overview().impressions
-                assert saved.impression.site == "blog.example"
+        async with visiting(tmp_path, trio) as visitor:
+            options = {"histogramIndex": 1, "site": "evil.example"}
+            response = await visitor.call("saveImpression", options, visitor.where[Place.BLOG])
+            assert response.status == 200
+            assert response.headers["Access-Control-Allow-Origin"] == visitor.where[Place.BLOG]
+            (saved,) = visitor.device.overview().impressions
+            assert saved.impression.site == "blog.example"
 
     @pytest.mark.parametrize("name", ["saveImpression", "measureConversion"])
     async def test_other_origins_are_refused_and_change_nothing(self, tmp_path: Path, trio: Trio, name: str) -> None:
-        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
-            async with shown.serving(sockets), aiohttp.ClientSession() as session:
-                visitor = Visitor(session, shown.where)
-                own = shown.where[Place.AGENT]
-                for origin in ("http://evil.example", "null", "", own, shown.where[Place.HOME]):
-                    response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, origin)
-                    assert response.status == 403 and "Access-Control-Allow-Origin" not in response.headers, origin
-                known = shown.where[Place.NEWS]
-                response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, known, Host="evil.example")
-                assert response.status == 403
-                overview = shown._device.overview()
-                assert not overview.impressions and not overview.reports
+        async with visiting(tmp_path, trio) as visitor:
+            own = visitor.where[Place.AGENT]
+            for origin in ("http://evil.example", "null", "", own, visitor.where[Place.HOME]):
+                response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, origin)
+                assert response.status == 403 and "Access-Control-Allow-Origin" not in response.headers, origin
+            known = visitor.where[Place.NEWS]
+            response = await visitor.call(name, {"histogramIndex": 1, **CONVERSION}, known, Host="evil.example")
+            assert response.status == 403
+            overview = visitor.device.overview()
+            assert not overview.impressions and not overview.reports
 
     async def test_preflight_answers_known_origins_only(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
@@ -196,17 +192,16 @@ class TestAgent:
 
     async def test_headers_do_the_same_as_the_calls(self, tmp_path: Path, trio: Trio) -> None:
         """The blog's answer saves; the shop's answer measures, and the report goes to its report-url."""
-        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
-            async with shown.serving(sockets), aiohttp.ClientSession() as session:
-                visitor, blog = Visitor(session, shown.where), shown.where[Place.BLOG]
-                async with session.post(f"{blog}/clicked", data="3", headers={"Origin": blog}) as response:
-                    told = {"saveImpression": response.headers["Save-Impression"]}
-                assert (await visitor.call("responseHeaders", told, blog)).status == 200
-                options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
-                measure = f'{options}, report-url="/reports"'
-                await visitor.call("responseHeaders", {"measureConversion": measure}, shown.where[Place.SHOP])
-                (report,) = collected(tmp_path)
-                assert opened(report, trio) == [0, 0, 0, 1]
+        async with visiting(tmp_path, trio) as visitor:
+            blog = visitor.where[Place.BLOG]
+            async with visitor.session.post(f"{blog}/clicked", data="3", headers={"Origin": blog}) as response:
+                told = {"saveImpression": response.headers["Save-Impression"]}
+            assert (await visitor.call("responseHeaders", told, blog)).status == 200
+            options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
+            measure = f'{options}, report-url="/reports"'
+            await visitor.call("responseHeaders", {"measureConversion": measure}, visitor.where[Place.SHOP])
+            (report,) = collected(tmp_path)
+            assert opened(report, trio) == [0, 0, 0, 1]
 
     @pytest.mark.parametrize(
         "headers",
@@ -221,26 +216,11 @@ class TestAgent:
     async def test_a_header_that_is_refused_is_ignored(
         self, tmp_path: Path, trio: Trio, headers: dict[str, object]
     ) -> None:
-        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
-            async with shown.serving(sockets), aiohttp.ClientSession() as session:
-                visitor = Visitor(session, shown.where)
-                response = await visitor.call("responseHeaders", headers, shown.where[Place.SHOP])
-                assert response.status == 200 and await response.json() == {}
-                overview = shown._device.overview()
-                assert not overview.impressions and not overview.reports
-
-    async def test_a_site_clears_what_it_stored_and_nothing_else(self, tmp_path: Path, trio: Trio) -> None:
-        """By Clear-Site-Data, if it names impressions."""
-        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, sockets):
-            async with shown.serving(sockets), aiohttp.ClientSession() as session:
-                visitor, blog, news = Visitor(session, shown.where), shown.where[Place.BLOG], shown.where[Place.NEWS]
-                for origin in (blog, news):
-                    await visitor.call("saveImpression", {"histogramIndex": 1}, origin)
-                for header, left in (('"cookies"', 2), (5, 2), ('"impressions"', 1)):
-                    assert (await visitor.call("responseHeaders", {"clearSiteData": header}, blog)).status == 200
-                    assert len(shown._device.overview().impressions) == left
-                (saved,) = shown._device.overview().impressions
-                assert saved.impression.site == "news.example"
+        async with visiting(tmp_path, trio) as visitor:
+            response = await visitor.call("responseHeaders", headers, visitor.where[Place.SHOP])
+            assert response.status == 200 and await response.json() == {}
+            overview = visitor.device.overview()
+            assert not overview.impressions and not overview.reports
 
     async def test_reports_are_delivered_to_sites_of_the_demonstration_only(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
@@ -293,22 +273,6 @@ class TestAgent:
         async with visiting(tmp_path, trio) as visitor:
             response = await visitor.call("saveImpression", {"histogramIndex": 2}, visitor.where[Place.NEWS])
             assert response.status == 503
-
-    async def test_a_page_whose_policy_forbids_it_may_not_call(self, tmp_path: Path, trio: Trio) -> None:
-        """By script it is an error; by header it is as if the header were not there."""
-        calls = [
-            ("saveImpression", {"histogramIndex": 2}, 400),
-            ("responseHeaders", {"saveImpression": "histogram-index=2"}, 200),
-        ]
-        with prepared(tmp_path, trio, 0, 1, AtOnce()) as (shown, _), bind_loopback(0) as bound:
-            news, where = shown.where[Place.NEWS], origin_of(bound)
-            agent = Agent(shown._device, where, shown.where.sites(), {news: "save-impression=()"})
-            async with serve(agent.app(), bound), aiohttp.ClientSession() as session:
-                for name, passed, status in calls:
-                    async with session.post(f"{where}/{name}", json=passed, headers={"Origin": news}) as response:
-                        assert response.status == status
-                        assert (await response.json()).get("error") == ("NotAllowedError" if status == 400 else None)
-            assert not shown._device.overview().impressions
 
     async def test_full_and_empty_reports_have_one_size(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
@@ -367,23 +331,9 @@ class TestTracker:
         assert exact_histogram([0, 0, None, 3]) == [2, 0, 0, 1]
 
 
-class TestChart:
-    @pytest.mark.parametrize("values", [[0.0], [-3.0, 8.0], [0.0, 123.0], [-50.0, 2000.0], [5.0, 5.0]])
-    def test_the_axis_holds_all_values_and_zero_with_few_round_steps(self, values: list[float]) -> None:
-        axis = Axis.around(values)
-        assert axis.low <= min(0, *values) and axis.high >= max(0, *values)
-        assert all(tick % axis.step == 0 for tick in axis.ticks) and axis.ticks[-1] == axis.high and 0 in axis.ticks
-        assert 2 <= len(axis.ticks) <= 9
-
-    def test_positive_is_to_the_right(self) -> None:
-        axis = Axis.around([-10.0, 10.0])
-        assert 0 < axis.x(-10) < axis.x(0) < axis.x(10) < WIDTH
-
-    def test_the_table_says_what_the_bars_show(self) -> None:
-        chart = histogram_chart(CAMPAIGNS, [4, 0, 1, 2], [7, -3, 0, 2], 5, 0.95)
-        cells = re.findall(r"<td[^>]*>([^<]*)</td>", chart)
-        assert cells[:6] == ["4", "7", "2 to 12", "0", "−3", "−8 to 2"]
-        assert chart.count('class="noisy"') == chart.count('class="interval"') == 4
+def test_the_table_says_what_the_chart_shows() -> None:
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", numbers_table([4, 0, 1, 2], [7, -3, 0, 2], 5))
+    assert cells[:6] == ["4", "7", "2 to 12", "0", "−3", "−8 to 2"]
 
 
 class TestWebsites:

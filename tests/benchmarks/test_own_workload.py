@@ -14,7 +14,7 @@ import pytest
 
 import trefoil
 from benchmarks.experiments import experiments, figures, seeds
-from benchmarks.experiments.own_workload import QueryPlan, example_tables, read_tables, simulate
+from benchmarks.experiments.own_workload import QueryPlan, example_tables, read_tables, resampled, simulate
 from benchmarks.experiments.policies import AraLike, CookieMonster, PolicyOutcome, System
 from benchmarks.experiments.results import Options, Point
 from benchmarks.experiments.simulation import simulate as run_policies
@@ -154,7 +154,7 @@ def test_seeds_in_parallel_are_seeds_one_after_the_other() -> None:
 
 def test_a_drawn_person_has_all_of_their_own_rows() -> None:
     tables = read_tables(*example_tables(300), {}, None)
-    drawn = tables.resampled(7)
+    drawn = resampled(tables, 7)
     assert drawn.person.max() < 300
     ours = {
         person: sorted(tables.seen_time[tables.seen_person == person].tolist())
@@ -257,9 +257,9 @@ def points() -> list[Point]:
     settings = [(0.1, 0.1), (0.5, 0.1), (0.1, 1.0)]
 
     def run(options: Options, _: object) -> Any:
-        return experiments.microbenchmark(options, settings), []
+        return experiments.microbenchmark(options, settings)
 
-    return experiments.over_seeds(run, options, 3, 1000)[0].points
+    return experiments.over_seeds(run, options, 3, 1000).points
 
 
 def test_seeds_of_an_experiment_are_points_of_one_result(points: list[Point]) -> None:
@@ -288,24 +288,16 @@ BODIES: list[tuple[Callable[..., None], tuple[object, ...]]] = [
 
 @pytest.mark.parametrize(("body", "more"), BODIES)
 def test_bands_are_drawn_and_named(points: list[Point], body: Callable[..., None], more: tuple[object, ...]) -> None:
+    """And the legend is no wider than the plot, which keeps most of an ordinary figure's height."""
     axes = drawn(points, body, *more)
+    legend, plot = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert plot.x0 <= legend.x0 and legend.x1 <= plot.x1 and plot.height / axes.figure.dpi > 2.4
     labels = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
     assert "5% to 95% of 3 seeds, line: median" in labels
     # One band for each series, and one that stands for all of them in the legend.
     assert len(axes.collections) >= 5
     first = [point for point in points if point.seed == 0]
     assert not [text for text in drawn(first, body, *more).get_legend().get_texts() if "seeds" in text.get_text()]
-
-
-@pytest.mark.parametrize(("body", "more"), BODIES)
-def test_the_legend_is_no_wider_than_the_plot(
-    points: list[Point], body: Callable[..., None], more: tuple[object, ...]
-) -> None:
-    axes = drawn(points, body, *more)
-    legend, plot = axes.get_legend().get_window_extent(), axes.get_window_extent()
-    assert plot.x0 <= legend.x0 and legend.x1 <= plot.x1
-    # And it takes nothing from the plot, which keeps most of an ordinary figure's height.
-    assert plot.height / axes.figure.dpi > 2.4
 
 
 @pytest.mark.parametrize(("body", "more"), BODIES)

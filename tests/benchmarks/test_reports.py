@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 
 from benchmarks.demos import demo
-from benchmarks.demos.demo import DemoOptions, _make_batch, added_up, raise_epsilon
+from benchmarks.demos.demo import DemoOptions, _make_batch, raise_epsilon
 from benchmarks.workloads.people import SHOP, asked_of_devices, people, plain_histograms, sealed_reports
 from benchmarks.workloads.reports import Lie, WorkerPool, Workload, lies_of, lying_report, lying_reports, make_batch
 from device.actions import MeasurementOptions
@@ -126,7 +125,7 @@ NOW = 1_800_000_000
 FIELDS = {
     "truth", "answer", "noise", "noise_sd", "noise_sd_by_mode", "delta",
     "reports_submitted", "reports_counted", "rejections", "bytes_per_report",
-    "seconds", "helper_seconds", "replay_refused", "tamper_refused", "invalid_refused", "reports_without_budget",
+    "replay_refused", "tamper_refused", "invalid_refused", "reports_without_budget",
     "verdict",
 }  # fmt: skip
 
@@ -136,12 +135,10 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     path = tmp_path / "demo.json"
     options = ["--reports", "40", "--buckets", "5", "--epsilon", "0.5", "--noise", "pairwise", "--seed", "7"]
     options += ["--kappa", "1", "--function", "first", "--cutoff", "0.05"]
-    began = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "trefoil", "demo", *options, "--json", str(path)],
         capture_output=True, text=True, cwd=ROOT, timeout=120, check=False,
     )  # fmt: skip
-    took = time.monotonic() - began
     assert done.returncode == 0, done.stdout + done.stderr
     stored = json.loads(path.read_text())
     assert set(stored) == FIELDS
@@ -150,21 +147,13 @@ def test_the_demo_tells_the_whole_story(tmp_path: Path) -> None:
     assert stored["tamper_refused"] is True
     assert stored["invalid_refused"] is True
     assert [counts["numbers outside the cap"] for counts in stored["rejections"]] == [1, 1, 1]
-    assert stored["truth"] == truth(7, 40, stored, asked_of_devices(0.5, 5, 1, "first"))
+    assert stored["truth"] == truth(7, 40, asked_of_devices(0.5, 5, 1, "first"))
     for noisy, true in zip(stored["answer"], stored["truth"], strict=True):
         assert abs(noisy - true) < 60 * stored["noise_sd"]
     # All three modes side by side: joint has 0.816 times the deviation of local, and is the only one with a δ.
     by_mode = stored["noise_sd_by_mode"]
     assert by_mode["pairwise"] == stored["noise_sd"] and (stored["noise"], stored["delta"]) == ("pairwise", 0)
     assert by_mode["joint"] / by_mode["local"] == pytest.approx(0.8165, abs=0.003)
-    seconds = stored["seconds"]
-    assert {"make reports", "total", "replay", "other"} <= set(seconds)
-    assert sum(value for name, value in seconds.items() if name != "total") == pytest.approx(seconds["total"], abs=1e-9)
-    assert all(value >= 0 for value in seconds.values())
-    # Nothing is counted twice: no part of a process takes longer than the process.
-    assert seconds["total"] <= took
-    assert not {f"query: {state}" for state in stored["helper_seconds"]} & set(seconds)
-    assert {"admitting", "agreeing", "computing"} <= set(stored["helper_seconds"])
     *_, end, following = done.stdout.splitlines()
     assert end.startswith("Three helpers counted 40 reports and read none; their answer is off by at most ")
     assert following.startswith("Next: trefoil live")
@@ -193,13 +182,12 @@ def test_the_demo_says_when_no_week_can_pay(tmp_path: Path) -> None:
         assert (made.without_budget == found) == words
 
 
-def truth(seed: int, reports: int, stored: dict[str, object], asked: MeasurementOptions) -> list[int]:
+def truth(seed: int, reports: int, asked: MeasurementOptions) -> list[int]:
     """The plaintext sum, from the seed alone. What is attributed does not depend on the hour the demo ran at."""
     buckets = asked.options.histogram_size
     total = np.zeros(buckets, dtype=int)
     for person in people(seed, reports, buckets, NOW):
         total += np.sum(plain_histograms(person, asked), axis=0)
-    assert stored["seconds"]
     return [int(value) for value in total]
 
 
@@ -248,18 +236,10 @@ def test_the_budget_shown_is_of_someone_who_spent_and_has_dates(tmp_path: Path) 
     assert re.search(r"20\d\d-\d\d-\d\d to 20\d\d-\d\d-\d\d", captured.get())
 
 
-def test_seconds_add_up_also_when_rounded() -> None:
-    seconds = added_up({"a": 1.004, "b": 2.004, "c": 0.333}, 4.0)
-    assert seconds == {"a": 1.0, "b": 2.0, "c": 0.33, "other": 0.67, "total": 4.0}
-
-
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        *({"reports": 0}, {"buckets": 0}, {"buckets": 2000}, {"epsilon": 0.0}, {"epsilon": float("nan")}),
-        *({"seed": -1}, {"kappa": -1}, {"cutoff": 0.0}, {"function": "third"}),
-    ],
+    "wrong", [{"buckets": 2000}, {"epsilon": float("nan")}, {"cutoff": 0.0}, {"function": "third"}]
 )
 def test_options_are_checked_before_anything_starts(wrong: dict[str, float]) -> None:
+    """Beside those of tests/MISTAKES.md."""
     with pytest.raises(TrefoilError):
         DemoOptions(**wrong)  # type: ignore[arg-type] # wrong on purpose

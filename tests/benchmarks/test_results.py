@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -106,8 +106,6 @@ def test_a_day_is_computed_from_the_largest_point(monkeypatch: pytest.MonkeyPatc
     assert tables.ledger_bytes() == 47
     # 80 µs a report and helper, a third of 1.5 kB, and 47 bytes for thirty days.
     assert "| 1 billion | 22 hours | 0.93 | 500.0 GB | 1.4 TB |" in tables.day(tables.largest(16))
-    monkeypatch.setattr(tables, "points", lambda: [{**point, "disk_bytes": {}}])
-    assert tables.ledger_bytes() == tables.USUAL_LEDGER_BYTES
 
 
 def test_a_sweep_says_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,15 +149,23 @@ def throughput_sentences() -> Iterator[str]:
     yield f"A report has {stored('report')['reports'][1]['bytes_total']:,} bytes"
 
 
+def coins(run: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many questions are no better than a coin, by their own interval and by that of the family."""
+    answers = [answer for text, answer in run["watching"].items() if "control" not in text]
+    return sum(one["is_a_coin"] for one in answers), sum(one["is_a_coin_in_family"] for one in answers)
+
+
 def other_sentences() -> Iterator[str]:
     """What they say of devices, a publisher's model, strangers and the collector."""
-    device, load, strangers = stored("device"), stored("collector-load"), stored("strangers-load")
+    device, load, strangers = stored("device-timing"), stored("collector-load"), stored("strangers-load")
     yield f"{device['ratio_100_to_10']:.2f} times as long"
     yield f"{device['median_ms']['100']:.1f} ms to measure a conversion"
-    yield f"right in {tables.percent(device['auc_real_vs_null'], 1)} of cases"
-    asked = {**device["after_tick"]["areas"], **device["watching"]}
-    coins = [area["is_a_coin"] and area["is_a_coin_in_family"] for text, area in asked.items() if "control" not in text]
-    yield f"{sum(coins)} of the {len(coins)} questions are no better than a coin"
+    alone, family = coins(device)
+    yield f"{alone} of the {device['questions']} questions are no better than a coin by their own interval"
+    yield f"and {family} by one that holds for all of them at once"
+    yield "Beside ten busy loops it is {} and {}".format(*coins(stored("device-timing-busy")))
+    report = stored("device-timing-busy")["watching"]["a conversion: another site calls, or none"]
+    yield f"in a report by an area of {report['area']:.2f}, {report['bits']:.2f} bit a call"
     charges = stored("regression-charges")["charges"]
     once = next(row for row in charges if (row["sampled"], row["epsilon"], row["models"]) == (True, 0.3, 1))
     paid = [fmean(seed[name] for seed in once["seeds"]) for name in ("trefoil", "ara_like", "ipa_like")]

@@ -1,69 +1,36 @@
-"""The extension in real Chromium: the standard's scenarios through pages, Web IDL, frames, headers and input."""
+"""The extension in real Chromium: the standard's scenarios through pages, Web IDL, frames and headers."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Frame, Page, Playwright, sync_playwright
+from playwright.sync_api import Frame, Page, Playwright
 
-from device.agent import system_clock
-from device.browser.profiles import services_folder
+from benchmarks.workloads.chromium import Installation
 from device.web.conformance import CONFIG, whole
-from mpc_helpers.local.launcher import launched_helpers
-from protocol.batch import BatchWriter
-from protocol.report import SealedReport
 from tests.support.browser import needs_chromium
-from tests.support.extension import (
-    REAL_HOST,
-    Answer,
-    Installation,
-    Person,
-    Request,
-    Sites,
-    browser_with,
-    call,
-    https_sites,
-    quietly,
-    wait_for,
-)
-from tests.support.processes import TREFOIL
+from tests.support.extension import PLAIN_HOST, SAVE, Answer, Person, Request, Sites, browser_with, call, wait_for
 
 pytestmark = needs_chromium
 OURS = Path(__file__).parents[1] / "data" / "scenarios"
 STANDARD = Path(__file__).parents[3] / "shared" / "w3c" / "e2e-tests"
-SHOP = "shop.example"
-CROWD = 20
 AD = {"histogramIndex": 1}
 SALE = {"aggregationService": "trefoil", "histogramSize": 4, "epsilon": 0.1}
-SAVE = "navigator.attribution.saveImpression({ histogramIndex: 1 }).then(() => 'saved', (error) => error.name)"
 PIXEL = bytes.fromhex("47494638396101000100800000000000ffffff21f90401000000002c00000000010001000002024401003b")
 NOT_ALLOWED = {"error": "DOMException", "name": "NotAllowedError"}
 
 
 @pytest.fixture(scope="module")
-def playwright() -> Iterator[Playwright]:
-    with sync_playwright() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    with https_sites(tmp_path_factory.mktemp("sites")) as served:
-        served.pages["/top"] = page_with_frames
-        served.pages["/clear"] = Answer(headers=[("Clear-Site-Data", '"impressions"')])
-        yield served
-
-
-@pytest.fixture(scope="module")
 def person(playwright: Playwright, sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
     """One browser for all tests of this file, before a device that does not seal."""
-    with browser_with(playwright, sites, Installation(tmp_path_factory.mktemp("person"))) as opened:
+    sites.pages["/top"] = page_with_frames
+    sites.pages["/clear"] = Answer(headers=[("Clear-Site-Data", '"impressions"')])
+    with browser_with(playwright, sites, Installation(tmp_path_factory.mktemp("person"), PLAIN_HOST)) as opened:
         opened.wait_ready()
         yield opened
         assert opened.installation.errors == ""
@@ -80,10 +47,6 @@ def page_with_frames(request: Request) -> Answer:
     frames = parse_qs(urlsplit(request.path).query).get("frame", [])
     elements = (f"<iframe src='{each}'></iframe>" for each in frames)
     return Answer("<!doctype html><title>A page</title>" + "".join(elements))
-
-
-def stored(person: Person) -> list[tuple[int, str, str]]:
-    return [tuple(each) for each in person.ask("stored")["stored"]]
 
 
 # The standard's scenarios, and ours.
@@ -105,7 +68,7 @@ def test_a_scenario_through_pages(person: Person, path: Path) -> None:
     """Calls by pages and frames, clearing by a real header; what the person does is told to the host."""
     events = json.loads(path.read_text())["events"]
     if any("topLevelTraversable" in event for event in events):
-        pytest.skip("it names tabs and their activation by itself; see the tests of input below")
+        pytest.skip("it names tabs and their activation by itself; see test_browser_hostile")
     person.ask("control", scenarios=str(path.parent))
     for number, event in enumerate(events, start=1):
         person.ask("control", now=whole(event["seconds"]))
@@ -244,7 +207,7 @@ def test_numbers_are_converted_as_web_idl_says(person: Person) -> None:
     assert {passed: error for passed, error in outcomes.items() if error} == {
         passed: wanted for passed, wanted in SAVES.items() if isinstance(wanted, str)
     }
-    assert [index for index, *_ in stored(person)] == [wanted for wanted in SAVES.values() if isinstance(wanted, int)]
+    assert [index for index, *_ in person.stored()] == [wanted for wanted in SAVES.values() if isinstance(wanted, int)]
 
 
 CALLS = [
@@ -326,7 +289,7 @@ def test_frames_and_their_allow_attributes(person: Person) -> None:
         zip(FRAMES, (call(frame, "saveImpression", AD) for frame in page.main_frame.child_frames), strict=True)
     )
     assert outcomes == {name: expected for name, (_, expected) in FRAMES.items()}
-    callers = {caller for _, site, caller in stored(person) if site == "news.example"}
+    callers = {caller for _, site, caller in person.stored() if site == "news.example"}
     assert callers == {"news.example", "ads.example"}
     page.close()
 
@@ -345,7 +308,7 @@ def test_nested_frames_and_headers_of_holders(person: Person) -> None:
     page = person.open("https://news.example/nested")
     outcomes = [call(frame.child_frames[0], "saveImpression", AD) for frame in page.main_frame.child_frames]
     assert outcomes == [expected for _, expected in outer]
-    assert {(site, caller) for _, site, caller in stored(person)} == {("news.example", "deep.example")}
+    assert {(site, caller) for _, site, caller in person.stored()} == {("news.example", "deep.example")}
     page.close()
 
     frames = "<!doctype html><iframe src='https://ads.example/'></iframe><iframe src='/'></iframe>"
@@ -418,11 +381,11 @@ def test_headers_of_responses(person: Person) -> None:
     }
     wanted |= {(6, "blog.example", "track.example")}
     page = person.open("https://blog.example/headers")
-    wait_for(lambda: len(stored(person)) >= len(wanted))
-    assert set(stored(person)) == wanted
+    wait_for(lambda: len(person.stored()) >= len(wanted))
+    assert set(person.stored()) == wanted
     page.reload()
-    wait_for(lambda: len(stored(person)) >= 2 * len(wanted) - 1)
-    assert sorted(stored(person)) == sorted([*wanted, *(each for each in wanted if each[0] != 1)])
+    wait_for(lambda: len(person.stored()) >= 2 * len(wanted) - 1)
+    assert sorted(person.stored()) == sorted([*wanted, *(each for each in wanted if each[0] != 1)])
     page.close()
 
 
@@ -486,14 +449,14 @@ def test_the_header_of_a_response_that_was_not_sent_again_is_ignored(person: Per
     load = """(name) => new Promise((done) => { const image = new Image(); image.onload = () => done(true);
       image.src = `https://ads.example/${name}`; })"""
     page.evaluate(load, "kept.gif")
-    wait_for(lambda: len(stored(person)) == 1)
+    wait_for(lambda: len(person.stored()) == 1)
     page.reload()
     page.evaluate(load, "kept.gif")
     asked = [one for one in person.sites.requests if one.path == "/kept.gif"]
     assert ["if-none-match" in one.headers for one in asked] == [False, True]
     page.evaluate(load, "after.gif")
-    wait_for(lambda: len(stored(person)) >= 2)
-    assert [index for index, *_ in stored(person)] == [1, 2]
+    wait_for(lambda: len(person.stored()) >= 2)
+    assert [index for index, *_ in person.stored()] == [1, 2]
     page.close()
 
 
@@ -503,147 +466,12 @@ def test_a_beacon_of_a_document_that_is_gone_is_ignored(person: Person) -> None:
     page = person.open("https://left.example/")
     send = "navigator.sendBeacon('https://ads.example/beacon')"
     page.evaluate(send)
-    wait_for(lambda: len(stored(person)) == 1)
+    wait_for(lambda: len(person.stored()) == 1)
     page.evaluate(f"() => addEventListener('unload', () => {send})")
     page.goto("https://next.example/")
     wait_for(lambda: sum(one.path == "/beacon" for one in person.sites.requests) == 2)
     # What the new document asks comes later, and is heeded.
     page.evaluate(send)
-    wait_for(lambda: len(stored(person)) >= 2)
-    assert {site for _, site, _ in stored(person)} == {"left.example", "next.example"} and len(stored(person)) == 2
+    wait_for(lambda: len(person.stored()) >= 2)
+    assert {site for _, site, _ in person.stored()} == {"left.example", "next.example"} and len(person.stored()) == 2
     page.close()
-
-
-# The person's input. Playwright's `goto` is an address that the person entered, and its `evaluate` a gesture.
-
-
-def go(page: Page, address: str) -> None:
-    """Navigate by script, without any action."""
-    with page.expect_navigation(url=address):
-        quietly(page, f"void setTimeout(() => {{ location.href = '{address}'; }})")
-
-
-def opened_by_script(person: Person, address: str) -> Page:
-    """A tab in which nobody has acted."""
-    with person.context.expect_page() as opened:
-        person.worker.evaluate("(url) => chrome.tabs.create({ url }).then(() => null)", address)
-    page = opened.value
-    page.wait_for_url(address)
-    return page
-
-
-def test_one_action_serves_one_site_until_the_tab_leaves_it(person: Person) -> None:
-    person.sites.pages["/text"] = Answer("<!doctype html><p>text</p>")
-    person.sites.pages["/button"] = Answer("<!doctype html><button>b</button><iframe src='/text'></iframe>")
-    page = opened_by_script(person, "https://one.example/button")
-    assert quietly(page, SAVE) == "NotAllowedError"
-    page.get_by_role("button").click()
-    assert [quietly(page, SAVE) for _ in range(3)] == ["saved"] * 3
-    # A second after the press a note of it that was held back would have come.
-    page.wait_for_timeout(1500)
-    go(page, "https://two.example/button")
-    assert quietly(page, SAVE) == "NotAllowedError"
-    go(page, "https://one.example/button")
-    assert quietly(page, SAVE) == "NotAllowedError"
-    # An action in a frame is one in its tab, and an action that was not used goes along to the next site.
-    page.frames[1].get_by_text("text").click()
-    go(page, "https://three.example/button")
-    assert quietly(page, SAVE) == "saved"
-    go(page, "https://four.example/button")
-    assert quietly(page, SAVE) == "NotAllowedError"
-    page.close()
-
-
-def test_two_tabs_have_two_activations(person: Person) -> None:
-    acted, other = (opened_by_script(person, f"https://tab{number}.example/") for number in (1, 2))
-    acted.mouse.click(5, 5)
-    assert (quietly(other, SAVE), quietly(acted, SAVE)) == ("NotAllowedError", "saved")
-    acted.close()
-    other.close()
-
-
-def test_an_address_that_was_entered_is_an_action_and_a_reload_is_none(person: Person) -> None:
-    page = person.open("https://entered.example/")
-    assert quietly(page, SAVE) == "saved"
-    page.close()
-    page = opened_by_script(person, "https://reloaded.example/")
-    with page.expect_navigation():
-        quietly(page, "void setTimeout(() => location.reload())")
-    assert quietly(page, SAVE) == "NotAllowedError"
-    page.close()
-
-
-def test_the_badge_counts_the_reports_of_a_site(person: Person) -> None:
-    page = person.open("https://badge.example/")
-    for _ in range(2):
-        call(page, "measureConversion", SALE)
-    text = """chrome.tabs.query({ url: "https://badge.example/*" })
-      .then(([tab]) => chrome.action.getBadgeText({ tabId: tab.id }))"""
-    wait_for(lambda: person.worker.evaluate(text) == "2")
-    page.close()
-
-
-def test_clearing_the_browsers_history_clears_the_device(person: Person) -> None:
-    call(person.tab("https://old.example/"), "saveImpression", AD)
-    assert stored(person)
-    person.worker.evaluate("chrome.history.deleteUrl({ url: 'https://never.example/' })")
-    assert stored(person)
-    person.worker.evaluate("chrome.history.deleteAll()")
-    wait_for(lambda: not stored(person))
-
-
-# The whole story.
-
-
-def test_an_ad_and_a_purchase_are_counted_by_three_helpers(
-    playwright: Playwright, sites: Sites, tmp_path: Path, person: Person
-) -> None:
-    """Two https sites, one browser with the real host, a crowd's reports, three running helpers, the shop's query."""
-    sites.pages["shop.example/buy"] = Answer("<!doctype html><button id='buy'>Buy</button>")
-    sites.pages["news.example/ad"] = Answer("<!doctype html><a id='ad' href='https://shop.example/buy'>An ad</a>")
-    launched = launched_helpers(tmp_path / "trio", now=system_clock(), sites={SHOP: [SHOP]}, options={"processes": 0})
-    with launched as running:
-        installation = Installation(tmp_path / "person", REAL_HOST)
-        services_folder(installation.data).mkdir(parents=True)
-        helper_set = running.trio.helper_set_path
-        (services_folder(installation.data) / "trefoil.json").write_bytes(helper_set.read_bytes())
-        with browser_with(playwright, sites, installation) as real:
-            real.wait_ready()
-            real.ask("switch", on=True)
-            report = ad_and_purchase(real.context.new_page())
-            assert real.ask("overview", origin=f"https://{SHOP}")["spent"] > 0
-        crowd = ["--count", CROWD, "--buckets", 16, "--epsilon", 0.5, "--unit", "count"]
-        run_trefoil("reports", "--helpers", helper_set, "--site", SHOP, *crowd, "--out", tmp_path / "shop.batch")
-        # It joins the others.
-        with BatchWriter(tmp_path / "shop.batch") as batch:
-            batch.add(SealedReport.decode(report))
-        key = running.trio.site_key_path(SHOP)
-        arguments = ["--reports", tmp_path / "shop.batch", "--helpers", helper_set, "--site-key", key]
-        answer = tmp_path / "answer.json"
-        run_trefoil("query", "run", *arguments, "--json", answer)
-    result = json.loads(answer.read_text())
-    assert (result["reports_submitted"], result["reports_counted"]) == (CROWD + 1, CROWD + 1)
-    assert len(result["answer"]) == 16
-
-
-def run_trefoil(*arguments: object) -> None:
-    """A process of its own: Playwright's event loop is running in this one."""
-    subprocess.run([*TREFOIL, *map(str, arguments)], check=True, timeout=120)
-
-
-def ad_and_purchase(page: Page) -> bytes:
-    """Click the ad, then buy, as a person does; what the shop gets."""
-    page.goto("https://news.example/ad")
-    page.evaluate(
-        """() => { document.getElementById("ad").onclick = () => {
-          navigator.attribution.saveImpression({ histogramIndex: 3, conversionSites: ["shop.example"] }); }; }"""
-    )
-    page.click("#ad")
-    page.wait_for_url("https://shop.example/buy")
-    page.evaluate(
-        """(sale) => { document.getElementById("buy").onclick = () => {
-          window.sold = navigator.attribution.measureConversion(sale).then((made) => Array.from(made.report)); }; }""",
-        {"aggregationService": "trefoil", "histogramSize": 16, "value": 5, "maxValue": 5, "epsilon": 0.5},
-    )
-    page.click("#buy")
-    return bytes(page.evaluate("sold"))

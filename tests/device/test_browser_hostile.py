@@ -1,54 +1,35 @@
-"""The extension in real Chromium before hostile pages and broken hosts; and the pages that the person sees."""
+"""The extension in real Chromium before hostile pages and broken hosts, and the input that it trusts."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import shutil
 import signal
-import sqlite3
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Playwright, expect, sync_playwright
+from playwright.sync_api import Playwright
 
-from device.browser.profiles import databases, services_folder
-from protocol.header import Header
-from protocol.report import SealedReport
-from tests.support.browser import (
-    axe_findings,
-    axe_source,
-    idle_helpers,
-    misfits,
-    needs_chromium,
-    own_findings,
-    picture,
-    stretched,
-    too_wide,
-)
+from benchmarks.workloads.chromium import Installation
+from tests.support.browser import needs_chromium
 from tests.support.extension import (
     ID,
-    REAL_HOST,
+    MEASURE,
+    PLAIN_HOST,
+    SAVE,
     Answer,
-    Installation,
     Person,
     Sites,
     browser_with,
     call,
-    https_sites,
+    go,
     quietly,
+    unwatched_browser,
     wait_for,
 )
 
 pytestmark = needs_chromium
-LONG = "TREFOIL_LOAD" in os.environ
-SAVE = "navigator.attribution.saveImpression({ histogramIndex: 1 }).then(() => 'saved', (error) => error.name)"
-SALE = '{ aggregationService: "trefoil", histogramSize: 4, epsilon: 0.001 }'
-MEASURE = f"""navigator.attribution.measureConversion({SALE})
-  .then((result) => result.report.length, (error) => error.name)"""
 
 OTHER_WORKER = "other.js"
 OTHER_EXTENSION = {
@@ -62,18 +43,6 @@ OTHER_EXTENSION = {
 
 
 @pytest.fixture(scope="module")
-def playwright() -> Iterator[Playwright]:
-    with sync_playwright() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
-    with https_sites(tmp_path_factory.mktemp("sites")) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
 def plain(playwright: Playwright, sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
     """A browser before a device that does not seal, with another extension that may do anything on all sites."""
     folder = tmp_path_factory.mktemp("plain")
@@ -81,34 +50,17 @@ def plain(playwright: Playwright, sites: Sites, tmp_path_factory: pytest.TempPat
     other.mkdir()
     (other / "manifest.json").write_text(json.dumps(OTHER_EXTENSION))
     (other / OTHER_WORKER).write_text("")
-    with browser_with(playwright, sites, Installation(folder, others=[other])) as opened:
+    with browser_with(playwright, sites, Installation(folder, PLAIN_HOST, others=[other])) as opened:
         opened.wait_ready()
         yield opened
         assert opened.installation.errors == ""
-
-
-@pytest.fixture(scope="module")
-def real(playwright: Playwright, sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
-    """A browser before the real host, on a machine with one helper set. Nobody has agreed to anything yet."""
-    folder = tmp_path_factory.mktemp("real")
-    installation = Installation(folder, REAL_HOST)
-    services_folder(installation.data).mkdir(parents=True)
-    helper_set = idle_helpers(folder / "helpers").helper_set_path.read_bytes()
-    (services_folder(installation.data) / "trefoil.json").write_bytes(helper_set)
-    with browser_with(playwright, sites, installation) as opened:
-        opened.wait_ready()
-        yield opened
-        assert installation.errors == ""
 
 
 # Hostile pages.
 
 
 def test_forged_input_is_no_action(plain: Person) -> None:
-    with plain.context.expect_page() as opened:
-        plain.worker.evaluate("chrome.tabs.create({ url: 'https://forger.example/' }).then(() => null)")
-    page = opened.value
-    page.wait_for_url("https://forger.example/")
+    page = plain.open_by_script("https://forger.example/")
     forge = """(() => {
       document.body.click();
       for (const type of ["keydown", "mousedown", "pointerdown", "pointerup", "touchend"]) {
@@ -281,15 +233,12 @@ def test_a_content_script_may_call_and_no_more(plain: Person) -> None:
 
 
 def test_a_document_that_is_written_anew_keeps_its_api_and_its_input(plain: Person) -> None:
-    with plain.context.expect_page() as opened:
-        plain.worker.evaluate("chrome.tabs.create({ url: 'https://writer.example/' }).then(() => null)")
-    page = opened.value
-    page.wait_for_url("https://writer.example/")
+    page = plain.open_by_script("https://writer.example/")
     quietly(page, "document.open(); document.write('<!doctype html><button>again</button>'); document.close();")
     assert quietly(page, SAVE) == "NotAllowedError"
     page.get_by_role("button").click()
-    # Longer than the browser's own note of an action lasts: the listener must have told of it.
-    page.wait_for_timeout(5500)
+    # The browser's own note of an action stays with the old document: the listener must have told of it.
+    go(page, "https://writer.example/?next")
     assert quietly(page, SAVE) == "saved"
     page.close()
 
@@ -346,30 +295,144 @@ def test_a_call_that_is_too_long_for_the_host_is_refused(plain: Person) -> None:
     page.close()
 
 
-@pytest.mark.parametrize("lifecycle", ["prerender", "cached", "pending_deletion"])
-def test_a_document_that_the_person_does_not_see_may_not_call(plain: Person, lifecycle: str) -> None:
-    """It has the tab of the page that began it, which may be open to its site. The worker is asked as the browser asks
-    it: with a debugger attached, as here, Chromium prerenders nothing.
-    """
-    page = plain.open("https://prerender.example/")
-    assert call(page, "saveImpression", {"histogramIndex": 1}) is None
-    ask = """(documentLifecycle) => chrome.tabs.query({ url: "https://prerender.example/*" }).then(async ([tab]) => {
-      const { documentId } = await chrome.webNavigation.getFrame({ tabId: tab.id, frameId: 0 });
-      const origin = "https://prerender.example";
-      const sender = { tab, frameId: 0, documentId, documentLifecycle, origin, url: tab.url };
-      const message = { call: "save", options: { histogramIndex: 1 }, place: null, acted: false };
-      return (await onCall(message, sender)).error ?? "saved"; })"""
-    assert plain.worker.evaluate(ask, "active") == "saved"
-    assert plain.worker.evaluate(ask, lifecycle) == "NotAllowedError"
+PRERENDERED = f"""<!doctype html><title>Told</title><script>
+  const save = () => {SAVE}
+    .then((outcome) => fetch("/told", {{ method: "POST", body: JSON.stringify([document.prerendering, outcome]) }}));
+</script>"""
+# The browser prerenders what its rules name; whoever goes there by a link then activates it.
+PRERENDERS = f"""{PRERENDERED}<script>
+  const rules = {{ prerender: [{{ source: "list", urls: ["/prerendered"], eagerness: "immediate" }}] }};
+  const script = {{ type: "speculationrules", textContent: JSON.stringify(rules) }};
+  const isTime = async () => (await (await fetch("/go")).text()) === "go";
+  const until = async () => {{ while (!(await isTime())) await new Promise((done) => setTimeout(done, 50)); }};
+  if (!navigator.attribution) setTimeout(() => location.reload(), 100);
+  else save().then(() => document.head.append(Object.assign(document.createElement("script"), script)))
+    .then(until).then(() => {{ location.href = "/prerendered"; }});
+</script>"""
+
+
+def test_a_prerendered_document_may_not_call_until_it_is_shown(sites: Sites, tmp_path: Path) -> None:
+    """It has the tab of the page that began it, which is open to its site. With a debugger nothing is prerendered."""
+
+    def told() -> list[object]:
+        return [json.loads(request.body) for request in sites.requests if request.path == "/told"]
+
+    sites.pages["/told"] = Answer("")
+    sites.pages["/go"] = lambda _: Answer("go" if len(told()) == 2 else "wait")
+    sites.pages["/first"] = Answer(PRERENDERS)
+    sites.pages["/prerendered"] = Answer(
+        f"{PRERENDERED}<script>save(); document.addEventListener('prerenderingchange', save);</script>"
+    )
+    with unwatched_browser(sites, Installation(tmp_path, PLAIN_HOST)) as open_tab:
+        open_tab("https://prerender.example/first")
+        wait_for(lambda: len(told()) == 3)
+    assert told() == [[False, "saved"], [True, "NotAllowedError"], [False, "saved"]]
+
+
+# The person's input. Playwright's `goto` is an address that the person entered, and its `evaluate` a gesture.
+
+
+def test_one_action_serves_one_site_until_the_tab_leaves_it(plain: Person) -> None:
+    plain.sites.pages["/text"] = Answer("<!doctype html><p>text</p>")
+    plain.sites.pages["/button"] = Answer("<!doctype html><button>b</button><iframe src='/text'></iframe>")
+    page = plain.open_by_script("https://one.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    page.get_by_role("button").click()
+    assert [quietly(page, SAVE) for _ in range(3)] == ["saved"] * 3
+    # A second after the press a note of it that was held back would have come.
+    page.wait_for_timeout(1500)
+    go(page, "https://two.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    go(page, "https://one.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    # An action in a frame is one in its tab, and an action that was not used goes along to the next site.
+    page.frames[1].get_by_text("text").click()
+    go(page, "https://three.example/button")
+    assert quietly(page, SAVE) == "saved"
+    go(page, "https://four.example/button")
+    assert quietly(page, SAVE) == "NotAllowedError"
     page.close()
+
+
+def test_two_tabs_have_two_activations(plain: Person) -> None:
+    acted, other = (plain.open_by_script(f"https://tab{number}.example/") for number in (1, 2))
+    acted.mouse.click(5, 5)
+    assert (quietly(other, SAVE), quietly(acted, SAVE)) == ("NotAllowedError", "saved")
+    acted.close()
+    other.close()
+
+
+def test_an_address_that_was_entered_is_an_action_and_a_reload_is_none(plain: Person) -> None:
+    page = plain.open("https://entered.example/")
+    assert quietly(page, SAVE) == "saved"
+    page.close()
+    page = plain.open_by_script("https://reloaded.example/")
+    with page.expect_navigation():
+        quietly(page, "void setTimeout(() => location.reload())")
+    assert quietly(page, SAVE) == "NotAllowedError"
+    page.close()
+
+
+def test_the_badge_counts_the_reports_of_a_site(plain: Person) -> None:
+    page = plain.open("https://badge.example/")
+    for _ in range(2):
+        call(page, "measureConversion", {"aggregationService": "trefoil", "histogramSize": 4})
+    text = """chrome.tabs.query({ url: "https://badge.example/*" })
+      .then(([tab]) => chrome.action.getBadgeText({ tabId: tab.id }))"""
+    wait_for(lambda: plain.worker.evaluate(text) == "2")
+    page.close()
+
+
+# Keeps what the device is asked to forget, and refuses it once.
+WATCH_FORGET = """() => {
+  const ask = device.ask;
+  device.forgot = [];
+  device.restore = () => { device.ask = ask; };
+  device.ask = async function (message, tab) {
+    if (message.kind !== "forget") return await ask.call(this, message, tab);
+    this.forgot.push(message.hosts ?? "all");
+    return this.forgot.length === 1 ? { error: "OperationError" } : await ask.call(this, message, tab);
+  };
+}"""
+
+
+def test_clearing_the_browsers_history_clears_the_device(plain: Person) -> None:
+    call(plain.tab("https://old.example/"), "saveImpression", {"histogramIndex": 1})
+    assert plain.stored()
+    plain.worker.evaluate("chrome.history.deleteUrl({ url: 'https://never.example/' })")
+    assert plain.stored()
+    # A device that is busy is asked again.
+    plain.worker.evaluate(WATCH_FORGET)
+    plain.worker.evaluate("chrome.history.deleteAll()")
+    wait_for(lambda: not plain.stored())
+    assert plain.worker.evaluate("device.forgot") == ["all", "all"]
+    plain.worker.evaluate("device.restore()")
+
+
+def test_a_site_is_forgotten_with_the_last_visit_to_any_of_its_hosts(plain: Person) -> None:
+    def is_stored() -> bool:
+        return "left.example" in {site for _, site, _ in plain.stored()}
+
+    plain.tab("https://m.left.example/")
+    call(plain.tab("https://www.left.example/"), "saveImpression", {"histogramIndex": 1})
+    assert is_stored()
+    delete = "(url) => chrome.history.deleteUrl({ url })"
+    plain.worker.evaluate(WATCH_FORGET)
+    plain.worker.evaluate(delete, "https://m.left.example/")
+    wait_for(lambda: len(plain.worker.evaluate("device.forgot")) == 2)
+    assert is_stored()
+    plain.worker.evaluate(delete, "https://www.left.example/")
+    wait_for(lambda: not is_stored())
+    assert plain.worker.evaluate("device.forgot") == [["m.left.example"]] * 2 + [["www.left.example"]]
+    plain.worker.evaluate("device.restore()")
 
 
 # Broken hosts.
 
 
 def test_without_a_host_pages_see_a_plain_browser(playwright: Playwright, sites: Sites, tmp_path: Path) -> None:
-    """One that ends at once, one that is for another extension, and none."""
-    installation = Installation(tmp_path)
+    """One that ends at once, and none."""
+    installation = Installation(tmp_path, PLAIN_HOST)
     installation.prepare()
     host = tmp_path / "host.sh"
     working, manifest = host.read_text(), installation.user_data / "NativeMessagingHosts" / "org.trefoil.device.json"
@@ -394,195 +457,20 @@ def test_without_a_host_pages_see_a_plain_browser(playwright: Playwright, sites:
         assert call(page, "saveImpression", {"histogramIndex": 1}) == "no API"
 
 
-@pytest.mark.skipif(not LONG, reason="half a minute, by the worker's own watch: make load")
 def test_a_host_that_never_answers_is_dropped(plain: Person) -> None:
     """Stopped in a call, by the system: every call that waits is refused at once, and the next has a new host."""
     page = plain.open("https://silent.example/")
     assert call(page, "saveImpression", {"histogramIndex": 1}) is None
-    (silent,) = plain.installation.processes[-1:]
+    hosts = len(plain.installation.processes)
+    silent = plain.installation.processes[-1]
+    # The worker's half a minute, in half a second.
+    plain.worker.evaluate("globalThis.kept = setTimeout; setTimeout = (work, ms) => kept(work, ms / 60); 0")
     os.kill(silent, signal.SIGSTOP)
     try:
-        page.evaluate(f"() => {{ window.calls = Promise.all([{SAVE}, {SAVE}, {MEASURE}]); }}")
-        wait_for(lambda: plain.worker.evaluate("device.pending.size") >= 3)
-        # Thirty seconds later, by the worker's own watch.
-        assert page.evaluate("calls") == ["OperationError"] * 3
+        assert page.evaluate(f"Promise.all([{SAVE}, {SAVE}, {MEASURE}])") == ["OperationError"] * 3
     finally:
+        plain.worker.evaluate("setTimeout = kept; 0")
         os.kill(silent, signal.SIGCONT)
     assert call(page, "saveImpression", {"histogramIndex": 1}) is None
-    assert len(plain.installation.processes) == 2
+    assert len(plain.installation.processes) == hosts + 1
     page.close()
-
-
-@pytest.mark.parametrize("moment", ["before", "while it waits", "with many"] if LONG else ["with many"])
-def test_a_host_that_is_killed_in_a_call(real: Person, moment: str) -> None:
-    """The call is refused, never asked again, and the next one has a new host."""
-    page = real.open("https://killer.example/")
-    assert page.evaluate(MEASURE) > 100
-    host = real.installation.processes[-1]
-    if moment == "before":
-        os.kill(host, signal.SIGKILL)
-        wait_for(lambda: real.worker.evaluate("device.port === null"))
-    else:
-        count = 1 if moment == "while it waits" else 50
-        page.evaluate(f"() => {{ window.calls = Promise.all(Array.from({{ length: {count} }}, () => {MEASURE})); }}")
-        wait_for(lambda: real.worker.evaluate("device.pending.size") == count)
-        os.kill(host, signal.SIGKILL)
-        assert set(page.evaluate("calls")) == {"OperationError"}
-    assert page.evaluate(MEASURE) > 100
-    assert real.installation.processes[-1] != host
-    page.close()
-
-
-def test_a_locked_database_and_a_full_disk_show_in_no_answer(real: Person) -> None:
-    """Null reports of the same size, and saves that are not kept; nothing is said of why."""
-    (database,) = databases(real.installation.data)
-    real.ask("switch", on=True)
-    page = real.open("https://locked.example/")
-    size = page.evaluate(MEASURE)
-    locking = sqlite3.connect(database, isolation_level=None)
-    locking.execute("BEGIN IMMEDIATE")
-    assert page.evaluate(MEASURE) == size
-    locking.execute("ROLLBACK")
-    locking.close()
-    assert page.evaluate(SAVE) == "saved" and ads(real) == 1
-    # As on a full disk: the host may not write beyond the first byte of any file.
-    host = real.installation.processes[-1]
-    most, hard = resource.prlimit(host, resource.RLIMIT_FSIZE)
-    resource.prlimit(host, resource.RLIMIT_FSIZE, (1, hard))
-    # The report leaves after its time, when the save before it was tried.
-    assert page.evaluate(SAVE) == "saved" and page.evaluate(MEASURE) == size
-    resource.prlimit(host, resource.RLIMIT_FSIZE, (most, hard))
-    assert ads(real) == 1
-    assert page.evaluate(SAVE) == "saved" and ads(real) == 2
-    assert real.installation.processes[-1] == host
-    real.ask("switch", on=False)
-    page.close()
-
-
-def ads(person: Person) -> int:
-    count: int = person.ask("overview", origin="https://locked.example")["ads"]
-    return count
-
-
-# What the person sees.
-
-
-def test_nothing_happens_until_the_person_agrees(real: Person) -> None:
-    """A new device is off; sites get reports all the same."""
-    page = real.open("https://shop.example/")
-    null = page.evaluate(MEASURE)
-    assert page.evaluate(SAVE) == "saved" and real.ask("overview", origin="https://shop.example")["ads"] == 0
-    welcome = real.own_page("welcome.html")
-    expect(welcome.locator("#services")).to_have_text("trefoil")
-    welcome.get_by_role("button", name="Switch measurement on").click()
-    expect(welcome.get_by_role("status")).to_contain_text("Measurement is on")
-    assert page.evaluate(SAVE) == "saved" and real.ask("overview", origin="https://shop.example")["ads"] == 1
-    assert page.evaluate(MEASURE) == null
-    welcome.close()
-    page.close()
-
-
-ALL_THAT_A_PAGE_SEES = """async ([sale, calls]) => {
-  const outcomes = [];
-  for (const [method, options] of calls) {
-    outcomes.push(await navigator.attribution[method](options).then(
-      (result) => Object.keys(result), (error) => [error.name, error.message]));
-  }
-  const { report } = await navigator.attribution.measureConversion(sale);
-  return [outcomes, [...navigator.attribution.aggregationServices.keys()], [...report]];
-}"""
-
-
-def test_off_and_on_are_the_same_to_a_page(real: Person) -> None:
-    """Outcomes and errors word for word; of the report every byte that is not random, with an ad there to be found."""
-    sale = {"aggregationService": "trefoil", "histogramSize": 4, "epsilon": 0.001, "value": 2, "maxValue": 3}
-    calls = [["saveImpression", {"histogramIndex": index}] for index in (1, -1, 2**31)]
-    calls += [["measureConversion", {**sale, **wrong}] for wrong in ({}, {"histogramSize": 0}, {"epsilon": -1})]
-    page = real.open("https://same.example/")
-    seen = []
-    for on in (True, False):
-        real.ask("switch", on=on)
-        outcomes, services, report = page.evaluate(ALL_THAT_A_PAGE_SEES, [sale, calls])
-        header = Header.decode(SealedReport.decode(bytes(report)).header)
-        # The rest is a nonce, hashes and proofs of random values, of a size that the terms decide.
-        terms = replace(header.terms, time=3600)
-        seen.append((outcomes, services, len(report), terms, header.helper_set, header.key_ids, header.suite))
-    assert seen[0] == seen[1]
-    real.ask("switch", on=True)
-    page.close()
-
-
-def test_the_popup_shows_a_site_and_switches(real: Person) -> None:
-    real.ask("switch", on=True)
-    page = real.open("https://popup.example/")
-    page.evaluate(SAVE)
-    page.evaluate(MEASURE)
-    popup = real.own_page("popup.html", tab_url="https://popup.example/", width=360)
-    expect(popup.get_by_role("heading", level=1)).to_have_text("popup.example")
-    expect(popup.locator("#facts")).to_contain_text("1 ad remembered")
-    expect(popup.locator("#facts")).to_contain_text("1 sealed report")
-    switch = popup.get_by_role("switch")
-    expect(switch).to_have_attribute("aria-checked", "true")
-    switch.click()
-    expect(switch).to_have_attribute("aria-checked", "false")
-    assert real.ask("overview", origin="")["enabled"] is False
-    switch.click()
-    expect(switch).to_have_attribute("aria-checked", "true")
-    popup.close()
-    nowhere = real.own_page("popup.html", tab_url="chrome://newtab/", width=360)
-    expect(nowhere.get_by_role("heading", level=1)).to_have_text("This page is no site")
-    nowhere.close()
-    page.close()
-
-
-def test_the_dashboard_without_a_port(real: Person) -> None:
-    real.ask("switch", on=True)
-    page = real.open("https://listed.example/")
-    page.evaluate(SAVE)
-    dashboard = real.own_page("dashboard.html")
-    expect(dashboard.get_by_role("heading", level=1)).to_have_text("What measurement has cost you")
-    expect(dashboard.locator("main")).to_contain_text("listed.example")
-    dashboard.get_by_text("Switch measurement off…").click()
-    dashboard.get_by_role("button", name="Switch off").click()
-    expect(dashboard.locator(".notice").first).to_contain_text("measurement is off")
-    assert real.ask("overview", origin="")["enabled"] is False
-    real.ask("switch", on=True)
-    dashboard.close()
-    page.close()
-
-
-def test_two_profiles_have_two_devices(real: Person, playwright: Playwright, sites: Sites, tmp_path: Path) -> None:
-    """Of one person: what the one remembers the other does not, and neither renews the other's budgets."""
-    real.ask("switch", on=True)
-    page = real.open("https://profile.example/")
-    page.evaluate(SAVE)
-    shared = {"XDG_DATA_HOME": str(real.installation.folder)}
-    (first,) = databases(real.installation.data)
-    with browser_with(playwright, sites, Installation(tmp_path, REAL_HOST, environment=shared)) as second:
-        second.wait_ready()
-        assert len(databases(real.installation.data)) == 2 and databases(second.installation.data) == []
-        overviews = [one.ask("overview", origin="https://profile.example") for one in (real, second)]
-    assert [(one["enabled"], one["ads"]) for one in overviews] == [(True, 1), (False, 0)]
-    (other,) = {*databases(real.installation.data)} - {first}
-    shutil.rmtree(other.parent)
-    page.close()
-
-
-@pytest.mark.parametrize("name", ["popup", "welcome", "dashboard"])
-def test_the_pages_fit_small_screens_and_are_accessible(real: Person, name: str) -> None:
-    """Screenshots of each width, light and dark, are kept among the artefacts."""
-    findings: list[str] = []
-    axe = axe_source() if LONG else None
-    for width in (320, 390, 1280):
-        for dark in (False, True):
-            page = real.own_page(f"{name}.html", tab_url="https://popup.example/", width=width, dark=dark)
-            page.wait_for_selector({"popup": "#here:not([hidden])", "welcome": "#on", "dashboard": "header.bar"}[name])
-            findings += misfits(page) + own_findings(page)
-            findings += axe_findings(page, axe) if axe else []
-            picture(page, f"browser-{name}-{width}{'-dark' if dark else ''}")
-            page.close()
-    page = real.own_page(f"{name}.html", tab_url="https://popup.example/")
-    page.wait_for_selector({"popup": "#here:not([hidden])", "welcome": "#on", "dashboard": "header.bar"}[name])
-    findings += too_wide(stretched(page))
-    page.close()
-    assert findings == []

@@ -71,7 +71,7 @@ def test_theorem_18(buckets: int, epochs: int, sensitivity: int) -> None:
 def test_case_1_no_relevant_events_no_loss() -> None:
     for output in (None, 0):
         loss = epoch_loss(terms(1, 200), relevant=False, sensitivity=140, output=output)
-        assert loss == EpochLoss(0, 0, 0)
+        assert loss == EpochLoss(0, 0)
 
 
 def test_without_a_side_query_there_is_no_kappa() -> None:
@@ -80,21 +80,19 @@ def test_without_a_side_query_there_is_no_kappa() -> None:
 
 def test_case_2_the_site_pays_for_the_actual_report() -> None:
     loss = epoch_loss(terms(1, 16), relevant=True, sensitivity=8, output=4)
-    assert loss == EpochLoss(site=250_000, everyone=500_000, quota=500_000)
+    assert loss == EpochLoss(site=250_000, everyone=500_000)
     assert epoch_loss(terms(1, 16), relevant=True, sensitivity=8, output=0).site == 0
 
 
 def test_case_3_everyone_pays_the_reports_sensitivity() -> None:
-    assert epoch_loss(terms(1, 200), relevant=True, sensitivity=140, output=None) == EpochLoss(
-        700_000, 700_000, 700_000
-    )
+    assert epoch_loss(terms(1, 200), relevant=True, sensitivity=140, output=None) == EpochLoss(700_000, 700_000)
 
 
 def test_a_side_query_is_paid_with_data_or_without() -> None:
     with_data = epoch_loss(terms(1, 200, kappa=20), relevant=True, sensitivity=140, output=None)
     without = epoch_loss(terms(1, 200, kappa=20), relevant=False, sensitivity=140, output=None)
-    assert with_data == EpochLoss(800_000, 800_000, 700_000, 100_000)
-    assert without == EpochLoss(100_000, 100_000, 0, 100_000)
+    assert with_data == EpochLoss(800_000, 800_000)
+    assert without == EpochLoss(100_000, 100_000)
 
 
 def test_a_side_query_may_cost_more_than_epsilon() -> None:
@@ -182,12 +180,12 @@ def test_half_an_entry_is_no_filter() -> None:
 
 
 def test_each_filter_is_charged_once() -> None:
-    charges = charges_of("shop.example", {"news.example", "blog.example"}, EpochLoss(1, 2, 3))
+    charges = charges_of("shop.example", {"news.example", "blog.example"}, EpochLoss(1, 2))
     assert charges == {
         SITE: 1,
         EVERYONE: 2,
-        FilterOwner(FilterKind.IMPRESSION_SITE, "news.example"): 3,
-        FilterOwner(FilterKind.IMPRESSION_SITE, "blog.example"): 3,
+        FilterOwner(FilterKind.IMPRESSION_SITE, "news.example"): 2,
+        FilterOwner(FilterKind.IMPRESSION_SITE, "blog.example"): 2,
     }
 
 
@@ -365,7 +363,10 @@ def test_every_requested_epoch_pays_kappa_with_data_or_without() -> None:
     for kind, site in ((FilterKind.SITE, "shop.example"), (FilterKind.GLOBAL, "")):
         assert paid_by(world.store, 0, kind, site) == 250_000 * (4 + 2) // 4
         assert paid_by(world.store, 1, kind, site) == 250_000 * 2 // 4
-    assert paid_by(world.store, 0, FilterKind.IMPRESSION_SITE, "news.example") == 250_000
+    # Of quotas, the publisher's pays for both where there is an impression, and where not that of side queries.
+    assert paid_by(world.store, 0, FilterKind.IMPRESSION_SITE, "news.example") == 250_000 * (4 + 2) // 4
+    assert paid_by(world.store, 0, FilterKind.SIDE_QUERY, "") == 0
+    assert paid_by(world.store, 1, FilterKind.SIDE_QUERY, "") == 250_000 * 2 // 4
 
 
 def test_colluding_queriers_with_flags_stay_under_twice_the_global_budget() -> None:
@@ -405,7 +406,7 @@ def test_a_report_that_lost_something_is_always_flagged(form: SideQueryForm) -> 
         assert changed > 0
         # What the querier concludes from a count without noise covers how far the answer can have moved.
         bound = bias_bound(flagged, kappa=2, sigma=0.0, largest_change=4, beta=0.05)
-        assert bound.bound >= changed and not bound.within(0.5)
+        assert bound.bound >= changed and bound.bound > 0.5
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -417,6 +418,8 @@ def test_side_queries_of_sites_without_ads_do_not_use_up_everyones_budget(kind: 
             # ε·κ/Δ = 1 of every week.
             assert ann.at(4.5).convert(f"drain{number}.example", kappa=2, match_values=[7])[-1] == 2 * (number > 0)
         assert set(ann.spent(FilterKind.GLOBAL).values()) == {MICROS}
+        # Nor do they spoil a report with a side query. Weeks without an ad cannot pay for theirs, so it is flagged.
+        assert ann.convert("careful.example", kappa=1, epsilon=0.5) == (0, 1, 1)
         assert ann.convert() == (0, 1)
 
 

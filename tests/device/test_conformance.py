@@ -236,7 +236,7 @@ def site_pays_the_full_charge(patch: Patch) -> None:
 def everyone_pays_the_actual_report(patch: Patch) -> None:
     def cheap(terms: LossTerms, **case: Any) -> EpochLoss:
         loss = epoch_loss(terms, **case)
-        return EpochLoss(loss.site, loss.site, loss.site)
+        return EpochLoss(loss.site, loss.site)
 
     patch.setattr(device.device, "epoch_loss", cheap)
 

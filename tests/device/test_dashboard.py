@@ -183,14 +183,6 @@ class TestFormatting:
 
 
 class TestLog:
-    def test_records_have_one_size(self) -> None:
-        """Otherwise the growth of the database would distinguish real reports from null ones."""
-        entries = tuple(EpochEntry(epoch, EpochOutcome.PAID, 10**6) for epoch in range(-3, 6))
-        short = ReportRecord(START, 1, 2, "a.example", "b.example")
-        long = ReportRecord(START, 1, 2, "x" * 240 + ".example", "b.example", entries)
-        assert len(short.encode()) == len(long.encode())
-        assert ReportRecord.decode(long.encode()) == long and ReportRecord.decode(short.encode()) == short
-
     def test_of_a_long_window_the_latest_epochs_are_kept(self) -> None:
         entries = tuple(EpochEntry(epoch, EpochOutcome.NOTHING_FOUND, 0) for epoch in range(40))
         kept = ReportRecord.decode(ReportRecord(START, 1, 2, "a.example", "a.example", entries).encode()).epochs
@@ -210,11 +202,6 @@ class TestLog:
                 logged[entry.epoch] = logged.get(entry.epoch, 0) + entry.paid
         spent = {state.epoch: state.spent for state in world.device.budget() if state.kind is FilterKind.SITE}
         assert {epoch: paid for epoch, paid in logged.items() if paid} == spent
-
-    def test_when_measurement_is_off_the_log_says_so(self, world: World) -> None:
-        world.device.disable()
-        world.device.measure_conversion("shoes.example", QUARTER)
-        assert {entry.outcome for entry in world.device.reports()[-1].epochs} == {EpochOutcome.NOT_MEASURED}
 
     def test_after_forgetting_the_past_is_closed(self, world: World) -> None:
         world.device.clear_browsing_history(forget_visits=True)

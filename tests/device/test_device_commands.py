@@ -15,17 +15,16 @@ from typing import Any, TypeVar
 import pytest
 from typer.testing import CliRunner, Result
 
-from device import actions, agent
+from device import agent
 from device.budget import FilterKind
-from device.conversion import ConversionOptions
 from device.dashboard.formatting import describe_clearing
 from device.dashboard.server import Action, ConfirmedAction
 from device.errors import DatabaseUnavailable
-from device.events import ConversionEventOptions, ImpressionOptions
-from device.limits import TREFOIL_SERVICE, DeviceLimits, OwnSite
+from device.events import ImpressionOptions
+from device.limits import DeviceLimits, OwnSite
 from device.schedule import AtOnce, Caller, Delayed
 from device.stores.sqlite_store import SqliteStore
-from protocol.batch import BatchReader
+from protocol.batch import BatchReader, BatchWriter
 from protocol.cli import app as cli
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperSet, HpkeKeyConfig
@@ -57,10 +56,13 @@ def fail(*arguments: object) -> TrefoilError:
     return result.exception
 
 
+IN_REAL_TIME = Delayed.within
+
+
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charge no call for taking long on a busy machine."""
-    monkeypatch.setattr("device.agent.Delayed", lambda *_: AtOnce())
+    monkeypatch.setattr("device.agent.Delayed.within", lambda _: AtOnce())
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_an_impression_a_conversion_and_what_they_cost(db: Path, helpers: Path, 
 def test_limits_chosen_at_creation_are_kept_with_the_database(tmp_path: Path, helpers: Path) -> None:
     db, result = tmp_path / "chosen.db", tmp_path / "result.json"
     chosen = ["--budget", 0.3, "--global-budget", 2, "--epoch-days", 1, "--own-site", "hidden", "--sites-per-action", 2]
-    chosen += ["--delay-ms", 300]
+    chosen += ["--delay-ms", 300, "--processor-ms", 7]
     succeed("device", "create", "--db", db, *chosen, "--debug")
     kept = {
         "site_budget": 300_000,
@@ -119,9 +121,16 @@ def test_limits_chosen_at_creation_are_kept_with_the_database(tmp_path: Path, he
         "own_site": "hidden",
         "sites_per_action": 2,
         "delay_ms": 300,
+        "processor_ms": 7,
     }
     shown = succeed("device", "budget", "--db", db, "--json", result)
-    for each in ("ε = 0.3 for a site and 2 for all", "own ads hidden", "2 sites on one action", "300 ms after"):
+    for each in (
+        "ε = 0.3 for a site and 2 for all",
+        "own ads hidden",
+        "2 sites on one action",
+        "300 ms after",
+        "for 7 ms",
+    ):
         assert each in " ".join(shown.split())
     assert json.loads(result.read_text())["settings"] == kept
     # Own ads are hidden, and ε = 0.3 is all that a site has.
@@ -215,21 +224,36 @@ def test_a_report_that_no_week_could_pay_for_says_so(db: Path, helpers: Path, tm
     assert "none of these weeks" in convert("1", "d.example")[1]
 
 
+class TooLate(AtOnce):
+    """A schedule that has no time for any measurement."""
+
+    def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:
+        return fallback()
+
+
 def test_a_report_for_which_there_was_no_time_is_said_to_be_null(
     db: Path, helpers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The person's terminal says so; the next one, in time, says nothing."""
-
-    class TooLate(AtOnce):
-        def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:
-            return fallback()
-
     succeed("device", "impression", "news.example", "--db", db, "--bucket", "1")
     common = ("--db", db, "--helpers", helpers, "--buckets", "4", "--batch", tmp_path / "shop.batch")
     with monkeypatch.context() as starved:
-        starved.setattr("device.agent.Delayed", lambda *_: TooLate())
+        starved.setattr("device.agent.Delayed.within", lambda _: TooLate())
         assert "had no time" in " ".join(succeed("device", "convert", "shop.example", *common).split())
     assert "null" not in succeed("device", "convert", "shop.example", *common)
+
+
+def test_a_batch_that_another_process_writes_costs_nothing(db: Path, helpers: Path, tmp_path: Path) -> None:
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "1")
+    batch = tmp_path / "shop.batch"
+    common = ("--db", db, "--helpers", helpers, "--buckets", "4", "--batch", batch)
+    convert = ("device", "convert", "shop.example", *common)
+    with BatchWriter(batch):
+        assert fail(*convert).kind is ErrorKind.BUSY
+    with agent.opened(db) as device:
+        assert device.budget() == []
+    succeed(*convert)
+    assert len(list(BatchReader(batch))) == 1
 
 
 @pytest.mark.parametrize(
@@ -345,7 +369,7 @@ def test_switching_and_clearing(db: Path, helpers: Path, tmp_path: Path) -> None
 def test_clearing_a_site_means_the_same_on_the_command_line_and_on_the_page(db: Path) -> None:
     cleared = []
     for path, clear in (
-        (db, lambda path: actions.clear(path, ["shop.example"], stored_data=False, forget_visits=False)),
+        (db, lambda path: succeed("device", "clear", "--db", path, "--site", "shop.example")),
         (db.with_name("bob.db"), _clear_on_the_page),
     ):
         agent.create(path, clock=lambda: 1_800_000_000)
@@ -433,36 +457,30 @@ def test_reports_of_the_command_line_leave_after_the_delay(
         measured.append((self.delay, caller))
         return original(self, caller, came, work, fallback)
 
-    monkeypatch.setattr("device.agent.Delayed", Delayed)
+    monkeypatch.setattr(Delayed, "within", IN_REAL_TIME)
     monkeypatch.setattr(Delayed, "measure", measure)
-    actions.save_impression(db, "news.example", ImpressionOptions(0), None)
-    options = ConversionOptions(TREFOIL_SERVICE, 1)
-    measurement = actions.MeasurementOptions(options)
-    actions.convert(
-        db, helpers, "shop.example", measurement, None, actions.Destination(db.with_name("r"), is_batch=False)
-    )
+    succeed("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    written = ("--buckets", "1", "--report", db.with_name("r"))
+    succeed("device", "convert", "shop.example", "--db", db, "--helpers", helpers, *written)
     assert measured == [(DeviceLimits().delay_ms / 1000, Caller("shop.example", "shop.example"))]
 
 
-def test_a_save_that_was_not_kept_is_not_called_saved(
-    db: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_save_that_was_not_kept_is_not_called_saved(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off, the command says so; on a database that cannot be written, it fails. To a site neither would show."""
-    assert actions.save_impression(db, "news.example", ImpressionOptions(0), None)["kept"] is True
-    actions.switch(db, False)
-    capsys.readouterr()
-    assert actions.save_impression(db, "news.example", ImpressionOptions(0), None)["kept"] is False
-    options = ConversionEventOptions(("news.example",))
-    assert actions.save_conversion(db, "shop.example", options, None)["kept"] is False
-    assert "saved an" not in "".join(capsys.readouterr())
-    actions.switch(db, True)
+    impression = ("device", "impression", "news.example", "--db", db, "--bucket", "0")
+    conversion = ("device", "conversion", "shop.example", "--db", db, "--publisher", "news.example")
+    assert "saved an" in succeed(*impression)
+    succeed("device", "off", "--db", db)
+    for save in (impression, conversion):
+        output = succeed(*save)
+        assert "nothing was saved" in output and "saved a" not in output
+    succeed("device", "on", "--db", db)
 
     def full_disk(*_: object) -> None:
         raise DatabaseUnavailable("full")
 
     monkeypatch.setattr(SqliteStore, "save", full_disk)
-    with raises(ErrorKind.UNAVAILABLE, TrefoilError):
-        actions.save_impression(db, "news.example", ImpressionOptions(0), None)
+    assert fail(*impression).kind is ErrorKind.UNAVAILABLE
 
 
 @pytest.fixture
@@ -500,6 +518,14 @@ def test_a_conversion_and_a_label_from_the_command_line(features: Path, helpers:
         (saved,) = device.overview().conversions
         # Saved today, after the window closed: no conversion matched, and nothing was paid.
         assert (saved.event.label, device.budget()) == (3, [])
+
+
+def test_a_label_for_which_there_was_no_time_is_said_to_be_null(
+    features: Path, helpers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("device.agent.Delayed.within", lambda _: TooLate())
+    wanted = (*label_arguments(features, helpers), "--field", f"advertiser={SHOP}", "--advertiser", SHOP)
+    assert "had no time" in " ".join(succeed(*wanted).split())
 
 
 def test_bad_labels_are_refused_and_write_nothing(features: Path, helpers: Path) -> None:

@@ -80,14 +80,6 @@ def test_a_persons_epochs_begin_when_the_database_is_made(tmp_path: Path) -> Non
     assert len(starts) > 1
 
 
-def test_a_database_without_epochs_gets_them_when_the_agent_opens_it(tmp_path: Path) -> None:
-    """One made by an older version of this program, that no conversion has been measured on."""
-    path = tmp_path / "ann.db"
-    SqliteStore.create(path, epoch_length=WEEK)
-    with agent.opened(path, clock=lambda: START) as device:
-        assert device.overview().calendar is not None
-
-
 def test_a_full_store_does_not_fix_where_epochs_begin() -> None:
     """A stranger's impression would number the weeks."""
     for count in (1, 2, 50):
@@ -343,20 +335,6 @@ def test_naming_future_weeks_hides_no_spending_from_the_log(store: Store) -> Non
     (record,) = ann.device.reports()
     assert [(entry.epoch, entry.paid) for entry in record.epochs if entry.paid] == [(0, 1_000_000)]
     assert len(record.epochs) == LOGGED_EPOCHS
-
-
-def test_what_is_forgotten_is_in_no_file_of_an_open_device(tmp_path: Path) -> None:
-    path = tmp_path / "ann.db"
-    agent.create(path, debug=True)
-    with agent.opened_store(path) as store:
-        device: PlainDevice = Device(store, PlainSeal(), clock=agent.system_clock)
-        for site in ("secret.example", "hidden.example"):
-            device.save_impression(site, ImpressionOptions(0))
-        assert any(b"secret.example" in file.read_bytes() for file in tmp_path.iterdir())
-        device.clear_browsing_history(["secret.example"], forget_visits=True)
-        assert not any(b"secret.example" in file.read_bytes() for file in tmp_path.iterdir())
-        device.clear_impressions_for_site("hidden.example")
-        assert not any(b"hidden.example" in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_an_action_that_straddles_a_weeks_edge_decides_nothing_in_the_next(store: Store) -> None:

@@ -440,7 +440,8 @@ class TakesItsWord(Plain):
     """Lets options of any class say what they cost."""
 
     def measure_impression(self, site: str, options: LabelOptions, **_: Any) -> tuple[int, ...]:
-        return self._report(self._call(site, None, None), options)
+        with self._call(site, None, None) as call:
+            return self._report(call, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +467,7 @@ def counts(**changes: Any) -> Ask:
 
 def half(terms: LossTerms, **case: Any) -> EpochLoss:
     loss = epoch_loss(terms, **case)
-    return EpochLoss(loss.site // 2, loss.everyone // 2, loss.quota // 2)
+    return EpochLoss(loss.site // 2, loss.everyone // 2)
 
 
 def round_down(self: LossTerms, individual_sensitivity: int) -> int:
@@ -546,7 +547,7 @@ def test_twice_the_norm_is_safe_and_not_tight(monkeypatch: pytest.MonkeyPatch, s
 
     def double(terms: LossTerms, **case: Any) -> EpochLoss:
         loss = epoch_loss(terms, **case)
-        return EpochLoss(2 * loss.site, 2 * loss.everyone, 2 * loss.quota)
+        return EpochLoss(2 * loss.site, 2 * loss.everyone)
 
     monkeypatch.setattr("device.device.epoch_loss", double)
     assert worst_of(MENU, PAIRS, shelf=shelf) <= Fraction(BUDGET, 2)
@@ -607,10 +608,10 @@ class Model:
             (FilterKind.SITE, site, epoch): (micros(moved + kappa), self.limits.site_budget),
             (FilterKind.GLOBAL, "", epoch): (micros(moved + kappa), self.limits.global_budget),
         }
-        if kappa:
+        if not sites:
             owed[FilterKind.SIDE_QUERY, "", epoch] = (micros(kappa), self.limits.side_query_quota)
         for advertiser in sites:
-            owed[FilterKind.ADVERTISER, advertiser, epoch] = (micros(moved), self.limits.advertiser_quota)
+            owed[FilterKind.ADVERTISER, advertiser, epoch] = (micros(moved + kappa), self.limits.advertiser_quota)
         if any(self.paid.get(account, 0) + amount > most for account, (amount, most) in owed.items()):
             return False
         for account, (amount, _) in owed.items():

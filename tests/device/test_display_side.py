@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from benchmarks.experiments.small_worlds import START, WEEK
 from device import errors
-from device.budget import FilterKind, FilterOwner
+from device.budget import FilterKind
 from device.conversion import AttributionRequest
 from device.device import Device
 from device.errors import DatabaseError, RangeError, StandardError
@@ -30,7 +30,7 @@ from device.report import HelperSetSeal, PlainSeal
 from device.request import CheckedRequest, SideQuery, SideQueryForm
 from device.stores import schema
 from device.stores.sqlite_store import SqliteStore
-from device.stores.storage import EpochEntry, EpochOutcome, ReportRecord, Side, Store
+from device.stores.storage import EpochEntry, EpochOutcome, Side, Store
 from protocol.errors import ErrorKind
 from protocol.report import SealedReport
 from protocol.units import DAY
@@ -448,61 +448,10 @@ def test_what_a_transaction_that_fails_saved_is_gone(store: Store) -> None:
         assert list(store.conversions.all()) == []
 
 
-# Files of the version before
-
-
-@pytest.fixture
-def old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A database as the version before made it, with an impression, spending and a line in its log."""
-    path = tmp_path / "old.db"
-    with monkeypatch.context() as then:
-        then.setattr(schema, "VERSION", 1)
-        then.setattr(schema, "_CONVERSION", ())
-        then.setattr(schema, "_SERVICE", ())
-        SqliteStore.create(path, epoch_length=WEEK, epoch_start=START, debug=True)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        owner = FilterOwner(FilterKind.SITE, SHOP)
-        ledger = b"".join(number.to_bytes(8, "little") for number in (0, 700_000))
-        connection.execute("INSERT INTO filter VALUES (?, ?, ?)", (*owner, ledger))
-        record = ReportRecord(START, 1, 2, SHOP, SHOP, (EpochEntry(0, EpochOutcome.PAID, 7),))
-        connection.execute("INSERT INTO log VALUES (NULL, ?, ?)", (START, record.encode()))
-    return path
-
-
-def opened(path: Path) -> SqliteStore:
-    return SqliteStore.open(path, epoch_length=WEEK, clock=lambda: START)
-
-
-def test_a_file_of_the_version_before_is_upgraded_with_what_it_spent(old_file: Path) -> None:
-    for _ in range(2):
-        with closing(opened(old_file)) as store:
-            bob = Bob(store)
-            assert bob.spent(site=SHOP) == {0: 700_000}
-            assert bob.device.reports()[0].side is Side.ADVERTISER
-            assert bob.device.reports()[0].epochs == (EpochEntry(0, EpochOutcome.PAID, 7),)
-    with closing(opened(old_file)) as store:
-        assert Bob(store).buy(0.5).at(1.2).label() == (2, 0, 1)
-
-
-def test_an_upgrade_that_is_interrupted_leaves_the_file_as_it_was(
-    old_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At any statement of it; the next program begins again."""
-    with monkeypatch.context() as broken:
-        broken.setattr(schema, "_UPGRADES", {**schema._UPGRADES, 1: (*schema._UPGRADES[1], "CREATE NONSENSE")})
-        with pytest.raises(DatabaseError):
-            opened(old_file)
-    with closing(sqlite3.connect(old_file)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-        assert connection.execute("SELECT count(*) FROM sqlite_master WHERE name LIKE 'conversion%'").fetchone() == (0,)
-    with closing(opened(old_file)) as store:
-        assert Bob(store).spent(site=SHOP) == {0: 700_000}
-
-
 def test_a_file_that_a_newer_program_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "device.db"
     SqliteStore.create(path, epoch_length=WEEK)
-    with closing(opened(path)) as store:
+    with closing(SqliteStore.open(path, epoch_length=WEEK, clock=lambda: START)) as store:
         with closing(sqlite3.connect(path)) as newer:
             newer.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
         with raises(ErrorKind.UNKNOWN_VERSION, DatabaseError), store.transaction():

@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import DOMException, RangeError
-from device.events import ConversionEventOptions, ImpressionOptions
-from device.labelling import LabelOptions
+from device.events import ImpressionOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
 from device.stores.memory_store import MemoryStore
@@ -36,7 +35,6 @@ from device.web.http_headers import (
     parse_save_impression,
 )
 from protocol.errors import ErrorKind, ProtocolError
-from protocol.units import DAY
 from tests.support.raising import raises
 
 CASES = Path(__file__).parents[3] / "shared" / "w3c" / "http-headers.json"
@@ -135,76 +133,23 @@ def test_a_side_query_by_header_is_a_member_of_ours() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("a", {"a": True}),
-        ("a=1, b=-2", {"a": 1, "b": -2}),
-        ("a=1.25", {"a": Decimal("1.25")}),
-        ("a=1.255", {"a": Decimal("1.255")}),
+        ("a, b=?0;p=?1", {"a": True, "b": False}),
         ("a=1; b;  c=2", {"a": 1}),
-        ("a=:aGk:", {"a": b"hi"}),
-        ('a="x\\"\\\\y"', {"a": 'x"\\y'}),
-        ("a=tok/en:1", {"a": Token("tok/en:1")}),
-        ("a=?0;p=?1", {"a": False}),
+        ("a=1.255", {"a": Decimal("1.255")}),
         ("a=:aGk=:", {"a": b"hi"}),
-        ("a=( 1   2;q=3 )", {"a": (1, 2)}),
-        ("a=()", {"a": ()}),
-        ("a=1,\t b=2", {"a": 1, "b": 2}),
-        ("a=1, a=2", {"a": 2}),
-        ("*a.b-c_d=1", {"*a.b-c_d": 1}),
+        ('a="x\\"\\\\y", b=tok/en:1', {"a": 'x"\\y', "b": Token("tok/en:1")}),
+        ("a=( 1   2;q=3 ), b=()", {"a": (1, 2), "b": ()}),
+        ("a=1,\t a=2", {"a": 2}),
         ("  ", {}),
-        ("", {}),
-        ("a=999999999999999", {"a": 999_999_999_999_999}),
         ('a=@17, b=%"%e2%82%ac"', {"a": datetime.fromtimestamp(17, UTC), "b": DisplayString("€")}),
     ],
 )
 def test_dictionaries(text: str, value: dict[str, Any]) -> None:
+    """Each type of RFC 9651 once: `http-sf` has tests of its own."""
     assert parse_dictionary(text) == value
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "!",
-        "A=1",
-        "a=",
-        "a=1,",
-        "a=1 b=2",
-        "a=(1",
-        "a=(1,2)",
-        "a=1.",
-        "a=1.2345",
-        "a=1000000000000000",
-        "a=1234567890123.1",
-        'a="x',
-        'a="\\x"',
-        'a="\x7f"',
-        "a=?2",
-        "a=:!:",
-        "a=:a:",
-        "a=1;",
-        "a=1;B",
-        "a=--1",
-        "a=-",
-        "=1",
-        "a=\xe9",
-        'a=("x""y")',
-        "a=\t1",
-        "a=@",
-        "a=@1.5",
-        "a=@x",
-        "a=@1234567890123456",
-        'a=%"a',
-        "a=%a",
-        'a=%"%C3%BC"',
-        'a=%"%c3"',
-        'a=%"%zz"',
-        'a=%"ü"',
-        'a=%"%"',
-        # Digits, but not ASCII.
-        "a=٣",
-        "a=３",
-        "a=1٣",
-    ],
-)
+@pytest.mark.parametrize("text", ["A=1", "a=1,", "a=(1", "a=1.2345", "a=\xe9", "a=٣", "a=@1.5", 'a=%"%c3"'])
 def test_what_is_no_dictionary(text: str) -> None:
     with raises(ErrorKind.MALFORMED, ProtocolError):
         parse_dictionary(text)
@@ -515,18 +460,6 @@ def test_a_page_over_http_may_not_call(person: Person, page: Page) -> None:
     """The standard's interface exists in secure contexts alone."""
     assert refused(lambda: person.browser.save_impression(page, AD))
     assert refused(lambda: person.browser.measure_conversion(page, SALE))
-
-
-def test_the_display_side_is_behind_the_same_checks(person: Person) -> None:
-    sale = ConversionEventOptions(["news.example"])
-    question = LabelOptions(TREFOIL_SERVICE, [1], 1, 0.5, shown_ago=7 * DAY, advertisers=["shop.example"])
-    assert refused(lambda: person.browser.save_conversion(Page(SHOP, permissions_policy="save-conversion=()"), sale))
-    person.browser.save_conversion(Page(SHOP), sale)
-    person.now += DAY
-    closed = Page(NEWS, permissions_policy="measure-impression=()")
-    assert refused(lambda: person.browser.measure_impression(closed, question))
-    assert refused(lambda: person.browser.measure_impression(Page(NEWS, tab="idle"), question))
-    assert person.browser.measure_impression(Page(NEWS), question) == (1,)
 
 
 def test_a_tabs_action_is_the_one_that_sites_are_counted_by() -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +26,7 @@ from device.browser.profiles import DATABASE, databases, opened_profile, profile
 from device.device import Device
 from device.limits import DeviceLimits
 from device.report import PlainSeal
+from device.schedule import BURST, Delayed
 from device.stores.memory_store import MemoryStore
 from protocol.errors import ErrorKind
 from protocol.report import SealedReport
@@ -130,6 +131,34 @@ def test_an_ad_and_a_purchase(extension: Extension, device: Device[tuple[int, ..
     assert (saved.impression.site, saved.impression.caller) == ("news.example", "ads.example")
 
 
+def test_no_site_waits_for_the_answers_of_another() -> None:
+    """A page that has called too often waits for seconds; what another asks next is answered before. Nobody sleeps."""
+
+    def sleep(_: float) -> None:
+        raise AssertionError("the host has slept")
+
+    schedule = Delayed(1.0, 0.1, sleep=sleep)
+    device = Device(MemoryStore(debug=True), PlainSeal(), clock=lambda: 1_900_000_000, schedule=schedule)
+    with (
+        closing(schedule),
+        served(lambda pipe: Host(pipe, lambda _: nullcontext(device), lambda report: b"")) as extension,
+    ):
+        extension.hello(PROFILE)
+        ad = {"acted": True, "options": AD}
+        for _ in range(BURST + 90):
+            last = extension.post("save", tab=1, chain=[{"origin": NEWS, "policy": ""}], **ad)
+        other = [
+            extension.post("save", tab=2, chain=[{"origin": SHOP, "policy": ""}], **ad),
+            # Refused: the tab serves another site.
+            extension.post("save", tab=1, chain=[{"origin": SHOP, "policy": ""}], acted=False, options=AD),
+        ]
+        answered = set[int]()
+        while not answered.issuperset(other):
+            answered.add(extension.receive()["id"])
+        assert last not in answered
+    assert len(device.overview().impressions) == BURST + 91
+
+
 @pytest.mark.parametrize(
     ("kind", "origins", "options", "expected"),
     [
@@ -221,7 +250,10 @@ def test_what_leaves_the_browsers_history_is_forgotten(extension: Extension, dev
     extension.call("save", NEWS)
     extension.ask("forget", hosts=["old.example", "localhost", 5])
     assert device.overview().barrier is None
-    extension.ask("forget", hosts=["www.news.example"])
+    # Another host of the same site has visits left.
+    extension.ask("forget", hosts=["m.news.example"], kept=["www.news.example", "old.example"])
+    assert device.overview().barrier is None
+    extension.ask("forget", hosts=["www.news.example"], kept=["old.example"])
     assert device.overview().barrier is not None and not device.overview().impressions
 
 
@@ -309,6 +341,20 @@ def test_a_flood_of_one_site_delays_that_site() -> None:
     assert queues.submit("other", "other", other.set) and other.wait(WAIT_SECONDS)
     gate.set()
     queues.close()
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_closing_a_queue_runs_or_drops_what_waits(drop: bool) -> None:
+    """What the person asked for is done; a page that is gone needs no report."""
+    queues, done = CallQueues(1, side_by_side=1), list[int]()
+    gate, closing = threading.Event(), threading.Thread(target=lambda: queues.close(drop=drop))
+    queues.submit("site", "caller", lambda: (gate.wait(WAIT_SECONDS), None)[1])
+    queues.submit("site", "caller", lambda: done.append(1))
+    closing.start()
+    closing.join(0.1)
+    gate.set()
+    closing.join(WAIT_SECONDS)
+    assert not closing.is_alive() and done == ([] if drop else [1])
 
 
 def test_callers_on_a_site_take_turns_and_keep_their_order() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -21,13 +19,11 @@ from device.limits import MAX_EPOCHS, TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal, report_terms
 from device.site import parse_site
 from device.stores.memory_store import MemoryStore
-from device.stores.sqlite_store import SqliteStore
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import DAY, MAX_SENSITIVITY
 from tests.support.raising import raises
 
 LIMITS = DeviceLimits(max_histogram_size=5, max_conversion_sites=3, max_conversion_callers=3)
-SITES = ["a.example", "b.example", "aa.example"]
 
 
 def save(**options: Any) -> SavedImpression:
@@ -102,73 +98,6 @@ def test_the_queriers_own_events_can_be_hidden() -> None:
     assert select(hidden={"c.example"}).accepts(save())
 
 
-sites = st.sampled_from(SITES)
-some = st.frozensets(sites, max_size=2)
-saved_impressions = st.builds(
-    SavedImpression,
-    st.builds(Impression, st.integers(0, 20), sites, sites, st.integers(0, 4), st.integers(0, 2), st.integers(-1, 1)),
-    st.integers(0, 40),
-    some,
-    some,
-)
-selections = st.builds(
-    Selection,
-    since=st.integers(0, 10),
-    until=st.integers(5, 25),
-    now=st.integers(0, 40),
-    conversion_site=sites,
-    conversion_caller=sites,
-    match_values=st.frozensets(st.integers(0, 2), max_size=2),
-    impression_sites=some,
-    impression_callers=some,
-    hidden=some,
-)
-
-
-class Undo(Exception):
-    """Ends a transaction so that nothing of it stays."""
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteStore]:
-    path = tmp_path_factory.mktemp("device") / "device.db"
-    SqliteStore.create(path, epoch_length=7 * DAY)
-    store = SqliteStore.open(path, epoch_length=7 * DAY, clock=lambda: 0)
-    yield store
-    store.close()
-
-
-@given(
-    impressions=st.lists(saved_impressions, max_size=12),
-    asked=st.lists(selections, min_size=1, max_size=6),
-    cleared=sites,
-)
-def test_memory_and_database_find_the_same(
-    impressions: list[SavedImpression], asked: list[Selection], cleared: str, database: SqliteStore
-) -> None:
-    memory = MemoryStore(debug=True)
-
-    def compare() -> None:
-        assert [memory.matching(one) for one in asked] == [database.matching(one) for one in asked]
-        assert sorted(memory.census(5, 15)) == sorted(database.census(5, 15))
-
-    with suppress(Undo), database.transaction():
-        for saved in impressions:
-            memory.save(saved)
-            database.save(saved)
-        compare()
-        for store in (memory, database):
-            store.clear_caller(cleared)
-        compare()
-        for store in (memory, database):
-            store.evict_oldest_between(5, 15, 2)
-        compare()
-        for store in (memory, database):
-            store.forget({cleared})
-        compare()
-        raise Undo
-
-
 # Requests
 
 CONVERSION_LIMITS = DeviceLimits()
@@ -209,6 +138,16 @@ def test_epochs_of_a_request_are_within_a_thousand_of_each_other() -> None:
     for wrong in ([5, 5 + MAX_EPOCHS], []):
         with raises(ErrorKind.TOO_FEW if not wrong else ErrorKind.OUT_OF_RANGE, RangeError):
             checked(REQUEST, epochs=wrong, query_sensitivity=2, buckets=2)
+
+
+def test_the_querys_sensitivity_covers_the_reports() -> None:
+    """Twice the value for two buckets and epochs, the value itself for one of either (Theorem 18)."""
+    two = {"epochs": [0, 1], "buckets": 2, "value": 2}
+    for change in ({"epochs": [0]}, {"buckets": 1}):
+        checked(REQUEST, **two | change, query_sensitivity=2)
+    checked(REQUEST, **two, query_sensitivity=4)
+    with raises(ErrorKind.INCONSISTENT, RangeError):
+        checked(REQUEST, **two, query_sensitivity=3)
 
 
 @pytest.mark.parametrize("credit", [(1.0,), (1.0, 1.0), (1.0, 2.0, 3.0)])
@@ -254,6 +193,7 @@ BOUNDS = {
     # The work of a call ends before its answer leaves, for any two of them.
     "delay_ms": (200, 60_000),
     "work_ms": (1, 199),
+    "processor_ms": (0, 999),
     "epoch_days": (1, 3660),
     "max_lookback_days": (1, 36_600),
     "max_histogram_size": (1, 2**20),

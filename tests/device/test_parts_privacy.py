@@ -7,7 +7,7 @@ answered before, so this is a game without chance. Its value is an exact maximum
 
 *The distributions.* Likelihood ratios of two and three releases, from the probabilities themselves, in fractions.
 
-TREFOIL_LONG_GAMES=1 plays with every pair of databases, and with three reports held at a time.
+TREFOIL_FUZZ_SECONDS (`make fuzz`) plays with every pair of databases, and with three reports held at a time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.support.display_worlds import GRAIN, PUBLISHER, A, Ask, B, DisplayWor
 from tests.support.display_worlds import neighbours as display_neighbours
 from tests.support.small_worlds import subsets
 
-LONG = bool(os.environ.get("TREFOIL_LONG_GAMES"))
+LONG = bool(os.environ.get("TREFOIL_FUZZ_SECONDS"))
 BUDGET = MICROS
 LIMITS = DeviceLimits(site_budget=BUDGET, global_budget=8 * BUDGET, impression_site_quota=8 * BUDGET)
 POSSIBLE = [Event(epoch, bucket, day=2 + bucket) for epoch in (0, 1) for bucket in (0, 1)]

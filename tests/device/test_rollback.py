@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.experiments.small_worlds import NOW, QUERIER, START, WEEK, Clock, PlainDevice, fixed_coins, w3c
-from device.budget import EMPTIED, FilterKind, FilterOwner, PrivacyFilter, capacities
+from device.budget import EMPTIED, FilterKind, FilterOwner, capacities
 from device.device import Device
 from device.events import ImpressionOptions
 from device.limits import DeviceLimits
@@ -116,14 +116,6 @@ def person() -> Iterator[Person]:
 def tmp_path(person: Person) -> Path:
     """Beside the database, on the same file system."""
     return person.path.parent
-
-
-def test_a_spent_epoch_stays_spent(person: Person) -> None:
-    """What all the others build on."""
-    person.show()
-    assert person.convert() == (1, 0)
-    assert person.convert() == NULL
-    assert not person.overspent()
 
 
 def test_a_restored_database_pays_nothing_for_the_past(person: Person, tmp_path: Path) -> None:
@@ -305,14 +297,6 @@ def test_pruning_gives_nothing_back(person: Person) -> None:
     person.show()
     assert person.convert() == NULL
     assert not person.overspent()
-
-
-def test_a_filter_that_forgot_is_not_asked_again() -> None:
-    """The ledger itself: what is dropped is gone, so only the barrier stands before it."""
-    ledger = PrivacyFilter()
-    ledger.consume(5, 7)
-    ledger.forget_before(6)
-    assert ledger.spent(5) == 0 and not list(ledger.entries())
 
 
 HAPPENINGS = st.one_of(

@@ -16,7 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,21 +33,36 @@ from device.attribution import named_function
 from device.budget import FilterKind
 from device.conversion import AttributionRequest, ConversionOptions
 from device.device import Device
-from device.errors import DatabaseUnavailable, RangeError
+from device.errors import DatabaseUnavailable, RangeError, StandardError
 from device.events import ConversionEventOptions, Impression, ImpressionOptions, Selection
 from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE
 from device.report import PlainSeal
-from device.schedule import MAX_PENDING, PAUSE, SPREAD, AtOnce, Backlog, Caller, Delayed, Job, random_spread
+from device.schedule import (
+    BURST,
+    INTERVAL,
+    MAX_PENDING,
+    SOON,
+    SOON_SPREAD,
+    SPREAD,
+    AtOnce,
+    Backlog,
+    Buckets,
+    Caller,
+    Delayed,
+    Job,
+    random_spread,
+)
 from device.site import parse_site
 from device.stores.memory_store import MemoryStore
 from device.stores.sqlite_store import SqliteStore
 from device.stores.storage import Store
 from protocol.report import seal_report
-from protocol.units import DAY
+from protocol.units import DAY, HOUR
 from tests.support import protocol_samples as samples
 from tests.support.both_stores import Kind, fresh_store
 from tests.support.processes import TREFOIL, started
+from tests.support.three_helpers import wait_until
 
 OPTIONS = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.01)
 LABEL = LabelOptions(TREFOIL_SERVICE, (1, 1), 2, 0.01, 8 * DAY, (QUERIER,))
@@ -135,6 +150,40 @@ def test_a_caller_with_too_many_pending_jobs_loses_its_own_alone() -> None:
     assert backlog.put(job(NEWS))
 
 
+# How often one caller may call
+
+
+def test_a_caller_is_slowed_down_by_its_own_calls_alone() -> None:
+    """A burst counts as made when it was, then one call in every interval, whatever others do meanwhile."""
+    expected = [0.0] * BURST + [INTERVAL * number for number in range(1, 11)]
+    for others in (0, 1, 60):
+        buckets, arrivals = Buckets(), []
+        for number in range(len(expected)):
+            for other in range(others):
+                buckets.take(Caller(f"site{other}.example", f"caller{number}.example"), 0.0)
+            arrivals.append(buckets.take(SHOP, 0.0))
+        assert arrivals == pytest.approx(expected)
+
+
+def test_a_caller_that_pauses_has_its_burst_again_and_none_waits_for_long() -> None:
+    buckets = Buckets()
+    for _ in range(10 * BURST):
+        latest = buckets.take(SHOP, 0.0)
+    assert latest == pytest.approx(BURST * INTERVAL)
+    rested = 2 * BURST * INTERVAL
+    assert [buckets.take(SHOP, rested) for _ in range(BURST)] == pytest.approx([rested] * BURST)
+    assert buckets.take(SHOP, rested) == pytest.approx(rested + INTERVAL)
+
+
+def test_only_callers_of_the_last_seconds_are_remembered() -> None:
+    """A hundred thousand callers, a thousand a second: no more than those whose buckets are not full yet."""
+    buckets, most = Buckets(), 0
+    for number in range(100_000):
+        buckets.take(Caller(f"site{number}.example", ""), number / 1000)
+        most = max(most, len(buckets))
+    assert most <= 2 * 1000 * INTERVAL + 2
+
+
 # Answers
 
 
@@ -211,6 +260,42 @@ def test_work_that_cannot_begin_in_time_is_dropped_and_reads_nothing() -> None:
         busy.set()
         assert schedule.drain(PATIENTLY)
     assert ran == []
+
+
+def test_a_measurement_takes_a_multiple_of_the_same_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its work took. Computed when no job waits, so that others' jobs begin at once; a save is not evened."""
+    milliseconds = [0]
+
+    def compute() -> None:
+        milliseconds[0] += 1
+
+    def work(taken: int) -> None:
+        milliseconds[0] += taken
+
+    monkeypatch.setattr("device.schedule._compute_for_nothing", compute)
+    time = VirtualTime()
+    schedule = Delayed(
+        DELAY, WORK, 16, clock=time, sleep=time.sleep, spread=lambda: 0.0, processor_clock=lambda: milliseconds[0]
+    )
+    # The bound on what is owed is another test's.
+    schedule.delay = 10**6
+    with closing(schedule):
+        for measurements in ((0,), (1,), (15,), (16,), (17,), (3, 5, 40), (9, 9)):
+            milliseconds[0] = 0
+            for taken in measurements:
+                schedule._put(Job(SHOP, 0.0, partial(work, taken), begin_by=10**9))
+            schedule._put(Job(SHOP, 0.0, partial(work, 5)))
+            assert schedule.drain(PATIENTLY)
+            wait_until(lambda: schedule._owed <= 0)
+            assert milliseconds[0] == 5 + sum(-(-taken // 16) * 16 for taken in measurements)
+
+
+def test_what_a_flood_owes_is_bounded() -> None:
+    schedule = Delayed(DELAY, WORK, 0.3, processor_clock=lambda: 0.0)
+    schedule.close(PATIENTLY)
+    for _ in range(100):
+        schedule._owe(0.001)
+    assert schedule._owed == DELAY
 
 
 def test_a_caller_is_not_woken_by_the_worker() -> None:
@@ -320,14 +405,15 @@ def timed(store: Store, time: VirtualTime | None = None) -> Iterator[tuple[Plain
         yield Device(store, PlainSeal(), clock=lambda: NOW, schedule=schedule), schedule
 
 
-def test_twenty_saves_of_a_page_do_not_sleep_and_are_all_kept(store: Store) -> None:
+def test_twenty_saves_of_a_page_leave_soon_and_are_all_kept(store: Store) -> None:
     """They return while the worker is stuck, so nothing that it does can delay them."""
     time, stuck = VirtualTime(), threading.Event()
     with timed(store, time) as (device, schedule):
         schedule.save(SHOP, partial(stuck.wait, PATIENTLY))
+        time.meanwhile = nothing
         for number in range(20):
             device.save_impression(PUBLISHER, ImpressionOptions(number))
-        assert time.slept == 0
+        assert time.now == pytest.approx(100.0 + 20 * SOON)
         stuck.set()
         assert [saved.impression.histogram_index for saved in device.overview().impressions] == list(range(20))
 
@@ -440,19 +526,77 @@ def test_the_queriers_own_functions_see_nothing_while_a_device_is_off(store: Sto
     assert bool(shown) is on
 
 
-def test_a_save_and_an_error_have_a_random_part_each() -> None:
-    """Of their own coins: up to `PAUSE`. A measurement that succeeds has another, and no pause."""
-    time, slept = VirtualTime(), list[float]()
-    coins = iter([0.25, 0.5, 1.0])
-    schedule = Delayed(DELAY, WORK, clock=time, sleep=slept.append, spread=lambda: SPREAD * next(coins))
+@pytest.mark.parametrize("checked", [0.0, SOON / 2])
+def test_a_save_and_an_error_leave_soon_after_they_came_by_coins_of_their_own(
+    checked: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their checks took. An error of a site whose name is none leaves so too."""
+    time, coins = VirtualTime(), iter([0.25, 0.5, 1.0, 0.75])
+    schedule = Delayed(DELAY, WORK, clock=time, sleep=time.sleep, spread=lambda: SPREAD * next(coins))
+    monkeypatch.setattr("device.device.check_kind", lambda *_: setattr(time, "now", time.now + checked))
+    left: list[float] = []
     with closing(schedule):
         device: PlainDevice = Device(MemoryStore(debug=True), PlainSeal(), clock=lambda: NOW, schedule=schedule)
-        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        for call in (
+            lambda: device.save_impression(PUBLISHER, ImpressionOptions(1)),
+            lambda: device.save_impression(PUBLISHER, ImpressionOptions(-1)),
+            lambda: device.measure_conversion(QUERIER, ConversionOptions(TREFOIL_SERVICE, 0)),
+            lambda: device.save_conversion("..", ConversionEventOptions([PUBLISHER])),
+        ):
+            came = time.now
+            with suppress(StandardError):
+                call()
+            left.append(time.now - came)
+    assert left == pytest.approx([SOON + SOON_SPREAD * coin for coin in (0.25, 0.5, 1.0, 0.75)])
+
+
+def test_a_caller_that_never_pauses_waits_for_its_own_bucket(store: Store) -> None:
+    """Its saves are all applied, and answered an interval apart; its reports are a delay later than that."""
+    time = VirtualTime()
+    with timed(store, time) as (device, _):
+        for number in range(BURST + 10):
+            device.save_impression(PUBLISHER, ImpressionOptions(number))
+        assert len(device.overview().impressions) == BURST + 10
+        used = time.now - 100.0
+        assert used == pytest.approx(10 * INTERVAL + SOON, abs=INTERVAL)
+        came = time.now
+        device.measure_conversion(PUBLISHER, OPTIONS)
+        assert time.now - came == pytest.approx(DELAY + INTERVAL - SOON)
+        came = time.now
+        device.measure_conversion(QUERIER, OPTIONS)
+        assert time.now - came == pytest.approx(DELAY)
+
+
+def test_a_program_that_answers_many_callers_is_told_when_and_does_not_sleep(store: Store) -> None:
+    time, leaves = VirtualTime(), list[float]()
+    with timed(store, time) as (device, _):
+        for number in range(BURST + 2):
+            device.save_impression(PUBLISHER, ImpressionOptions(number), leave=leaves.append)
         with pytest.raises(RangeError):
-            device.save_impression(PUBLISHER, ImpressionOptions(-1))
-        with pytest.raises(RangeError):
-            device.measure_conversion(QUERIER, ConversionOptions(TREFOIL_SERVICE, 0))
-    assert slept == [PAUSE / 4, PAUSE / 2, PAUSE]
+            device.save_impression(QUERIER, ImpressionOptions(-1), leave=leaves.append)
+        assert time.slept == 0
+    late = [0.0] * BURST + [INTERVAL, 2 * INTERVAL, 0.0]
+    assert leaves == pytest.approx([100.0 + SOON + each for each in late])
+
+
+def test_what_expires_is_deleted_while_no_site_measures(tmp_path: Path) -> None:
+    """By the worker, an hour after it was opened or later, and again an hour after that."""
+    time, path, now = VirtualTime(), tmp_path / "ann.db", [NOW]
+    agent.create(path, clock=lambda: NOW)
+    schedule = Delayed(DELAY, WORK, clock=time, sleep=time.sleep, spread=lambda: 0.0)
+    with agent.opened(path, clock=lambda: now[0], schedule=schedule) as device:
+        for days in (1, 2, 3):
+            device.save_impression(PUBLISHER, ImpressionOptions(1, lifetime_days=days))
+        kept = [len(device.overview().impressions)]
+        for _ in range(2):
+            now[0] += DAY + 1
+            # Any call wakes the worker up, which does what is due first.
+            schedule.save(NEWS, nothing)
+            kept.append(len(device.overview().impressions))
+            time.now += HOUR
+            schedule.save(NEWS, nothing)
+            kept.append(len(device.overview().impressions))
+    assert kept == [3, 3, 2, 2, 1]
 
 
 def test_a_flood_by_fifty_callers_leaves_another_sites_report_real(store: Store) -> None:
@@ -497,8 +641,9 @@ def test_a_flood_by_fifty_callers_leaves_another_sites_report_real(store: Store)
 
 
 def test_a_cleared_site_is_not_brought_back_by_a_pending_save(store: Store) -> None:
-    stuck = threading.Event()
-    with timed(store) as (device, schedule), ThreadPoolExecutor(1) as other:
+    time, stuck = VirtualTime(), threading.Event()
+    with timed(store, time) as (device, schedule), ThreadPoolExecutor(1) as other:
+        time.meanwhile = nothing
         schedule.save(SHOP, partial(stuck.wait, PATIENTLY))
         device.save_impression(PUBLISHER, ImpressionOptions(1))
         clearing = other.submit(device.clear_impressions_for_site, PUBLISHER)
@@ -538,14 +683,14 @@ def test_a_function_that_calls_its_own_device_does_not_block_it(store: Store) ->
         assert len(device.overview().impressions) >= 2
 
 
-def test_errors_depend_on_the_options_alone_and_do_not_wait(store: Store) -> None:
+def test_errors_depend_on_the_options_alone_and_leave_soon(store: Store) -> None:
     time = VirtualTime()
     with timed(store, time) as (device, _):
         with pytest.raises(RangeError):
             device.measure_conversion(QUERIER, ConversionOptions(TREFOIL_SERVICE, 0))
         with pytest.raises(RangeError):
             device.save_impression(PUBLISHER, ImpressionOptions(-1))
-        assert time.slept == 0
+        assert time.now == pytest.approx(100.0 + 2 * SOON)
         assert not device.reports()
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from device.labelling import LabelOptions
 from device.limits import DeviceLimits
 from device.report import HelperSetSeal, PlainSeal, ServicesSeal
 from device.schedule import AtOnce
-from device.stores import schema
 from device.stores.memory_store import MemoryStore, ServiceList
 from device.stores.storage import Store
 from device.web.dictionaries import read_options
@@ -389,7 +387,7 @@ def run(*arguments: str | Path) -> str:
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write two sets with active keys, the successor of one, and an expired set."""
-    monkeypatch.setattr("device.agent.Delayed", lambda *_: AtOnce())
+    monkeypatch.setattr("device.agent.Delayed.within", lambda _: AtOnce())
     now = int(time.time())
     south = set_of("south", start=0, end=now + 10**6)
     later = resigned(south, 2, set_of("later", start=0, end=now + 10**6).helpers)
@@ -447,16 +445,3 @@ def test_a_file_does_not_stand_in_for_a_set_that_is_held(files: Path) -> None:
         run("device", "service", "add", "old", "--db", db, "--helpers", files / "expired.json")
     listed = run("device", "service", "list", "--db", db)
     assert "north" not in listed and "trefoil" in listed
-
-
-def test_a_database_of_the_version_before_is_upgraded(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    db = files / "old.db"
-    with monkeypatch.context() as then:
-        then.setattr(schema, "VERSION", 2)
-        then.setattr(schema, "_SERVICE", ())
-        agent.create(db)
-    with closing(sqlite3.connect(db)) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-    run("device", "service", "add", "north", "--db", db, "--helpers", files / "north.json")
-    with agent.opened_store(db) as upgraded, upgraded.transaction():
-        assert list(services.trusted_sets(upgraded.services)) == ["north"]

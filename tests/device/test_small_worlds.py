@@ -213,8 +213,8 @@ class Checker:
 
     def _check_alone(self, request: CheckedRequest, state: Drained, events: Events, outcome: Outcome) -> None:
         seen = visible(events, request, display=self.display)
-        # κ is refused where side queries have nothing left; without κ that filter is not asked.
-        binds = state.kind is not FilterKind.SIDE_QUERY or request.kappa
+        # The quota of side queries is asked in weeks without events alone.
+        binds = state.kind is not FilterKind.SIDE_QUERY
         paying = {week: seen[week] for week in seen if not (binds and week in state.weeks)}
         assert outcome.report[: request.buckets] == expected(request, paying), (request, state, events)
         for (owner, week), amount in outcome.paid.items():
@@ -232,7 +232,8 @@ class Checker:
         """Return whether a week can pay for the flag alone."""
         asked = isinstance(request, conversion.Conversion) and (not request.epochs or week in request.epochs)
         quota = state.kind in (FilterKind.IMPRESSION_SITE, FilterKind.ADVERTISER)
-        refused = week in state.weeks and not (quota and week not in seen)
+        other_pays = (quota and week not in seen) or (state.kind is FilterKind.SIDE_QUERY and week in seen)
+        refused = week in state.weeks and not other_pays
         return (asked or self.display) and not refused
 
     def _check_pair(self, request: CheckedRequest, week: int, having: Outcome, lacking: Outcome) -> None:

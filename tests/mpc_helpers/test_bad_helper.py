@@ -41,7 +41,7 @@ from protocol.keys import IdentityKey
 from protocol.left_out import code_of
 from protocol.noise import NoiseMode
 from protocol.querier.failure import QueryFailed, refusal
-from protocol.querier.saved_query import QueryOptions
+from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.status import Failure, QueryState, QueryStatus
 from protocol.vote import SignedVote, Vote
 from protocol.wire import Writer
@@ -63,7 +63,7 @@ from tests.support.bad_helper import (
     truth_of,
 )
 from tests.support.raising import raises
-from tests.support.three_helpers import SITE, ThreeHelpers, three_helpers
+from tests.support.three_helpers import SITE, ThreeHelpers, three_helpers, until
 
 # Agree.
 
@@ -173,6 +173,14 @@ async def test_a_vote_given_to_one_peer_and_withheld_from_the_other(tmp_path: Pa
         assert truth_of(three, result) == [1, 1, 1, 1, 1, 0]
 
 
+async def stay_voted(three: ThreeHelpers, asked: SavedQuery) -> None:
+    """Wait until both honest helpers have voted; they release nothing."""
+    voted = [AttemptState.VOTED, AttemptState.VOTED]
+    await until(lambda: live_states(three, asked) == voted)
+    await asyncio.sleep(0.5)
+    assert live_states(three, asked) == voted
+
+
 async def test_a_vote_withheld_from_both_locks_the_reports_and_releases_nothing(tmp_path: Path) -> None:
     """Its own share alone opens nothing; the honest helpers hold theirs until it votes, and then all is answered."""
     async with three_helpers(tmp_path) as three:
@@ -180,11 +188,7 @@ async def test_a_vote_withheld_from_both_locks_the_reports_and_releases_nothing(
         bad.tamper = lambda _, body: None if isinstance(body, messages.StateMessage) else body
         asked = three.query(batch, QueryOptions(seconds=30))
         asking = asyncio.create_task(three.ask(asked, batch))
-        async with asyncio.timeout(20):
-            while live_states(three, asked) != [AttemptState.VOTED, AttemptState.VOTED]:
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)
-        assert live_states(three, asked) == [AttemptState.VOTED, AttemptState.VOTED]
+        await stay_voted(three, asked)
         bad.tamper = honestly
         assert truth_of(three, await asking) == [1, 1, 1, 1, 1, 0]
 
@@ -209,9 +213,7 @@ async def test_yes_to_one_and_no_to_the_other_is_disputed(tmp_path: Path) -> Non
         assert refused.value.helpers == (BAD,)
         assert "disputed" in str(refused.value)
         locked = [AttemptState.RELEASED, AttemptState.RENOUNCED]
-        async with asyncio.timeout(10):
-            while live_states(three, asked) not in (locked, [None, None]):
-                await asyncio.sleep(0.05)
+        await until(lambda: live_states(three, asked) in (locked, [None, None]))
         bad.tamper = honestly
         if live_states(three, asked) != locked:
             await answered(three, batch)
@@ -336,11 +338,7 @@ async def test_another_helpers_vote_cannot_be_made_up(tmp_path: Path) -> None:
         bad.tamper = forged
         asked = three.query(batch, QueryOptions(seconds=30))
         asking = asyncio.create_task(three.ask(asked, batch))
-        async with asyncio.timeout(20):
-            while live_states(three, asked) != [AttemptState.VOTED, AttemptState.VOTED]:
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.5)
-        assert live_states(three, asked) == [AttemptState.VOTED, AttemptState.VOTED]
+        await stay_voted(three, asked)
         bad.tamper = honestly
         await asking
 
@@ -573,9 +571,7 @@ async def test_a_proof_that_fails_at_one_helper_is_not_blamed_on_it(tmp_path: Pa
 
         three.mpc.before_add = fails
         await never_released(three, three.query(batch, SHORT), batch, "does not hold")
-        async with asyncio.timeout(20):
-            while not all(tracked.record.failure for tracked in three.queries[1]._tracked.values()):
-                await asyncio.sleep(0.05)
+        await until(lambda: all(tracked.record.failure for tracked in three.queries[1]._tracked.values()))
         assert [failure.party for failure in failures_of(three)] == [None, None]
 
 

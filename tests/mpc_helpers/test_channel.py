@@ -123,10 +123,10 @@ def test_p_itself_is_not_an_element() -> None:
 
 
 def test_only_vectors_of_the_session_are_accepted() -> None:
-    channel.check(channel.dumps(objects([1, 2, 3])), 3)
-    channel.check(channel.dumps(b"nonce"), 3)
+    channel.check_payload(channel.dumps(objects([1, 2, 3])), 3)
+    channel.check_payload(channel.dumps(b"nonce"), 3)
     with raises(ErrorKind.INCONSISTENT, ProtocolError):
-        channel.check(channel.dumps(objects([1, 2, 3])), 4)
+        channel.check_payload(channel.dumps(objects([1, 2, 3])), 4)
 
 
 def inbox() -> OrderedInbox:
@@ -216,7 +216,8 @@ async def test_a_strangers_certificate_is_refused(identities: list[TlsIdentity],
     for party in range(3):
         error = outcomes[party]
         assert isinstance(error, MpcError), error
-        assert party == malicious or error.party == malicious or error.stage is Stage.HELLO
+        # Never the other honest one alone. Both are named if that one has ended first, which is a race.
+        assert party == malicious or error.party in (malicious, None) or error.stage is Stage.HELLO
     assert any(isinstance(error, MpcError) and error.party == malicious for error in outcomes)
 
 
@@ -318,15 +319,9 @@ async def test_the_deadline_says_whom_it_waited_for_and_what_was_refused(identit
     sockets[1].close()
 
 
-def test_a_port_is_found_in_a_range() -> None:
-    first = listen("127.0.0.1")
-    taken = first.getsockname()[1]
-    second = listen("127.0.0.1", (taken, 0))
-    assert second.getsockname()[1] not in (0, taken)
-    with raises(ErrorKind.UNAVAILABLE):
-        listen("127.0.0.1", (taken,))
-    first.close()
-    second.close()
+def test_a_taken_port_is_an_error() -> None:
+    with listen("127.0.0.1") as first, raises(ErrorKind.UNAVAILABLE):
+        listen("127.0.0.1", first.getsockname()[1])
 
 
 async def test_an_oversized_frame_is_refused_before_it_is_read() -> None:

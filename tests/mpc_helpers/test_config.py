@@ -32,7 +32,7 @@ from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.shares import PARTIES
 from protocol.units import DAY
 from tests.support.raising import raises
-from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
+from tests.support.three_helpers import SITE, real_now, seal_all, terms, wait_until, write_batch
 
 NOW = 1_800_000_000
 
@@ -123,42 +123,41 @@ def refused(trio: Trio, kind: ErrorKind, now: int = NOW) -> None:
         load_membership(load_config(trio.config_path(0)), now)
 
 
-def test_keys_that_others_can_read_are_refused(trio: Trio) -> None:
-    (trio.helper_folder(0) / "identity.key").chmod(0o644)
-    refused(trio, ErrorKind.FILE_PERMISSIONS)
-
-
-def test_a_key_of_another_helper_is_refused(trio: Trio) -> None:
+def another_identity(trio: Trio) -> None:
     own = trio.helper_folder(0) / "identity.key"
     own.unlink()
     save_identity(own, IdentityKey.generate())
-    refused(trio, ErrorKind.WRONG_HELPER_SET)
 
 
-def test_a_name_that_is_not_the_sets_is_refused(trio: Trio) -> None:
-    edit(trio, lambda stored: stored.update(name="north"))
-    refused(trio, ErrorKind.INCONSISTENT)
+def with_field(**values: str) -> Callable[[Trio], object]:
+    return lambda trio: edit(trio, lambda stored: stored.update(values))
 
 
-def test_a_certificate_that_is_not_pinned_is_refused(trio: Trio) -> None:
-    edit(trio, lambda stored: stored.update(tls_certificate="../helper-2/tls.crt"))
-    refused(trio, ErrorKind.WRONG_KEY)
+def unsigned(trio: Trio) -> None:
+    write_set(trio.helper_set_path, HelperSet(1, trio.helper_set.helpers, trio.helper_set.signatures[:2]))
 
 
-def test_a_missing_hpke_key_is_refused(trio: Trio) -> None:
-    next((trio.helper_folder(0) / "hpke").iterdir()).unlink()
-    refused(trio, ErrorKind.FILE_MISSING)
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (lambda trio: (trio.helper_folder(0) / "identity.key").chmod(0o644), ErrorKind.FILE_PERMISSIONS),
+        (another_identity, ErrorKind.WRONG_HELPER_SET),
+        (with_field(name="north"), ErrorKind.INCONSISTENT),
+        (with_field(tls_certificate="../helper-2/tls.crt"), ErrorKind.WRONG_KEY),
+        (lambda trio: next((trio.helper_folder(0) / "hpke").iterdir()).unlink(), ErrorKind.FILE_MISSING),
+        (unsigned, ErrorKind.BAD_SIGNATURE),
+    ],
+)
+def test_keys_and_sets_that_do_not_fit_are_refused(
+    trio: Trio, spoil: Callable[[Trio], object], kind: ErrorKind
+) -> None:
+    spoil(trio)
+    refused(trio, kind)
 
 
 def test_a_clock_outside_every_keys_validity_is_noticed(trio: Trio) -> None:
     refused(trio, ErrorKind.EXPIRED, NOW - 400 * DAY)
     refused(trio, ErrorKind.EXPIRED, NOW + 100 * DAY)
-
-
-def test_a_set_that_not_all_have_signed_is_refused(trio: Trio) -> None:
-    helper_set = trio.helper_set
-    write_set(trio.helper_set_path, HelperSet(1, helper_set.helpers, helper_set.signatures[:2]))
-    refused(trio, ErrorKind.BAD_SIGNATURE)
 
 
 def rotate(trio: Trio, now: int) -> None:
@@ -367,7 +366,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(running: Launched, tmp_path:
         process = running.helpers[0].process
         assert process is not None
         os.kill(process.pid, signal.SIGHUP)
-        wait_for(lambda: reloads(running) == before + 1)
+        wait_until(lambda: reloads(running) == before + 1)
         # The page is public: what is wrong with the file is in the log only.
         assert ["sights" in text for text in configuration_reasons(running)] == [False]
         assert "sights" in running.trio.log_path(0).read_text()
@@ -396,15 +395,6 @@ def test_anything_but_sites_waits_for_a_restart(running: Launched, tmp_path: Pat
     finally:
         config.write_text(good)
     assert trefoil_reloading("helper", "reload", "--config", config)[0] == 0
-
-
-def wait_for(condition: Any) -> None:
-    async def wait() -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.05)
-
-    asyncio.run(wait())
 
 
 def test_a_new_set_is_applied_by_restarts_while_a_query_runs(running: Launched, tmp_path: Path) -> None:
@@ -445,7 +435,7 @@ def test_only_a_running_helper_is_told(tmp_path: Path, running: Launched) -> Non
 
 def test_status_shows_all_three_and_says_so_by_its_exit_code(running: Launched, tmp_path: Path) -> None:
     helper_set = running.trio.helper_set_path
-    wait_for(lambda: trefoil_reloading("helper", "status", "--set", helper_set)[0] == 0)
+    wait_until(lambda: trefoil_reloading("helper", "status", "--set", helper_set)[0] == 0)
     code, said = trefoil_reloading("helper", "status", "--set", helper_set)
     assert all(helper.name in said for helper in running.trio.helper_set.helpers)
     code, said = trefoil_reloading(

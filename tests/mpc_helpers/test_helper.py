@@ -62,30 +62,6 @@ async def test_answer_minus_noise_is_the_plaintext_sum(tmp_path: Path, mode: Noi
     assert seen_negative
 
 
-async def test_every_report_has_its_own_bucket(tmp_path: Path) -> None:
-    """64 reports in two batches that overlap by half: a 2 in any bucket would prove a replay."""
-    async with three_helpers(tmp_path) as three:
-        reports = three.seal([one_hot(bucket, 64) for bucket in range(64)], terms(64))
-        total = np.zeros(64, dtype=int)
-        for part in (reports[:40], reports[20:]):
-            batch = three.batch(part)
-            result = await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=900, seconds=30)), batch)
-            total += np.array(result.answer.histogram) - np.array(three.noise_of(result))
-        assert total.tolist() == [1] * 64
-        assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.SEEN: 20}] * 3
-
-
-async def test_the_same_report_twice_in_a_batch_counts_once(tmp_path: Path) -> None:
-    async with three_helpers(tmp_path) as three:
-        reports = three.seal([one_hot(bucket, 4) for bucket in range(4)], terms(4))
-        # The first in the order of digests, so that every later report stands elsewhere than in a ledger.
-        first = min(reports, key=lambda report: report.digest)
-        batch = three.batch([*reports, first, first])
-        result = await three.ask(three.query(batch, QueryOptions(tolerated_bad_permille=500, seconds=30)), batch)
-        assert (np.array(result.answer.histogram) - three.noise_of(result)).tolist() == [1, 1, 1, 1]
-        assert [dict(counts) for counts in result.answer.rejections] == [{Rejection.DUPLICATE: 2}] * 3
-
-
 async def test_a_second_query_on_the_same_batch_is_refused_and_the_first_keeps_its_bytes(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([one_hot(0, 4)] * 5, terms(4)))
@@ -97,31 +73,6 @@ async def test_a_second_query_on_the_same_batch_is_refused_and_the_first_keeps_i
         again = await three.ask(asked, batch)
         assert again.answer == first.answer
         assert again.uploaded_bytes == 0
-
-
-async def test_two_queries_at_once_on_the_same_reports_count_them_once(tmp_path: Path) -> None:
-    async with three_helpers(tmp_path) as three:
-        batch = three.batch(three.seal([one_hot(1, 4)] * 6, terms(4)))
-        asked = [three.query(batch, QueryOptions(seconds=30)) for _ in range(3)]
-        results = await asyncio.gather(*(three.ask(each, batch) for each in asked), return_exceptions=True)
-        answered = [result for result in results if not isinstance(result, BaseException)]
-        assert len(answered) == 1
-        assert all(isinstance(result, QueryFailed) for result in results if isinstance(result, BaseException))
-        assert three.noise_of(answered[0])[1] + 6 == answered[0].answer.histogram[1]
-
-
-async def test_uniqueness_survives_a_restart_of_all_helpers(tmp_path: Path) -> None:
-    async with three_helpers(tmp_path) as three:
-        batch = three.batch(three.seal([one_hot(2, 4)] * 5, terms(4)))
-        asked = three.query(batch)
-        first = await three.ask(asked, batch)
-        for party in range(3):
-            await three.stop(party)
-        for party in range(3):
-            await three.start(party)
-        assert (await three.ask(asked, batch)).answer == first.answer
-        with pytest.raises(QueryFailed, match="were counted before"):
-            await three.ask(three.query(batch), batch)
 
 
 async def test_too_many_bad_reports_fail_before_anything_is_spent(tmp_path: Path) -> None:
@@ -171,7 +122,7 @@ async def test_debug_reports_are_answered_exactly_and_only_in_debug_queries(tmp_
 
 @pytest.mark.parametrize("debug", [False, True])
 async def test_a_report_of_the_other_kind_that_slips_through_admission_is_stopped_by_the_ledgers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, debug: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, debug: bool
 ) -> None:
     """All three helpers' admission is broken: it takes every report that opens, whatever its header says."""
     monkeypatch.setattr(
@@ -183,8 +134,9 @@ async def test_a_report_of_the_other_kind_that_slips_through_admission_is_stoppe
         asked = three.query(batch, QueryOptions(debug=debug, seconds=30))
         query = replace(asked.query, debug=debug)
         asked = replace(asked, signed=SignedQuery.sign(query, three.site_key()))
-        with pytest.raises(QueryFailed, match="a debug report in a real attempt, or the reverse"):
+        with pytest.raises(QueryFailed, match="ledger refused a change"):
             await three.ask(asked, batch)
+        assert "a debug report in a real attempt, or the reverse" in caplog.text
         assert three.mpc.records == {}
 
 
@@ -232,16 +184,6 @@ async def test_a_helper_that_goes_away_midway_is_named_and_the_query_resumes_whe
         await three.start(2)
         result = await three.ask(asked, batch)
         assert result.answer.histogram[1] - three.noise_of(result)[1] == 5
-
-
-async def test_several_queries_in_flight(tmp_path: Path) -> None:
-    async with three_helpers(tmp_path, options={"limits": {"running": 3}}) as three:
-        batches = [three.batch(three.seal([one_hot(index, 8)] * (index + 1), terms(8))) for index in range(6)]
-        # Six at once share the machine; nobody waits for this deadline.
-        patient = QueryOptions(seconds=120)
-        results = await asyncio.gather(*(three.ask(three.query(batch, patient), batch) for batch in batches))
-        for index, result in enumerate(results):
-            assert result.answer.histogram[index] - three.noise_of(result)[index] == index + 1
 
 
 async def test_a_vote_whose_end_was_not_heard_is_settled_after_a_restart(tmp_path: Path) -> None:

@@ -8,23 +8,26 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
 
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.identity.membership import load_membership
+from mpc_helpers.ledger.engine import LedgerError
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.local.launcher import Trio, health, prepare
 from mpc_helpers.service import housekeeping
 from mpc_helpers.service.housekeeping import MAX_ADVANCE, ClockDoubted, Housekeeping, LastRound, PeerClocks
+from mpc_helpers.service.storage import Storage
 from protocol.cli.app import app
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperEntry
 from protocol.units import DAY, HOUR
 from tests.support.raising import raises
-from tests.support.three_helpers import ThreeHelpers, real_now, three_helpers
+from tests.support.three_helpers import ThreeHelpers, real_now, three_helpers, until
 
 NOW = 1_800_000_000
 LIFETIME = 30 * DAY
@@ -50,7 +53,7 @@ class House:
         self.membership = load_membership(self.config, NOW)
         self.ledger = ReportLedger(self.config.ledger, owner_of(self.membership))
         self.peers = PeerClocks(self.membership, lambda: self.now)
-        arguments = (self.ledger, self, self.peers, self.ask_time, lambda: self.now)
+        arguments = (self.ledger, cast(Storage, self), self.peers, self.ask_time, lambda: self.now)
         self.keeper = Housekeeping(self.config, self.membership, *arguments)
 
     async def tidy(self) -> None:
@@ -203,12 +206,40 @@ async def test_no_fault_ends_the_rounds(house: House, monkeypatch: pytest.Monkey
     monkeypatch.setattr(housekeeping, "ROUND_SECONDS", 0.0)
     house.faults = [OSError("full"), ValueError("a defect"), ClockDoubted("doubted")]
     keeping = asyncio.create_task(house.keeper.run())
-    async with asyncio.timeout(20):
-        while house.watermark == 0:
-            await asyncio.sleep(0.01)
+    await until(lambda: house.watermark != 0)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     assert house.faults == []
+
+
+async def test_a_fault_is_a_reason_until_the_next_round_has_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while that round runs: a rule that waits for two hours would begin anew."""
+    monkeypatch.setattr(housekeeping, "ROUND_SECONDS", 0.0)
+    outcomes = iter([OSError("full"), None, OSError("full"), ClockDoubted("doubted")])
+    faulty: list[bool] = []
+
+    async def tidy() -> None:
+        faulty.append(bool(house.keeper.fault))
+        if (error := next(outcomes, None)) is not None:
+            raise error
+
+    monkeypatch.setattr(house, "tidy", tidy)
+    keeping = asyncio.create_task(house.keeper.run())
+    await until(lambda: len(faulty) > 4)
+    keeping.cancel()
+    assert faulty[:5] == [False, True, False, True, False]
+
+
+async def test_a_health_page_does_not_say_where_the_ledger_is(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    place = str(house.config.ledger)
+    house.faults = [LedgerError(f"cannot use the ledger {place}: disk I/O error")]
+    keeping = asyncio.create_task(house.keeper.run())
+    await until(lambda: bool(house.keeper.reasons()))
+    keeping.cancel()
+    assert [place in reason.text for reason in house.keeper.reasons()] == [False]
+    assert place in caplog.text
 
 
 async def test_helpers_compare_their_clocks(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     ReportLedger.create(tmp_path / "ledger", owner)
     ledger = ReportLedger(tmp_path / "ledger", owner)
     hours, debug = np.ones(count, dtype=np.uint32), np.zeros(count, dtype=np.bool_)
-    batch = AdmittedBatch(bytes(32), stored, hours, debug, accepted, {})
+    batch = AdmittedBatch(bytes(32), stored, hours, debug, accepted, {}, site="")
     negotiation = Negotiation(0, AttemptTerms(QueryName(b"k" * 32, bytes(32)), False, bytes(32)), batch)
     rejections = pack_rejections({Rejection.EXPIRED: int(np.count_nonzero(~accepted))})
     proposal = Propose(negotiation.query, bytes(32), bytes(32), 1, bytes(32), count, pack_mask(accepted), rejections)
@@ -378,12 +378,6 @@ def test_bad_reports_of_every_kind_at_once_cost_only_themselves(tmp_path: Path) 
     assert ingested[1].rejections() == ingested[2].rejections() == {**common, Rejection.WRONG_BODY: 1}
 
 
-def test_a_batch_of_only_bad_reports_sums_to_nothing(tmp_path: Path) -> None:
-    reports = [samples.report(f"all bad {index}", [5] * 8, samples.terms(debug=True)) for index in range(3)]
-    ingested = samples.ingest_columns(samples.write_columns(tmp_path, reports), samples.query_for(reports))
-    assert samples.opened_sum(ingested) == [0] * 8
-
-
 def test_a_side_query_is_summed_with_the_rest(tmp_path: Path) -> None:
     terms = samples.terms(kappa=10)
     reports = [samples.report(f"side {index}", [*[index] * 8, 10], terms) for index in range(3)]
@@ -399,15 +393,6 @@ def test_a_column_of_another_batch_is_refused(columns: list[Path], query: Query)
     with raises(ErrorKind.INCONSISTENT, ProtocolError) as caught:
         samples.ingest_columns(columns, replace(query, batch_size=41))
     assert "41" in str(caught.value)
-
-
-def test_a_column_out_of_order_is_refused(tmp_path: Path, reports: list[SealedReport], query: Query) -> None:
-    batch = BatchReader(samples.write_batch(tmp_path / "batch", reports))
-    path = tmp_path / "column"
-    with path.open("wb") as file:
-        file.writelines(batch.column(0, batch.order()[::-1]))
-    with raises(ErrorKind.INCONSISTENT, ProtocolError):
-        samples.ingest_columns([path], query)
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -25,7 +25,7 @@ from protocol.errors import ErrorKind, TrefoilError
 from protocol.field import P, Vector, dot
 from protocol.joint_scale import Coin, JointScale
 from tests.support import make_vectors
-from tests.support.joint_trio import layout_of
+from tests.support.joint_trio import evaluate, layout_of
 from tests.support.raising import raises
 
 # The circuit of a bucket's coins.
@@ -49,7 +49,7 @@ def test_every_coin_on_every_tape(bits: int) -> None:
     inputs = tapes(bits)
     for numerator in range(1, 1 << bits, 2):
         # Only the sign: its output is the coin itself.
-        outputs = circuit.evaluate(built(Coin(bits, numerator)), inputs)
+        outputs = evaluate(built(Coin(bits, numerator)), inputs)
         values = np.unpackbits(outputs[0].view(np.uint8), bitorder="little")[: 1 << bits]
         assert values.sum() == numerator
         assert values.tolist() == [int(_comparison(tape, bits, numerator)) for tape in range(1 << bits)]
@@ -93,7 +93,7 @@ def test_a_bucket_is_its_digits_turned_by_its_sign(rate: Fraction, change: int) 
     scale = JointScale.of(rate, change)
     layout = Layout(circuit.build(scale), 130)
     bits = np.random.default_rng(9).integers(0, 2**64, size=(layout.circuit.inputs, layout.words), dtype=np.uint64)
-    planes = circuit.evaluate(layout.circuit, bits)
+    planes = evaluate(layout.circuit, bits)
     numbers = noise.own_value(noise.unpacked(layout, planes))
     for bucket in range(layout.buckets):
         tape = [int(word) >> (bucket % 64) & 1 for word in bits[:, bucket // 64]]

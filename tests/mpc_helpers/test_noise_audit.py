@@ -4,8 +4,9 @@ False failures. `misfits` bounds each bin's count by P(this far off) ≤ 2·exp(
 budget of 10^−8 over all bins; a chi-square by its tail bound k + 2√(kx) + 2x (Laurent and Massart), again 10^−8 where
 the limit law holds (30 or more expected in every bin); and the variance at 6 standard errors (2·10^−9 for a normal
 variable). `epsilon_at_least` is wrong with probability at most 10^−8. There are ten audits of fresh randomness in the
-first part, one chi-square in the second, five audits and seven fits in the third: the file fails by chance with
-probability below 2·10^−6. Planted bugs of the first two parts are drawn from fixed keys: caught always, or never.
+first part, one chi-square in the second, eight audits, seven fits and two chi-squares in the third: the file fails by
+chance with probability below 2·10^−6. Planted bugs of the first two parts are drawn from fixed keys: caught always, or
+never.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.joint import circuit
 from mpc_helpers.mpc.joint import noise as joint_noise
 from mpc_helpers.mpc.joint.layout import Layout
-from mpc_helpers.mpc.noisy_sum import ExactNoise, local_sum, pairwise_sum
+from mpc_helpers.mpc.noisy_sum import ExactNoise, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import run_three_in_one_process
 from mpc_helpers.mpc.session import MpcSession
 from mpc_helpers.mpc.terms import SumKind, SumTerms
 from protocol.errors import ProtocolError
-from protocol.field import from_integers, lift
+from protocol.field import Vector, from_integers, lift, subtract
 from protocol.joint_scale import Coin, JointScale
 from protocol.noise import NoiseMode
 from protocol.querier.saved_query import QueryOptions
 from protocol.shares import open_shamir, share, to_shamir
 from tests.support import three_helpers
-from tests.support.joint_trio import Run
+from tests.support.joint_trio import Run, evaluate
 from tests.support.three_helpers import ThreeHelpers, terms
 from tests.support.three_helpers import three_helpers as started
 
@@ -311,7 +312,7 @@ def in_the_clear(scale: JointScale, draws: int) -> list[int]:
     layout = Layout(circuit.build(scale), draws)
     shape = (layout.circuit.inputs, layout.words)
     bits: npt.NDArray[np.uint64] = np.random.default_rng(5).integers(0, 2**64, size=shape, dtype=np.uint64)
-    return lift(joint_noise.own_value(joint_noise.unpacked(layout, circuit.evaluate(layout.circuit, bits))))
+    return lift(joint_noise.own_value(joint_noise.unpacked(layout, evaluate(layout.circuit, bits))))
 
 
 def test_chi_square_through_three_parties() -> None:
@@ -427,6 +428,62 @@ async def test_half_the_scale_is_seen_from_outside(tmp_path: Path, monkeypatch: 
     (near, near_own), (far, far_own) = await worlds(tmp_path, NoiseMode.LOCAL)
     assert epsilon_at_least(near - near_own, far - far_own) > 1.2
     assert misfits(near, 1.5, RATE)
+
+
+async def test_two_parts_through_three_helpers_show_no_more_than_their_sum(tmp_path: Path) -> None:
+    """The attacker is the querier with helper 3, and adds up the evidence of both answers: more than each has."""
+    async with started(tmp_path, options={"spend_in_parts": True}) as three:
+        near, far = await parts_answered(three, 0), await parts_answered(three, SENSITIVITY)
+    proven = epsilon_at_least(near.sum(axis=0), far.sum(axis=0))
+    assert 0.7 < proven <= 1
+    assert max(epsilon_at_least(one, other) for one, other in zip(near, far, strict=True)) < 0.6
+
+
+async def parts_answered(three: ThreeHelpers, value: int) -> Samples:
+    """The evidence in 0.4 and 0.6 of a report with `value` in every bucket: how much nearer to Δ each number is than
+    to 0, in the unit of the scale, rounded, as `epsilon_at_least` takes it.
+    """
+    paid = terms(ANSWER_BUCKETS, epsilon_micros=EPSILON_MICROS, sensitivity=SENSITIVITY)
+    batch = three.batch(three.seal([[value] * ANSWER_BUCKETS], paid))
+    found = []
+    for tenths in (4, 6):
+        wishes = QueryOptions(tenths * EPSILON_MICROS // 10, NoiseMode.LOCAL, seconds=120, keeps_rest=True)
+        result = await three.ask(three.query(batch, wishes), batch)
+        own = np.array(three.mpc.records[result.answer.attempt_id].parts[2], dtype=np.int64)
+        seen = np.array(result.answer.histogram, dtype=np.int64) - own
+        found.append(tenths * (abs(seen) - abs(seen - SENSITIVITY)) // 5)
+    return np.array(found)
+
+
+SLOPES = 1024
+
+
+async def slope_differences(mode: NoiseMode) -> Vector:
+    """How much the slopes of the line through the querier's shares differ in two answers over one set of reports."""
+    pieces = shamir_shares([1] * SLOPES)
+    sums = SumTerms(SumKind(mode.value), RATE, SENSITIVITY, SLOPES)
+    slopes = []
+    for _ in range(2):
+        programs = {
+            NoiseMode.LOCAL: lambda piece: local_sum(piece, ExactNoise().local(RATE, SLOPES)),
+            NoiseMode.PAIRWISE: lambda piece: pairwise_sum(piece, RATE, ExactNoise()),
+            NoiseMode.JOINT: lambda piece: joint_sum(piece, sums.layout, ExactNoise()),
+        }
+        sessions = [sums.session(party, bytes(32), 60.0) for party in range(3)]
+        outcomes = await run_three_in_one_process(sessions, [programs[mode](piece) for piece in pieces])
+        first, second, third = (from_integers(outcome) for outcome in outcomes if isinstance(outcome, list))
+        slopes.append(subtract(second, first))
+        assert (subtract(third, second) == slopes[-1]).all()
+    return subtract(*slopes)
+
+
+@pytest.mark.parametrize("mode", NoiseMode)
+async def test_slopes_of_two_answers_over_one_set_are_uniform_unless_pairwise(mode: NoiseMode) -> None:
+    """The line (SPEC §9): in 16 bins, a chi-square of 15 degrees of freedom, above the bound with probability 10^−8."""
+    counts = np.bincount(((await slope_differences(mode)) >> np.uint64(57)).astype(np.int64), minlength=16)
+    chi_square = float(np.sum((counts - SLOPES / 16) ** 2)) / (SLOPES / 16)
+    uniform = chi_square <= 15 + 2 * math.sqrt(-15 * math.log(RISK)) - 2 * math.log(RISK)
+    assert uniform == (mode is not NoiseMode.PAIRWISE), counts
 
 
 def pairwise_views(q: float, reach: int) -> dict[int, dict[int, float]]:

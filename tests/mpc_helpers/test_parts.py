@@ -8,20 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from mpc_helpers.agreement.messages import pack_mask
 from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negotiation
+from mpc_helpers.commands import app
 from mpc_helpers.identity.config import ConfigError, load_config
-from mpc_helpers.ledger.engine import LedgerError
-from mpc_helpers.ledger.rebuild import accept_peer, export, rebuild
+from mpc_helpers.ledger.rebuild import Export, accept_peer, export, rebuild
+from mpc_helpers.ledger.reports import EVERYTHING, Entries
 from mpc_helpers.local.launcher import prepare
-from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.service.policy import Policy, Refusal
 from protocol.amounts import Amount, Amounts
 from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.left_out import code_of, counts_of
-from protocol.noise import NoiseMode
 from protocol.querier.ask import Querier
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
@@ -84,6 +84,7 @@ def negotiation(*, names_little: bool) -> Negotiation:
         batch.admitted & (np.arange(6) > 0),
         {Rejection.EXPIRED: 1},
         codes=np.array([code_of(Rejection.EXPIRED), 0, 0, 0, 0, 0], dtype=np.uint8),
+        site="",
     )
     return Negotiation(0, AttemptTerms(AskedQuery.of(1, ()).name, False, bytes(32), names_little=names_little), batch)
 
@@ -131,13 +132,12 @@ def test_any_helper_prevents_it_and_says_which_it_is(tmp_path: Path) -> None:
     for party in range(PARTIES):
         member = samples.membership(party)
         config = replace(load_config(trio.config_path(party)), processes=0)
-        proofs = FailedProofs(tmp_path / f"proofs-{party}")
-        off = Policy(member, config, proofs, real_now)
+        off = Policy(member, config, real_now)
         with raises(ErrorKind.REFUSED, Refusal) as refused:
             off.check_acceptable(query, [])
         assert refused.value.http_status == 422 and f"helper {party + 1}" in refused.value.hint
         off.check_acceptable(replace(query, keeps_rest=False), [])
-        Policy(member, replace(config, spend_in_parts=True), proofs, real_now).check_acceptable(query, [])
+        Policy(member, replace(config, spend_in_parts=True), real_now).check_acceptable(query, [])
 
 
 async def test_three_helpers_use_reports_up_unless_all_three_are_set_otherwise(tmp_path: Path) -> None:
@@ -163,62 +163,96 @@ async def refused(three: ThreeHelpers, batch: BatchReader, micros: int, reason: 
     return failed.value
 
 
-async def test_answers_cost_together_at_most_what_was_paid(tmp_path: Path) -> None:
-    """0.2 + 0.5 + 0.2 + 0.1 of 1, in two noise modes, with a ledger that is lost and rebuilt in between."""
-    async with three_helpers(tmp_path, options={"spend_in_parts": True}) as three:
-        batch = three.batch(three.seal([[1, 0, 0, 0]] * 5, terms(4)))
-
-        async def answered(micros: int, noise: NoiseMode) -> bool:
-            wishes = replace(PART, epsilon_micros=micros, noise=noise)
-            return (await three.ask(three.query(batch, wishes), batch)).answer.counted == 5
-
-        assert await answered(200_000, NoiseMode.LOCAL)
-        assert await answered(500_000, NoiseMode.PAIRWISE)
-        for party in range(PARTIES):
-            await three.stop(party)
-        lose(three, 1)
-        for party in (0, 2):
-            export(*opened(three, party), 1, tmp_path / f"from-{party}")
-        rebuild(*opened(three, 1), [tmp_path / "from-0", tmp_path / "from-2"], real_now())
-        for party in (0, 2):
-            accept_peer(*opened(three, party), 1)
-        for party in range(PARTIES):
-            await three.start(party)
-        little = await refused(three, batch, 300_001, Rejection.TOO_LITTLE_LEFT)
-        assert "0.3 " in little.hint, "what can be asked for"
-        assert await answered(200_000, NoiseMode.LOCAL)
-        await refused(three, batch, 100_001, Rejection.TOO_LITTLE_LEFT)
-        assert await answered(100_000, NoiseMode.PAIRWISE)
-        await refused(three, batch, 1, Rejection.SEEN)
-        await refused(three, batch, 15_625, Rejection.SEEN)
-        # Helper 2 has voted since. A ledger rebuilt from the files of that time would leave 0.3 again.
-        for party in range(PARTIES):
-            await three.stop(party)
-        for party in (0, 2):
-            with raises(ErrorKind.ROLLED_BACK, LedgerError):
-                accept_peer(*opened(three, party), 1)
+async def stop_and_lose(three: ThreeHelpers, lost: int) -> None:
+    for party in range(PARTIES):
+        await three.stop(party)
+    lose(three, lost)
 
 
-async def test_one_helper_whose_setting_is_off_refuses_and_the_rest_can_be_used_up(tmp_path: Path) -> None:
+def exports(three: ThreeHelpers, lost: int, name: str) -> list[Path]:
+    """The files of both peers for a helper that lost its ledger."""
+    files = {party: three.folder / f"{name}-{party}" for party in range(PARTIES) if party != lost}
+    for party, file in files.items():
+        export(*opened(three, party), lost, file)
+    return list(files.values())
+
+
+async def accept_and_start(three: ThreeHelpers, lost: int) -> None:
+    for party in {0, 1, 2} - {lost}:
+        accept_peer(*opened(three, party), lost)
+    for party in range(PARTIES):
+        await three.start(party)
+
+
+async def test_a_ledger_rebuilt_from_the_older_of_two_exports_is_refused(tmp_path: Path) -> None:
+    """The files of an earlier loss are at hand: both peers notice that the new ledger knows too little of theirs."""
     async with three_helpers(tmp_path, options={"spend_in_parts": True}) as three:
         batch = three.batch(three.seal([[1, 0, 0, 0]] * 5, terms(4)))
         assert (await three.ask(three.query(batch, PART), batch)).answer.counted == 5
-        await three.stop(1)
-        path = three.trio.config_path(1)
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"spend_in_parts": False}))
-        await three.start(1)
-        with raises(ErrorKind.REFUSED, QueryFailed) as off:
-            await three.ask(three.query(batch, PART), batch)
-        assert off.value.http_status == 422 and "helper 2" in off.value.hint
-        # What is left of split reports can still be used up, and no more than that.
-        whole = replace(PART, keeps_rest=False)
+        await stop_and_lose(three, 1)
+        older = exports(three, 1, "older")
+        rebuild(*opened(three, 1), older, real_now())
+        await accept_and_start(three, 1)
+        assert (await three.ask(three.query(batch, PART), batch)).answer.counted == 5
+        await stop_and_lose(three, 1)
+        newer = exports(three, 1, "newer")
+        rebuild(*opened(three, 1), older, real_now())
+        await accept_and_start(three, 1)
+        for _ in range(2):
+            # Also after the peers have started again: the new ledger was told nothing that it did not know.
+            with pytest.raises(QueryFailed, match="helper 2 was rebuilt from older entries"):
+                await three.ask(three.query(batch, replace(PART, seconds=3)), batch)
+            for party in range(PARTIES):
+                await three.stop(party)
+                await three.start(party)
+        await stop_and_lose(three, 1)
+        rebuild(*opened(three, 1), newer, real_now())
+        await accept_and_start(three, 1)
+        await refused(three, batch, 600_001, Rejection.TOO_LITTLE_LEFT)
+        assert (await three.ask(three.query(batch, PART), batch)).answer.counted == 5
+
+
+async def test_two_ledgers_lost_in_turn_beside_a_helper_that_claims_more_than_was_paid(tmp_path: Path) -> None:
+    """Helper 3 exports 2^32 - 1 for every report. Of a report that was never counted nobody contradicts it."""
+    async with three_helpers(tmp_path, options={"spend_in_parts": True}) as three:
+        batch = three.batch(three.seal([[1, 0, 0, 0]] * 5, terms(4)))
+        claimed = sorted(bytes(row) for row in batch.digests())
+
+        async def lose_beside_a_liar(lost: int) -> None:
+            await stop_and_lose(three, lost)
+            files = exports(three, lost, f"lost-{lost}")
+            _, liar = opened(three, 2)
+            honest = Export.open(files[1].read_bytes(), opened(three, lost)[1])
+            rows = np.frombuffer(b"".join(claimed), dtype=np.uint8).reshape(-1, 32)
+            lie = Entries(0, rows, np.full(5, EVERYTHING, dtype=np.uint32), np.zeros(5, dtype=np.uint8))
+            files[1].write_bytes(replace(honest, entries=lie).seal(liar))
+            rebuild(*opened(three, lost), files, real_now())
+            await accept_and_start(three, lost)
+
+        await lose_beside_a_liar(0)
+        most = replace(PART, epsilon_micros=900_000)
+        assert (await three.ask(three.query(batch, most), batch)).answer.counted == 5
+        await lose_beside_a_liar(1)
+        await refused(three, batch, 100_001, Rejection.TOO_LITTLE_LEFT)
+        assert (await three.ask(three.query(batch, replace(PART, epsilon_micros=100_000)), batch)).answer.counted == 5
+        await refused(three, batch, 20_000, Rejection.SEEN)
+
+
+async def test_an_operator_in_doubt_leaves_nothing_of_what_peers_list(tmp_path: Path) -> None:
+    """`trefoil ledger rebuild --all-spent`: what is listed is spent at one helper, and so at all three."""
+    async with three_helpers(tmp_path, options={"spend_in_parts": True}) as three:
+        batch, fresh = (three.batch(three.seal([[1, 0, 0, 0]] * 5, terms(4))) for _ in range(2))
+        assert (await three.ask(three.query(batch, PART), batch)).answer.counted == 5
+        await stop_and_lose(three, 1)
+        files = [word for file in exports(three, 1, "from") for word in ("--entries", str(file))]
+        line = ["ledger", "rebuild", "--config", str(three.trio.config_path(1)), *files, "--all-spent"]
+        assert CliRunner().invoke(app, line).exit_code == 0
+        await accept_and_start(three, 1)
         with pytest.raises(QueryFailed) as failed:
-            await three.ask(three.query(batch, replace(whole, epsilon_micros=800_001)), batch)
+            await three.ask(three.query(batch, replace(PART, epsilon_micros=20_000)), batch)
         assert failed.value.shortfall is not None
-        assert failed.value.shortfall.left_out == ({Rejection.TOO_LITTLE_LEFT: 5},) * PARTIES
-        assert (await three.ask(three.query(batch, replace(whole, epsilon_micros=300_000)), batch)).answer.counted == 5
-        with raises(ErrorKind.ALREADY_COUNTED, QueryFailed):
-            await three.ask(three.query(batch, replace(whole, epsilon_micros=100_000)), batch)
+        assert failed.value.shortfall.left_out == ({}, {Rejection.SEEN: 5}, {})
+        assert (await three.ask(three.query(fresh, PART), fresh)).answer.counted == 5
 
 
 async def test_a_query_of_version_2_is_answered_and_fetched(tmp_path: Path) -> None:

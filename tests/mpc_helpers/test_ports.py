@@ -62,7 +62,7 @@ def test_a_fixed_port_serves_one_session_after_another() -> None:
     """The end that closes first keeps its side of the connection for a minute; the port is needed before."""
     port = free_port()
     for _ in range(3):
-        with listen(HOST, (port,)) as listener, socket.create_connection((HOST, port)) as client:
+        with listen(HOST, port) as listener, socket.create_connection((HOST, port)) as client:
             listener.setblocking(True)
             listener.accept()[0].close()
             assert client.recv(1) == b""
@@ -84,7 +84,7 @@ async def test_an_idle_port_answers_and_is_lent_to_one_worker_at_a_time(monkeypa
         assert await probe(HOST, port) == ""
         async with ports.lent() as lent:
             assert lent == port
-            listen(HOST, (port,)).close()
+            listen(HOST, port).close()
             with raises(ErrorKind.UNAVAILABLE, MpcError) as error:
                 async with ports.lent():
                     pass
@@ -99,7 +99,7 @@ async def test_an_idle_port_answers_and_is_lent_to_one_worker_at_a_time(monkeypa
 async def test_a_port_that_another_program_has_is_a_reason_until_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports_module, "RETRY_SECONDS", 0.01)
     port = free_port()
-    with listen(HOST, (port,)):
+    with listen(HOST, port):
         async with MpcPorts(HOST, (port,)) as ports:
             await asyncio.sleep(0)
             assert [(reason.concern, reason.stops) for reason in ports.reasons()] == [(Concern.PORT, False)]
@@ -146,7 +146,7 @@ async def test_a_port_that_was_closed_for_a_moment_fails_no_query(tmp_path: Path
     port = free_port()
     await probes.look(1, json.dumps({"mpc_ports": [port]}).encode())
     assert probes.blocked == {1: [port]} and await probes.error({1: port}) is not None
-    with listen(HOST, (port,)):
+    with listen(HOST, port):
         assert await probes.error({1: port}) is None
     assert probes.reasons() == []
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,14 @@ from typer.testing import CliRunner
 from mpc_helpers.commands import app
 from mpc_helpers.identity.config import ConfigError, PostgresLocation, load_config
 from mpc_helpers.identity.membership import load_membership
+from mpc_helpers.ledger import database
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerError, LedgerHead
 from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.rebuild import owner_of
+from mpc_helpers.ledger.reports import Standing
 from mpc_helpers.local.launcher import prepare
+from mpc_helpers.service.reloading import PROCESS_FILE
 from protocol.batch import sorted_order
 from protocol.errors import ErrorKind
 from protocol.status import QueryState
@@ -47,6 +54,7 @@ from tests.mpc_helpers.test_report_ledger import (
     standing,
     state,
 )
+from tests.support.hunt import hunt
 from tests.support.ledger_places import configure, put_in_postgres
 from tests.support.private_postgres import PrivatePostgres, server, why_not
 from tests.support.raising import raises
@@ -100,6 +108,35 @@ def end_sessions(location: PostgresLocation) -> None:
     engine_at(location).end_other_sessions(OWNER)
 
 
+# Every transaction that a ledger makes, on one attempt each that is reserved, voted and renounced.
+CALLS: dict[str, Callable[[ReportLedger, bytes, bytes, bytes], object]] = {
+    "reserve": lambda ledger, *_: reserve(ledger, 9, 1, 90),
+    "vote": lambda ledger, reserved, *_: ledger.moves.vote(reserved, b"share"),
+    "abort": lambda ledger, reserved, *_: ledger.moves.abort(reserved, ""),
+    "release": lambda ledger, _, voted, __: ledger.moves.release(voted, YES),
+    "renounce": lambda ledger, _, voted, __: ledger.moves.renounce(voted, NO, ""),
+    "free": lambda ledger, _, __, renounced: ledger.moves.free(renounced, NO, ""),
+    "keep votes": lambda ledger, _, voted, __: ledger.moves.keep_votes(voted, NO),
+    "forget an answer": lambda ledger, *_: ledger.moves.forget_answer(name(4).key),
+    "sweep": lambda ledger, *_: ledger.moves.sweep(),
+    "record": lambda ledger, *_: ledger.queries.record(QueryRecord(name(8), QueryState.QUEUED, 1)),
+    "watermark": lambda ledger, *_: ledger.reports.advance_watermark(TIME),
+    "heads": lambda ledger, *_: ledger.peer_heads.save(),
+    "forget a peer": lambda ledger, *_: ledger.peer_heads.forget(1),
+}
+
+
+def populate(ledger: ReportLedger) -> tuple[bytes, bytes, bytes]:
+    """Make attempts for `CALLS`, and one that is released."""
+    ledger.peer_heads.remember(1, LedgerHead(b"p" * 16, 7, b"h" * 32))
+    reserved, voted, renounced = (reserve(ledger, rank, 1, 10 * rank) for rank in (1, 2, 3))
+    for attempt in (voted, renounced):
+        ledger.moves.vote(attempt, b"share")
+    ledger.moves.renounce(renounced, NO[:1], "")
+    release(ledger, reserve(ledger, 4, 1, 40))
+    return reserved, voted, renounced
+
+
 # The fence.
 
 
@@ -107,36 +144,16 @@ def end_sessions(location: PostgresLocation) -> None:
 def test_a_process_that_was_fenced_changes_nothing_by_any_call(
     location: PostgresLocation, fence: Callable[[PostgresLocation], None]
 ) -> None:
-    calls: dict[str, Callable[[ReportLedger, bytes, bytes, bytes], object]] = {
-        "reserve": lambda ledger, *_: reserve(ledger, 9, 1, 90),
-        "vote": lambda ledger, reserved, *_: ledger.moves.vote(reserved, b"share"),
-        "abort": lambda ledger, reserved, *_: ledger.moves.abort(reserved, ""),
-        "release": lambda ledger, _, voted, __: ledger.moves.release(voted, YES),
-        "renounce": lambda ledger, _, voted, __: ledger.moves.renounce(voted, NO, ""),
-        "free": lambda ledger, _, __, renounced: ledger.moves.free(renounced, NO, ""),
-        "keep votes": lambda ledger, _, voted, __: ledger.moves.keep_votes(voted, NO),
-        "forget an answer": lambda ledger, *_: ledger.moves.forget_answer(name(4).key),
-        "sweep": lambda ledger, *_: ledger.moves.sweep(),
-        "record": lambda ledger, *_: ledger.queries.record(QueryRecord(name(8), QueryState.QUEUED, 1)),
-        "watermark": lambda ledger, *_: ledger.reports.advance_watermark(TIME),
-        "heads": lambda ledger, *_: ledger.peer_heads.save(),
-        "forget a peer": lambda ledger, *_: ledger.peer_heads.forget(1),
-    }
     ledger = ReportLedger(location, OWNER)
-    ledger.peer_heads.remember(1, LedgerHead(b"p" * 16, 7, b"h" * 32))
-    attempts = [reserve(ledger, rank, 1, 10 * rank) for rank in (1, 2, 3)]
-    for voted in attempts[1:]:
-        ledger.moves.vote(voted, b"share")
-    ledger.moves.renounce(attempts[2], NO[:1], "")
-    release(ledger, reserve(ledger, 4, 1, 40))
+    attempts = populate(ledger)
     ledger.close()
     before = contents(location)
-    for call in calls.values():
+    for call in CALLS.values():
         stale = ReportLedger(location, OWNER)
         fence(location)
         # Where its session was ended, it learns of that first, and of the fence when it connects again.
         with pytest.raises(LedgerClosed if fence is raise_epoch else LedgerError):
-            call(stale, attempts[0], attempts[1], attempts[2])
+            call(stale, *attempts)
         # Nor later: it has ended as in a crash.
         with pytest.raises(LedgerClosed):
             reserve(stale, 9, 1, 90)
@@ -164,12 +181,12 @@ def test_only_the_process_that_holds_a_ledger_writes_to_it(location: PostgresLoc
 
 # Processes that die or pause, really.
 
-_BEFORE = [point for point in Failpoint if point.value.endswith("before commit") and "start" not in point.value]
-_COMMITS = [point for point in Failpoint if point.value.endswith("commit") and "start" not in point.value]
+_COMMITS = [point for point in Failpoint if point.value.endswith("commit")]
 # All of them are in `make chaos`.
 _ALL = os.environ.get("TREFOIL_CHAOS") == "all"
 _KILLED = _COMMITS if _ALL else [Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.VOTE_AFTER_COMMIT]
-_STOPPED = _BEFORE if _ALL else [Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.RELEASE_BEFORE_COMMIT]
+_STOPPED = _COMMITS if _ALL else [Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.RELEASE_BEFORE_COMMIT]
+_BROKEN = list(CALLS) if _ALL else ["reserve", "release", "watermark"]
 _STATES = {"reserved", "voted", "released", "renounced", "aborted"}
 
 
@@ -262,6 +279,9 @@ def test_a_helper_whose_ledger_was_taken_over_ends_and_is_not_restarted(
         limit = threading.Timer(60, process.kill)
         limit.start()
         assert any("listens on" in line for line in iter(process.stderr.readline, ""))
+        # It resumes its queries first. A connection that is lost while it starts ends it as any error does.
+        while not (config.data / PROCESS_FILE).exists() and process.poll() is None:
+            time.sleep(0.01)
         if fence is raise_epoch:
             raise_epoch(place)
         else:
@@ -280,42 +300,90 @@ def test_a_helper_whose_ledger_was_taken_over_ends_and_is_not_restarted(
 # Connections that break.
 
 
+class Lost(Enum):
+    """When a connection breaks: within a transaction, or in its commit, before the server has heard of it or after."""
+
+    IN_TRANSACTION = "in the transaction"
+    BEFORE_COMMIT = "before the commit"
+    AFTER_COMMIT = "after the commit"
+
+
+class BreakingConnection:
+    """A connection that breaks in the next transaction, once."""
+
+    def __init__(self, raw: Any, lost: Lost) -> None:
+        self._raw = raw
+        self._lost = lost
+
+    def execute(self, statement: Any, *values: Any) -> Any:
+        import psycopg
+
+        writes = isinstance(statement, bytes) and statement.startswith((b"INSERT", b"UPDATE", b"DELETE"))
+        last = writes if self._lost is Lost.IN_TRANSACTION else statement == "COMMIT"
+        if not last or self._lost is not Lost.BEFORE_COMMIT:
+            cursor = self._raw.execute(statement, *values)
+        if not last:
+            return cursor
+        self._raw.close()
+        raise psycopg.OperationalError("the connection is lost")
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._raw, attribute)
+
+
 def break_connection(ledger: ReportLedger, location: PostgresLocation) -> None:
     """The server ends the session, and has ended it when this returns."""
     pid = ledger._database.connection.raw.info.backend_pid  # type: ignore[attr-defined]
     admin(location, f"SELECT pg_terminate_backend({pid}, 30000)")
 
 
-@pytest.mark.parametrize("failpoint", _BEFORE, ids=lambda point: point.name)
-def test_a_connection_lost_in_a_transaction_rolls_it_back_and_the_next_one_works(
-    location: PostgresLocation, ledger: ReportLedger, failpoint: Failpoint
+@pytest.mark.parametrize("call", _BROKEN)
+@pytest.mark.parametrize("lost", Lost)
+def test_a_connection_lost_in_a_transaction_leaves_all_of_it_or_nothing(
+    location: PostgresLocation, ledger: ReportLedger, call: str, lost: Lost
 ) -> None:
-    moves = ledger.moves
-    reserved, voted, renounced = (reserve(ledger, rank, 1, 10 * rank) for rank in (1, 2, 3))
-    for attempt in (voted, renounced):
-        moves.vote(attempt, b"share")
-    moves.renounce(renounced, NO[:1], "")
-    made: dict[Failpoint, Callable[[], object]] = {
-        Failpoint.RESERVE_BEFORE_COMMIT: lambda: reserve(ledger, 5, 1, 50),
-        Failpoint.VOTE_BEFORE_COMMIT: lambda: moves.vote(reserved, b"share"),
-        Failpoint.RELEASE_BEFORE_COMMIT: lambda: moves.release(voted, YES),
-        Failpoint.GIVE_UP_BEFORE_COMMIT: lambda: moves.abort(reserved, ""),
-        Failpoint.RENOUNCE_BEFORE_COMMIT: lambda: moves.renounce(voted, NO, ""),
-        Failpoint.FREE_BEFORE_COMMIT: lambda: moves.free(renounced, NO, ""),
-    }
+    """Where the reply to the commit is lost, its outcome is asked for."""
+    attempts = populate(ledger)
+    # Opened again: an answer that this process has in memory would not have to come from the database.
+    ledger.close()
+    ledger = ReportLedger(location, OWNER)
+    ledger.peer_heads.remember(2, LedgerHead(b"q" * 16, 7, b"h" * 32))
     before = contents(location)
-
-    def lose(at: Failpoint) -> None:
-        if at is failpoint:
-            break_connection(ledger, location)
-
-    ledger._database.failpoint = lose
-    with pytest.raises(LedgerError):
-        made[failpoint]()
-    assert contents(location) == before
-    ledger._database.failpoint = lambda _: None
-    made[failpoint]()
+    connection: Any = ledger._database.connection
+    connection.raw = broken = BreakingConnection(connection.raw, lost)
+    if lost is Lost.AFTER_COMMIT:
+        CALLS[call](ledger, *attempts)
+    else:
+        with pytest.raises(LedgerError):
+            CALLS[call](ledger, *attempts)
+        assert contents(location) == before
+        CALLS[call](ledger, *attempts)
+    assert broken.closed
     assert contents(location) != before
+    ledger.verify()
+    assert ledger.chain.head == ledger.chain._read_head()
+    ledger.close()
+
+
+def test_a_ledger_that_is_written_to_while_it_is_checked_is_not_taken_for_damaged(
+    location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `trefoil doctor` checks it, beside the helper that holds it: a move is made between any two statements."""
+    from mpc_helpers.ledger.postgres_engine import PostgresConnection
+
+    held, execute = ledger._database.connection, PostgresConnection.execute
+    ranks = iter(range(1, 200))
+
+    def execute_and_move(self: PostgresConnection, statement: str, values: Any = (), /) -> Any:
+        cursor = execute(self, statement, values)
+        if self is not held:
+            rank = next(ranks)
+            reserve(ledger, rank, 1, rank)
+        return cursor
+
+    monkeypatch.setattr(PostgresConnection, "execute", execute_and_move)
+    engine_at(location).check_readable(OWNER)
+    assert next(ranks) > 3
 
 
 def test_a_process_that_reconnects_learns_that_another_holds_the_ledger(
@@ -349,42 +417,32 @@ def test_a_lock_that_the_server_still_holds_for_a_dead_session_is_waited_for(
     reserve(ledger, 1, 1, 5)
 
 
-class LostReply:
-    """A connection on which the reply to the next COMMIT is lost, after or before the server heard of it."""
-
-    def __init__(self, raw: Any, *, committed: bool) -> None:
-        self._raw = raw
-        self._committed = committed
-
-    def execute(self, statement: Any, *values: Any) -> Any:
-        import psycopg
-
-        if statement != "COMMIT":
-            return self._raw.execute(statement, *values)
-        if self._committed:
-            self._raw.execute(statement)
-        self._raw.close()
-        raise psycopg.OperationalError("the connection is lost")
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(self._raw, attribute)
-
-
-@pytest.mark.parametrize("committed", [True, False])
-def test_the_outcome_of_a_commit_whose_reply_was_lost_is_asked_for(
-    location: PostgresLocation, ledger: ReportLedger, committed: bool
+def test_no_session_waits_without_a_limit(
+    location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection: Any = ledger._database.connection
-    connection.raw = LostReply(connection.raw, committed=committed)
-    if committed:
-        reserve(ledger, 1, 1, 5)
-    else:
+    """Neither for a host that is gone, nor, to measure a table, for whoever has it locked."""
+    import psycopg
+
+    from mpc_helpers.ledger import postgres_engine
+    from mpc_helpers.ledger.postgres_engine import PostgresEngine
+
+    place = PostgresEngine(location)
+    with place._session() as raw:
+        parameters = raw.info.get_parameters()
+    assert {key: parameters.get(key) for key in postgres_engine._DEADLINES} == {
+        key: str(value) for key, value in postgres_engine._DEADLINES.items()
+    }
+    place.measure()
+    monkeypatch.setattr(postgres_engine, "MEASURE_SECONDS", 1)
+    # Ended by the server after a while, so that the test fails and does not hang without the limit.
+    options = f"-c search_path={location.schema} -c idle_in_transaction_session_timeout=10s"
+    holding = psycopg.connect(location.conninfo(), options=options)
+    try:
+        holding.execute("LOCK TABLE votes IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(LedgerError):
-            reserve(ledger, 1, 1, 5)
-        reserve(ledger, 1, 1, 5)
-    assert state(ledger, bytes([1, 1]) * 16) is AttemptState.RESERVED
-    assert ledger.chain.head.sequence == 1
-    release(ledger, bytes([1, 1]) * 16)
+            place.measure()
+    finally:
+        holding.close()
 
 
 def test_a_commit_that_stays_in_doubt_ends_as_a_crash(
@@ -395,7 +453,7 @@ def test_a_commit_that_stays_in_doubt_ends_as_a_crash(
     from mpc_helpers.ledger import postgres_engine
 
     connection: Any = ledger._database.connection
-    connection.raw = LostReply(connection.raw, committed=True)
+    connection.raw = BreakingConnection(connection.raw, Lost.AFTER_COMMIT)
 
     def unreachable() -> Any:
         raise psycopg.OperationalError("no route to host")
@@ -410,10 +468,55 @@ def test_a_commit_that_stays_in_doubt_ends_as_a_crash(
         assert again.moves.sweep() == [bytes([1, 1]) * 16]
 
 
+def test_a_commit_that_waits_for_a_dead_standby_is_in_doubt_no_longer_than_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server replies all the while, that the transaction is in progress."""
+    from mpc_helpers.ledger import postgres_engine
+
+    private = PrivatePostgres()
+    try:
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        ledger = ReportLedger(place, OWNER)
+        connection: Any = ledger._database.connection
+        monkeypatch.setattr(postgres_engine, "DOUBT_SECONDS", 0.5)
+        admin(place, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        admin(place, "SELECT pg_reload_conf()")
+        ended: list[Exception] = []
+
+        def spend() -> None:
+            try:
+                for rank in range(1, 200):
+                    reserve(ledger, rank, 1, rank)
+                    time.sleep(0.05)
+            except Exception as error:
+                # Compared below: a thread would only print it.
+                ended.append(error)
+
+        # A daemon: if the deadline is not kept, the test fails and this thread stays.
+        thread = threading.Thread(target=spend, daemon=True)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        limit = time.monotonic() + 10
+        while admin(place, waiting) != [(1,)]:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        with socket.socket(fileno=os.dup(connection.raw.fileno())) as connected:
+            connected.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        assert [type(error) for error in ended] == [LedgerClosed]
+        with pytest.raises(LedgerClosed):
+            standing(ledger, 5)
+    finally:
+        private.remove()
+
+
 # The server itself.
 
 
-def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_batch_whole() -> None:
+@pytest.mark.parametrize("batches", range(1, 21) if _ALL else [3])
+def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_batch_whole(batches: int) -> None:
     """Immediate shutdown is a power cut to PostgreSQL: it recovers from its log."""
     private = PrivatePostgres()
     try:
@@ -435,7 +538,7 @@ def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_ba
                     )
                     ledger.moves.reserve(wanted)
                     told.append(number)
-                    if len(told) == 3:
+                    if len(told) == batches:
                         some.set()
 
         thread = threading.Thread(target=spend)
@@ -568,3 +671,174 @@ def follow(primary: PrivatePostgres, standby: PrivatePostgres) -> None:
     while admin(standby.location(), f"SELECT pg_last_wal_replay_lsn() >= '{written}'") != [(True,)]:
         assert time.monotonic() < deadline, "the standby does not follow"
         time.sleep(0.05)
+
+
+def test_the_hunt_finds_nothing_on_postgres(tmp_path: Path) -> None:
+    """`python -m tests.support.hunt --postgres` plays as many as one likes."""
+    counts = hunt(tmp_path, range(1, 4), postgres=True)
+    assert (counts.schedules, counts.wrong) == (3, {})
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(location: PostgresLocation, difference: int) -> None:
+    """The way on is the one after a loss, which was tried: an empty schema, rebuilt from both peers."""
+    # As a replica, which runs no triggers: a version never changes otherwise.
+    other = f"UPDATE ledger SET version = version + {difference}"  # noqa: S608  (an integer)
+    admin(location, f"SET session_replication_role = replica; {other}")
+    before = contents(location)
+    with raises(ErrorKind.UNKNOWN_VERSION, LedgerError):
+        ReportLedger(location, OWNER)
+    assert contents(location) == before
+
+
+# TLS to the database, with a password from a file.
+
+
+def self_signed(folder: Path, name: str) -> tuple[Path, Path]:
+    """Make a certificate for `localhost`, which is its own root, and its key."""
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    command = ["openssl", "req", "-x509", *curve, *subject, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return certificate, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_another_host_is_believed_by_its_certificate_and_asked_with_a_password_from_a_file(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, "server")
+    stranger, _ = self_signed(tmp_path, "stranger")
+    with closing_cluster(PrivatePostgres()) as private:
+        port = private.serve_tls(certificate.read_bytes(), key.read_bytes(), "correct horse")
+        passwords = {}
+        for name, password in (("right", "correct horse"), ("wrong", "battery staple")):
+            passwords[name] = tmp_path / name
+            passwords[name].write_text(f"*:*:*:north:{password}\n")
+            passwords[name].chmod(0o600)
+
+        def place(root: Path, host: str = "localhost", file: str = "right") -> PostgresLocation:
+            options = f"schema=north&sslrootcert={root}&passfile={passwords[file]}"
+            return PostgresLocation.parse(f"postgresql://north@{host}:{port}/postgres?{options}")
+
+        ReportLedger.create(place(certificate), OWNER)
+        with closing(ReportLedger(place(certificate), OWNER)) as ledger:
+            assert ledger._database.connection.raw.pgconn.ssl_in_use  # type: ignore[attr-defined]
+            reserve(ledger, 1, 1, 5)
+        refused = [
+            (place(stranger), "certificate verify failed"),
+            (place(certificate, "127.0.0.1"), "does not match host name"),
+            (place(certificate, file="wrong"), "password authentication failed"),
+        ]
+        for location, reason in refused:
+            with pytest.raises(LedgerError, match=reason) as error:
+                ReportLedger(location, OWNER)
+            assert not {"correct horse", "battery staple"} & set(re.findall(r"\w+ \w+", str(error.value)))
+
+
+# Shares, which PostgreSQL would keep for longer than they are needed.
+
+
+def on_disk(private: PrivatePostgres, mark: bytes) -> bool:
+    """Whether these bytes are in a table, in the log, or in free space of one of them."""
+    admin(private.location(), "CHECKPOINT")
+    return any(mark in path.read_bytes() for path in private.folder.rglob("*") if path.is_file())
+
+
+def test_a_share_that_was_renounced_or_forgotten_cannot_be_read_from_anything_that_the_server_keeps(
+    tmp_path: Path,
+) -> None:
+    keys, mark = tmp_path / "share-keys", b"a sealed share that nobody may ever release"
+    with closing_cluster(PrivatePostgres()) as private:
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        with closing(ReportLedger(place, OWNER, share_keys=keys)) as ledger:
+            attempts = [reserve(ledger, rank, 1, 10 * rank) for rank in (1, 2, 3)]
+            for attempt in attempts:
+                ledger.moves.vote(attempt, mark)
+            ledger.moves.renounce(attempts[0], NO[:1], "")
+            for attempt in attempts[1:]:
+                ledger.moves.release(attempt, YES)
+            ledger.moves.forget_answer(name(2).key)
+            kept = ledger.attempts.released(name(3).key)
+            assert kept is not None and kept.sealed_share == mark
+            assert [path.name for path in keys.iterdir()] == [attempts[2].hex()]
+            assert keys.joinpath(attempts[2].hex()).stat().st_mode & 0o077 == 0
+        assert not on_disk(private, mark)
+        # Without keys it is there, so that this test could fail.
+        with closing(ReportLedger(place, OWNER)) as ledger:
+            ledger.moves.vote(plain := reserve(ledger, 4, 1, 40), mark)
+            ledger.moves.renounce(plain, NO[:1], "")
+        assert on_disk(private, mark)
+
+
+def test_a_host_that_takes_over_without_the_keys_of_shares_ends_attempts_without_them(
+    location: PostgresLocation, tmp_path: Path
+) -> None:
+    with closing(ReportLedger(location, OWNER, share_keys=tmp_path / "first")) as ledger:
+        ledger.moves.vote(voted := reserve(ledger, 1, 1, 5), b"share")
+    with closing(ReportLedger(location, OWNER, share_keys=tmp_path / "second")) as ledger:
+        assert ledger.moves.sweep() == []
+        ledger.moves.release(voted, YES)
+        released = ledger.attempts.released(name(1).key)
+        assert released is not None and released.sealed_share is None
+        assert standing(ledger, 5) is Standing.SEEN
+    # Back on the first host, it is there.
+    with closing(ReportLedger(location, OWNER, share_keys=tmp_path / "first")) as ledger:
+        ledger.moves.sweep()
+        released = ledger.attempts.released(name(1).key)
+        assert released is not None and released.sealed_share == b"share"
+
+
+def test_a_key_that_a_crash_left_is_erased_on_start_and_a_repeated_vote_keeps_its_key(
+    location: PostgresLocation, tmp_path: Path
+) -> None:
+    keys = tmp_path / "share-keys"
+
+    def fail(at: Failpoint) -> None:
+        if at is Failpoint.VOTE_BEFORE_COMMIT:
+            raise LedgerError("crashed")
+
+    with closing(ReportLedger(location, OWNER, share_keys=keys)) as ledger:
+        orphan, repeated = reserve(ledger, 1, 1, 5), reserve(ledger, 2, 1, 6)
+        ledger.moves.vote(repeated, b"share")
+        # Its outcome was in doubt, and it is tried again with the share as it would be computed again.
+        with pytest.raises(LedgerError):
+            ledger.moves.vote(repeated, b"share")
+        ledger._database.failpoint = fail
+        with pytest.raises(LedgerError):
+            ledger.moves.vote(orphan, b"share")
+        assert len(list(keys.iterdir())) == 2
+    with closing(ReportLedger(location, OWNER, share_keys=keys)) as ledger:
+        ledger.moves.sweep()
+        assert [path.name for path in keys.iterdir()] == [repeated.hex()]
+        record = ledger.attempts.find(repeated)
+        assert record is not None and record.sealed_share == b"share"
+
+
+def test_a_ledger_is_closed_although_its_server_hangs(
+    location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "CLOSE_SECONDS", 0.2)
+    session = ledger._database.connection.raw.info.backend_pid  # type: ignore[attr-defined]
+    ends: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            reserve(ledger, 1, 1, 5)
+        except LedgerError as error:
+            ends.append(error)
+
+    threads = [threading.Thread(target=wait, daemon=True), threading.Thread(target=ledger.close, daemon=True)]
+    os.kill(session, signal.SIGSTOP)
+    try:
+        for thread in threads:
+            thread.start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+    finally:
+        os.kill(session, signal.SIGCONT)
+    assert len(ends) == 1
+    with pytest.raises(LedgerClosed):
+        standing(ledger, 5)

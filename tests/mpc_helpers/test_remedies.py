@@ -95,7 +95,7 @@ async def test_a_port_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     async with three_helpers(tmp_path, start=False) as three:
         with black_hole() as port:
             await start_behind(three, port)
-        with listen(HOST, (port,)):
+        with listen(HOST, port):
             await until_well(three)
 
 

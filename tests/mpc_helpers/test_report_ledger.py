@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,14 +23,15 @@ from typer.testing import CliRunner
 from mpc_helpers.commands import app
 from mpc_helpers.identity.config import HelperConfig, LedgerLocation, PostgresLocation, load_config
 from mpc_helpers.identity.membership import Membership, load_membership
-from mpc_helpers.ledger import engine
+from mpc_helpers.ledger import database, engine
+from mpc_helpers.ledger import reports as reports_module
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
 from mpc_helpers.ledger.engine import LedgerError, LedgerHead, LedgerOwner
 from mpc_helpers.ledger.ledger import QueryChanged, QueryRecord, ReportLedger
 from mpc_helpers.ledger.moves import Fenced
-from mpc_helpers.ledger.rebuild import Export, accept_peer, create, export, rebuild, rebuild_ledger
-from mpc_helpers.ledger.reports import Conflict, Entries, Reports, Standing
-from mpc_helpers.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, day_table, last_hour
+from mpc_helpers.ledger.rebuild import LEDGER_CREATED, Export, accept_peer, create, export, rebuild, rebuild_ledger
+from mpc_helpers.ledger.reports import Conflict, Entries, Standing
+from mpc_helpers.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, day_table, last_hour, site_prefix
 from mpc_helpers.ledger.sqlite_engine import LOG_BYTES, SqliteEngine
 from protocol.batch import Digests, sorted_order
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
@@ -40,7 +42,7 @@ from protocol.units import DAY, HOUR
 from protocol.vote import Vote
 from tests.support.ledger_places import in_postgres, new_location, on_each_engine
 from tests.support.raising import raises
-from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers
+from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers
 
 OWNER = LedgerOwner(0, b"k" * 32)
 YES = [ReceivedVote(1, Vote.YES, b"yes of 2"), ReceivedVote(2, Vote.YES, b"yes of 3")]
@@ -95,7 +97,14 @@ def reservation(
     """An attempt of a query; `made` says which of its reports debug devices made, by default those it counts."""
     flags = np.array([debug] * len(reports) if made is None else made, dtype=np.bool_)
     return Reservation(
-        bytes([rank, number]) * 16, name(rank), number, debug, digests(*reports), flags, hours(len(reports), time)
+        bytes([rank, number]) * 16,
+        name(rank),
+        number,
+        debug,
+        digests(*reports),
+        flags,
+        hours(len(reports), time),
+        site="",
     )
 
 
@@ -231,10 +240,10 @@ ILLEGAL = {
     " NULL, 1 FROM attempts WHERE number = 1": "a debug query or a real one",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, debug = 1 WHERE number = 1": "only the state",
     "UPDATE reports_20000 SET debug = 1": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 1, 0, NULL, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, NULL, 0, NULL, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 0, 0, 0, 1, 0)": "a debug report in a real attempt",
-    "INSERT INTO reports_20000 VALUES (zeroblob(32), 1, 0, 1, NULL, 0)": "new here was in no draw",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 1, 1, 0, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 1, NULL, 0, NULL, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 0, 0, 0, 1, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 1, 0, 1, NULL, 0)": "new here was in no draw",
     "INSERT INTO attempts SELECT 50, randomblob(32), zeroblob(32), query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 0,"
     " NULL, 1 FROM attempts WHERE number = 1": "begins as reserved",
     "UPDATE attempts SET state = 'renounced', sealed_share = NULL, drawn = 0 WHERE number = 1": "made counts",
@@ -305,6 +314,36 @@ def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(
     with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
         ledger.moves.reserve(reservation(2, 1, 5, debug=True))
     assert standing(ledger, 5) is Standing.FREE
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_check_during_a_large_batch_succeeds_while_statements_end(
+    location: LedgerLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    """A batch of ten million reports keeps the ledger to itself for minutes, which is no reason to wake an operator."""
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.02)
+    begun, over, checked = threading.Event(), threading.Event(), threading.Event()
+
+    def reserve_many() -> None:
+        with ledger._database.transaction() as connection:
+            begun.set()
+            while not over.wait(0.01):
+                if works:
+                    connection.execute("SELECT watermark FROM ledger").fetchone()
+
+    def check() -> None:
+        ledger.check_held()
+        checked.set()
+
+    batch, checking = threading.Thread(target=reserve_many), threading.Thread(target=check)
+    batch.start()
+    assert begun.wait(30)
+    checking.start()
+    during = checked.wait(30 if works else 0.5)
+    over.set()
+    batch.join(30)
+    checking.join(30)
+    assert (during, checked.is_set()) == (works, True)
 
 
 def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(
@@ -399,7 +438,7 @@ def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
         chosen = rows[kinds == kind]
         ledger.moves.reserve(
             Reservation(
-                attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), dtype=np.bool_), when[kinds == kind]
+                attempt, name(rank), 1, False, chosen, np.zeros(len(chosen), np.bool_), when[kinds == kind], site=""
             )
         )
         ledger.moves.vote(attempt, b"sealed")
@@ -440,6 +479,30 @@ def test_a_report_is_looked_for_on_the_day_of_its_header(ledger: ReportLedger) -
     release(ledger, reserve(ledger, 1, 1, 5))
     for hour, expected in ((0, Standing.SEEN), (18, Standing.SEEN), (19, Standing.FREE), (-6, Standing.FREE)):
         assert ledger.reports.lookup(digests(5), hours(1, TIME + hour * HOUR), name(9).key) == [expected]
+
+
+def test_a_report_is_looked_for_among_those_of_its_site(ledger: ReportLedger) -> None:
+    """As with the day: no report has two sites. Peers learn its digest alone."""
+    wanted = replace(reservation(1, 1, 5, 6), site="shop.example")
+    ledger.moves.reserve(wanted)
+    release(ledger, wanted.attempt_id)
+    again = replace(reservation(2, 1, 5), site="shop.example")
+    for site, expected in (("shop.example", Standing.SEEN), ("other.example", Standing.FREE)):
+        assert ledger.reports.lookup(digests(5), hours(1), name(9).key, site=site) == [expected]
+    with pytest.raises(Conflict):
+        ledger.moves.reserve(again)
+    assert np.array_equal(ledger.reports.export().digests, digests(5, 6))
+
+
+async def test_helpers_record_reports_under_the_site_of_their_headers(tmp_path: Path) -> None:
+    async with three_helpers(tmp_path) as three:
+        batch = three.batch(three.seal([[1, 0]] * 5, terms(2)))
+        await three.ask(three.query(batch), batch)
+        path = load_config(three.trio.config_path(0)).ledger_file
+    with closing(sqlite3.connect(path)) as db:
+        ((day,),) = db.execute("SELECT day FROM days").fetchall()
+        stored = db.execute(f"SELECT digest FROM {day_table(day)} ORDER BY digest").fetchall()  # noqa: S608
+    assert [digest for (digest,) in stored] == [site_prefix(SITE) + row for row in sorted(map(bytes, batch.digests()))]
 
 
 def test_opening_reads_nothing_that_grows(path: Path, ledger: ReportLedger) -> None:
@@ -720,16 +783,9 @@ def test_a_released_share_can_be_erased_and_nothing_else_of_it_changes(ledger: R
 def test_reports_are_counted_in_slices(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever needs the ledger waits for one slice, not for the table. No digest falls between two of them."""
     reserve(ledger, 1, 1, *range(1, 600), 2**256 - 1)
-    counted = []
-    ask = Reports._count_between
-
-    def between(self: Reports, *bounds: Any) -> int:
-        counted.append(found := ask(self, *bounds))
-        return found
-
-    monkeypatch.setattr(Reports, "_count_between", between)
+    monkeypatch.setattr(reports_module, "_SLICE", 4)
+    assert [*ledger.reports._slices("reports_20000")] == [4] * 150 + [0]
     assert ledger.reports.count() == 600
-    assert max(counted) <= 4
 
 
 # A ledger of the last format, as the code of that time wrote it: `iterdump` of every kind of row.
@@ -755,6 +811,8 @@ def killed(self, connection):
     if last == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     commit(self, connection)
+    if last < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
 sqlite_engine.SqliteEngine.commit = killed
 sqlite_engine.SqliteEngine(Path(sys.argv[1])).upgrade(LedgerOwner(0, b"k" * 32))
 """
@@ -833,7 +891,10 @@ def test_reports_of_an_old_ledger_go_on_with_their_draws_on_their_day(old: Path)
     with closing(sqlite3.connect(old)) as db:
         for fresh in (10, 21):
             with pytest.raises(sqlite3.IntegrityError, match="recorded already"):
-                db.execute("INSERT INTO reports_20000 VALUES (?, 8, 0, 0, NULL, 0)", (digests(fresh).tobytes(),))
+                db.execute(
+                    "INSERT INTO reports_20000 VALUES (?, 8, 0, 0, NULL, 0)",
+                    (site_prefix("") + bytes(digests(fresh)[0]),),
+                )
         with pytest.raises(sqlite3.IntegrityError, match="never changed here"):
             db.execute("UPDATE undated SET attempt = 8")
 
@@ -851,6 +912,20 @@ def test_an_upgrade_that_is_killed_is_run_again(old: Path, made: int) -> None:
     ledger = ReportLedger(old, OWNER)
     ledger.verify()
     ledger.close()
+    assert holders(old) == before
+
+
+def test_an_upgrade_that_is_killed_after_its_commit_is_run_again(old: Path) -> None:
+    """It is the new ledger, in a log that nobody has written back: the file's header has the old version still."""
+    before = holders(old)
+    killed = subprocess.run([sys.executable, "-c", UPGRADE, old, "-1"], timeout=60, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with raises(ErrorKind.UNKNOWN_VERSION, LedgerError) as refused:
+        ReportLedger(old, OWNER)
+    assert "trefoil ledger upgrade" in refused.value.hint
+    SqliteEngine(old).upgrade(OWNER)
+    with closing(ReportLedger(old, OWNER)) as ledger:
+        ledger.verify()
     assert holders(old) == before
 
 
@@ -910,6 +985,65 @@ async def test_after_a_loss_the_union_of_both_peers_counts_as_spent(tmp_path: Pa
         assert [sum(counts.values()) for counts in result.answer.rejections] == [4, 4, 4]
         with pytest.raises(QueryFailed, match="all 4 reports were counted before"):
             await three.ask(three.query(batch), batch)
+
+
+def test_a_rebuilt_ledger_whose_log_was_not_written_back_is_never_published(tmp_path: Path) -> None:
+    """As on a full disk, where closing says nothing: without its log it would be an empty one."""
+    path = tmp_path / "ledger.db"
+    with raises(ErrorKind.NO_SPACE, LedgerError), SqliteEngine(path).draft() as draft:
+        draft.create(OWNER, b"i" * 16)
+        # A second connection keeps the first from writing the log back when it is closed.
+        reader, writer = sqlite3.connect(draft.path), sqlite3.connect(draft.path)
+        reader.execute("SELECT * FROM days").fetchall()
+        with writer:
+            writer.execute("INSERT INTO days VALUES (1, 1)")
+        writer.close()
+    reader.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_peer_may_have_voted_for_all_that_is_undecided_here(ledger: ReportLedger) -> None:
+    """Its YES is stored with the next move only, and this helper may still release on it."""
+    attempt = reserve(ledger, 1, 1, 5)
+    assert not ledger.attempts.voted_since(1, 0)
+    ledger.moves.vote(attempt, b"sealed")
+    assert ledger.attempts.voted_since(1, 0) and ledger.attempts.voted_since(2, 0)
+    # Entries that were exported since count it as taken.
+    assert not ledger.attempts.voted_since(1, ledger.chain.head.sequence)
+    ledger.moves.renounce(attempt, NO[:1], "")
+    assert ledger.attempts.voted_since(2, 0)
+    ledger.moves.free(attempt, NO, "")
+    assert not ledger.attempts.voted_since(1, 0) and not ledger.attempts.voted_since(2, 0)
+    release(ledger, reserve(ledger, 1, 2, 5))
+    assert ledger.attempts.voted_since(1, 0) and not ledger.attempts.voted_since(0, 0)
+
+
+async def test_a_vote_that_was_received_and_not_stored_keeps_a_rebuilt_ledger_from_being_accepted(
+    tmp_path: Path,
+) -> None:
+    async with three_helpers(tmp_path, start=False) as three:
+        config, membership = opened(three, 0)
+        export(config, membership, 1, tmp_path / "older")
+        with closing(ReportLedger(config.ledger, LedgerOwner(0, membership.identity.public))) as ledger:
+            ledger.moves.vote(reserve(ledger, 1, 1, 5), b"sealed")
+        with raises(ErrorKind.ROLLED_BACK, LedgerError):
+            accept_peer(config, membership, 1)
+        export(config, membership, 1, tmp_path / "newer")
+        accept_peer(config, membership, 1)
+
+
+async def test_no_empty_ledger_is_created_where_a_rebuilt_one_was_lost(tmp_path: Path) -> None:
+    """Also if the first loss took the data folder along, and with it the marker that a ledger had been created."""
+    async with three_helpers(tmp_path, start=False) as three:
+        lose(three, 1)
+        (opened(three, 1)[0].data / LEDGER_CREATED).unlink()
+        files = [tmp_path / "from-1", tmp_path / "from-3"]
+        for party, file in zip((0, 2), files, strict=True):
+            export(*opened(three, party), 1, file)
+        rebuild(*opened(three, 1), files, real_now())
+        lose(three, 1)
+        with raises(ErrorKind.ROLLED_BACK, LedgerError):
+            create(*opened(three, 1))
 
 
 async def test_a_rebuilt_ledger_that_nobody_accepted_is_refused_by_its_peers(tmp_path: Path) -> None:

@@ -26,20 +26,21 @@ from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.commands import helper
 from mpc_helpers.identity.config import HelperConfig, Limits, load_config
 from mpc_helpers.ledger.attempt import Failpoint
-from mpc_helpers.ledger.engine import LedgerError
-from mpc_helpers.local.launcher import prepare
 from mpc_helpers.mpc.terms import SumTerms
+from mpc_helpers.service import queries
 from mpc_helpers.service.daemon import Parts
 from protocol.batch import BatchReader
 from protocol.errors import ErrorKind
-from protocol.keys import IdentityKey, load_identity
+from protocol.keys import IdentityKey
 from protocol.lanes import describe_opens
 from protocol.net.listening import ConnectionLimits
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.query import PERMIT_HEADER, SignedQuery
+from protocol.status import QueryState
+from tests.support.bad_helper import agreement_of
 from tests.support.raising import raises
-from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers
+from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers, until
 
 Reply = tuple[int, Any]
 
@@ -56,12 +57,17 @@ async def talking_to(three: ThreeHelpers, party: int = 0) -> AsyncIterator[aioht
 async def talking_as(three: ThreeHelpers, party: int) -> AsyncIterator[aiohttp.ClientSession]:
     """To helper 1, with the certificate of one of the three."""
     config = load_config(three.trio.config_path(party))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context = unpinned()
     context.load_cert_chain(config.tls_certificate, config.tls_key)
     connector = aiohttp.TCPConnector(ssl=context)
     async with aiohttp.ClientSession(three.helper_set.helpers[0].address, connector=connector) as session:
         yield session
+
+
+def unpinned() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 async def send(
@@ -334,6 +340,24 @@ async def test_a_query_goes_on_after_all_three_helpers_were_restarted(tmp_path: 
         assert result.answer.histogram[0] - three.noise_of(result)[0] == 5
 
 
+async def test_a_helper_stops_while_its_database_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that is cancelled first reads what it has reserved, and waits for the ledger's one thread."""
+    monkeypatch.setattr(queries, "CLOSE_SECONDS", (0.1, 10.0))
+    answers = threading.Event()
+    async with three_helpers(tmp_path) as three, talking_to(three) as session:
+        batch = small_batch(three)
+        asked = three.query(batch)
+        await send(session, "PUT", url(asked.signed), asked.signed.encode())
+        await upload(session, asked, column(batch, 0))
+        await until(lambda: three.queries[0].status(asked.query.digest).state is QueryState.AGREEING)
+        hanging = asyncio.ensure_future(agreement_of(three, 0).offload(lambda: answers.wait(60)))
+        stopping = asyncio.create_task(three.stop(0))
+        stopped, _ = await asyncio.wait([stopping], timeout=20)
+        answers.set()
+        await asyncio.gather(hanging, stopping)
+    assert stopped
+
+
 async def test_a_query_whose_column_never_came_ends_and_makes_room(tmp_path: Path) -> None:
     ahead = 0
     limits = {"queries_per_site": 1}
@@ -378,9 +402,7 @@ async def test_a_connection_whose_headers_do_not_end_is_closed(
     async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(20):
         await three.start(0)
         address = urlsplit(three.helper_set.helpers[0].address)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=context)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port, ssl=unpinned())
         if after_an_answer:
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: helper\r\n\r\n")
             assert b"200 OK" in await reader.readuntil(b"}")
@@ -403,12 +425,10 @@ async def test_strangers_whose_bodies_trickle_hold_nobody_s_place(
     async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(20):
         await three.start(0)
         address = urlsplit(three.helper_set.helpers[0].address)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         head = f"PUT /v1/queries/{'00' * 32} HTTP/1.1\r\nHost: helper\r\nContent-Length: 1000\r\n\r\nx"
         lines = []
         for _ in range(8):
-            lines.append(await asyncio.open_connection(address.hostname, address.port, ssl=context))
+            lines.append(await asyncio.open_connection(address.hostname, address.port, ssl=unpinned()))
             lines[-1][1].write(head.encode())
             await asyncio.sleep(0.05)
         async with talking_to(three) as session:
@@ -432,8 +452,6 @@ async def test_resets_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCapt
     async with three_helpers(tmp_path, start=False) as three, asyncio.timeout(300):
         await three.start(0)
         address = urlsplit(three.helper_set.helpers[0].address)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         head = f"PUT /v1/queries/{'00' * 32} HTTP/1.1\r\nHost: helper\r\nContent-Length: 1000\r\n\r\nx"
 
         def attack(count: int, *, in_a_body: bool) -> None:
@@ -442,7 +460,7 @@ async def test_resets_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCapt
                     time.sleep(0.05)  # a full backlog drops a SYN, which is sent again a second later
                 line = socket.create_connection((address.hostname, address.port))
                 if in_a_body:
-                    line = context.wrap_socket(line)
+                    line = unpinned().wrap_socket(line)
                     line.sendall(head.encode())
                     line.settimeout(0.005)
                     with suppress(OSError):
@@ -491,16 +509,6 @@ async def test_columns_that_nothing_can_need_are_removed(tmp_path: Path) -> None
         assert not kept.exists()
 
 
-async def test_a_ledger_is_never_made_by_the_daemon(tmp_path: Path) -> None:
-    async with three_helpers(tmp_path, start=False) as three:
-        ledger = load_config(three.trio.config_path(0)).ledger_file
-        ledger.unlink()
-        with pytest.raises(LedgerError) as caught:
-            await three.start(0)
-        assert str(ledger) in str(caught.value)
-        assert not ledger.exists()
-
-
 async def test_a_taken_port_is_said_so(tmp_path: Path) -> None:
     async with three_helpers(tmp_path) as three:
         stored = json.loads(three.trio.config_path(0).read_text())
@@ -519,10 +527,3 @@ def test_no_installed_helper_reaches_a_failpoint_or_a_noise_record() -> None:
     assert not {
         name for name in reachable if any(word in name for word in ("failpoint", "session", "seed", "record", "clock"))
     }
-
-
-def test_the_site_key_is_a_private_file(tmp_path: Path) -> None:
-    trio = prepare(tmp_path / "trio", now=1_800_000_000)
-    path = trio.site_key_path(SITE)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert load_identity(path).public.hex() in trio.config_path(0).read_text()

@@ -122,7 +122,9 @@ def test_every_kind_of_message() -> None:
 def test_the_attempt_id() -> None:
     digests = np.array([[index] * 32 for index in range(10)], dtype=np.uint8)
     hours = np.array([9, *range(20, 29)], dtype=np.uint32)
-    batch = AdmittedBatch(b"r" * 32, digests, hours, np.zeros(10, dtype=np.bool_), np.ones(10, dtype=np.bool_), {})
+    batch = AdmittedBatch(
+        b"r" * 32, digests, hours, np.zeros(10, dtype=np.bool_), np.ones(10, dtype=np.bool_), {}, site=""
+    )
     negotiation = Negotiation(0, AttemptTerms(NAME, False, b"p" * 32), batch)
     negotiation.own = proposals()[0]
     negotiation.proposals = dict(enumerate(proposals()))

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.config import Limits, load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.identity.tls import TlsIdentity
 from mpc_helpers.service.transport import Certificates, PeerError, Transport
@@ -181,20 +181,20 @@ async def test_a_certificate_is_kept_and_believed_only_under_its_pin(tmp_path: P
         assert await again.of(2) != stored
 
 
-async def test_whatever_goes_wrong_names_the_peer(tmp_path: Path) -> None:
+async def test_whatever_goes_wrong_names_the_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with three_helpers(tmp_path) as three:
         batch = three.batch(three.seal([[1, 0]] * 3, terms(2)))
         await three.ask(three.query(batch), batch)  # by now they know each other's certificates
         certificates = certificates_of(three, 0, tmp_path / "kept")
         membership = load_membership(load_config(three.trio.config_path(0)), real_now())
-        async with Transport(membership, certificates, 2.0, 4096) as transport:
+        async with Transport(membership, certificates, Limits(peer_seconds=2)) as transport:
             with raises(ErrorKind.REFUSED, PeerError) as refused:
                 await transport.send(1, "nowhere", b"")
             assert refused.value.party == 1
-            async with Transport(membership, certificates, 2.0, 16) as short:
-                with raises(ErrorKind.TOO_LARGE, PeerError) as refused:
-                    await short.send(1, "nowhere", b"")
-                assert refused.value.party == 1
+            monkeypatch.setattr(transport, "_longest_reply", 16)
+            with raises(ErrorKind.TOO_LARGE, PeerError) as refused:
+                await transport.send(1, "nowhere", b"")
+            assert refused.value.party == 1
             await three.stop(1)
             with raises(ErrorKind.UNREACHABLE, PeerError) as refused:
                 await transport.send(1, "real", b"")
@@ -218,7 +218,7 @@ async def test_a_redirect_is_never_followed(tmp_path: Path) -> None:
         server_of_peer = TestServer(catching(redirect), host=config.host, port=config.port)
         await server_of_peer.start_server(ssl=tls.server_context(config.tls))
         membership = load_membership(load_config(three.trio.config_path(0)), real_now())
-        transport = Transport(membership, certificates_of(three, 0, tmp_path / "kept"), 5.0, 4096)
+        transport = Transport(membership, certificates_of(three, 0, tmp_path / "kept"), Limits(peer_seconds=5))
         try:
             async with transport:
                 with raises(ErrorKind.REFUSED, PeerError):
@@ -239,7 +239,7 @@ async def test_a_peer_that_was_never_there_is_a_timeout(tmp_path: Path) -> None:
     async with three_helpers(tmp_path, start=False) as three:
         certificates = certificates_of(three, 0, tmp_path / "kept")
         membership = load_membership(load_config(three.trio.config_path(0)), real_now())
-        async with Transport(membership, certificates, 0.3, 4096) as transport:
+        async with Transport(membership, certificates, Limits(peer_seconds=1)) as transport:
             with raises(ErrorKind.TIMEOUT, PeerError) as refused:
                 await transport.send(2, "real", b"")
             assert refused.value.party == 2

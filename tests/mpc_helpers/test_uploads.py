@@ -30,7 +30,7 @@ from protocol.shares import PARTIES
 from tests.mpc_helpers.test_server import Reply, column, send, small_batch, talking_to, upload, url
 from tests.support import protocol_samples as samples
 from tests.support.raising import raises
-from tests.support.three_helpers import SITE, ThreeHelpers, real_now, seal_all, terms, three_helpers, write_batch
+from tests.support.three_helpers import SITE, ThreeHelpers, real_now, seal_all, terms, three_helpers, until, write_batch
 
 
 class Pipe:
@@ -55,12 +55,6 @@ def folder_of(trio: Trio, asked: SavedQuery) -> Path:
 
 def drafts(trio: Trio, asked: SavedQuery) -> list[str]:
     return sorted(path.name for path in folder_of(trio, asked).glob("column.*.part") if "digests" not in path.name)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
@@ -176,16 +170,6 @@ async def test_of_too_many_the_oldest_goes(tmp_path: Path) -> None:
         under_way[-1][0].end_with(right[-1:])
         assert (await under_way[-1][1])[0] == 200
         assert [(await task)[0] for _, task in under_way[1:-1]] == [200] * (storage.DRAFTS_PER_QUERY - 1)
-
-
-async def test_an_upload_that_is_left_alone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "IDLE_SECONDS", 0.2)
-    async with first_helper(tmp_path) as (three, session):
-        asked, batch = await submitted(three, session)
-        _, task = beginning(session, asked, batch, b"trefoil")
-        status, answer = await task
-        assert (status, "bytes a second" in answer["error"]) == (410, True)
-        assert drafts(three.trio, asked) == []
 
 
 async def test_a_site_has_so_many_bytes_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from protocol.status import QueryState, QueryStatus
 from protocol.units import HOUR
 from tests.support import protocol_samples as samples
 from tests.support.bad_helper import BAD, agreement_of, helper_of
-from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers
+from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers, until
 
 LONG = QueryOptions(seconds=60)
 
@@ -65,12 +65,6 @@ def veto(three: ThreeHelpers) -> Callable[[], None]:
 
     agreement.agree = nothing
     return lambda: delattr(agreement, "agree")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_bad_helper_cannot_revive_a_query_that_was_withdrawn(tmp_path: Path) -> None:

@@ -39,10 +39,10 @@ from protocol.keys import load_hpke_key
 from protocol.noise import NoiseMode
 from protocol.querier.failure import QueryFailed
 from protocol.querier.regression.features import FeatureEncoding, Field, FieldKind, Record, append_record
-from protocol.querier.regression.view import fit_and_show
+from protocol.querier.regression.view import fit_model
 from protocol.querier.saved_query import QueryOptions
 from protocol.querier.view import left_out_reports
-from protocol.report import SealedReport, open_seeds, seal_deal
+from protocol.report import SealedReport, open_payload, seal_deal
 from protocol.shares import PARTIES, SEEDS_OF, SharedVector
 from protocol.units import DAY
 from protocol.validity import Deal, Seeds, deal_numbers, reconstruct
@@ -109,11 +109,11 @@ async def test_reports_left_out_as_invalid_stay_free_and_good_ones_are_counted_o
         assert answer.counted == 3
         assert [dict(counts) for counts in answer.rejections] == [{Rejection.SEEN: 5, Rejection.INVALID: 1}] * 3
         # And which they are.
-        named = {one.digest: one for one in left_out_reports(result, second)}
-        assert {one.record for one in named.values()} == set(range(6))
-        assert {report.digest: named[report.digest].reasons for report in (*honest, bad)} == {
-            **{report.digest: (Rejection.SEEN,) * 3 for report in honest},
-            bad.digest: (Rejection.INVALID,) * 3,
+        left_out = list(left_out_reports(result, second))
+        assert {record for record, _, _ in left_out} == set(range(6))
+        assert {digest: reasons for _, digest, reasons in left_out} == {
+            **{report.digest: [Rejection.SEEN.value] * 3 for report in honest},
+            bad.digest: [Rejection.INVALID.value] * 3,
         }
 
 
@@ -160,8 +160,8 @@ def secrets_of(three: ThreeHelpers, report: SealedReport) -> dict[str, list[byte
     for party in range(PARTIES):
         (path,) = (three.trio.helper_folder(party) / "hpke").glob("*.key")
         key = load_hpke_key(path)
-        opened = open_seeds(party, report.header, report.payloads[party], key)
-        seeds.update(zip(SEEDS_OF[party], (opened[:32], opened[32:]), strict=True))
+        opened = open_payload(party, report.header, report.payloads[party], key)
+        seeds.update(zip(SEEDS_OF[party], opened, strict=True))
     in_order: Seeds = (seeds[0], seeds[1], seeds[2])
     expanded = expand_many(in_order, shape.expanded)
     body = np.frombuffer(report.body, dtype="<u8").astype(np.uint64)
@@ -303,7 +303,8 @@ async def test_a_publisher_fits_a_model_of_conversions_that_it_never_saw(tmp_pat
     assert sums.tolist() == [30, 27, 3]
     answer = tmp_path / "answer.json"
     answer.write_text(json.dumps(result.to_json()))
-    fitted = fit_and_show(answer, batch.path, records, features, tmp_path / "model.json")
+    fit_model(answer, batch.path, records, features, tmp_path / "model.json")
+    fitted = json.loads((tmp_path / "model.json").read_text())
     # Whatever the noise was: a model of this batch, or a reason why there is none.
     assert (fitted["rows"], fitted["unit"]) == (REPORTS, ENCODING.unit)
 

@@ -24,6 +24,7 @@ from protocol.errors import ErrorKind
 from protocol.query import Query
 from tests.support import protocol_samples as samples
 from tests.support.raising import raises
+from tests.support.three_helpers import wait_until
 
 
 def own_id() -> int:
@@ -107,7 +108,7 @@ def cluster(folder: Path, *security: str) -> Iterator[tuple[str, list[subprocess
     here = ("--host", "127.0.0.1", "--no-dashboard", *security)
     processes = [start(folder, "dask_scheduler", "--port", "0", "--scheduler-file", str(ready), *here)]
     try:
-        wait_for(ready.exists)
+        wait_until(ready.exists)
         for number in range(2):
             more = ("--nworkers", "1", "--nthreads", "1", "--no-nanny", "--scheduler-file", str(ready), *here)
             processes.append(start(folder, f"dask_worker-{number}", *more))
@@ -119,13 +120,6 @@ def cluster(folder: Path, *security: str) -> Iterator[tuple[str, list[subprocess
         for process in processes:
             process.kill()
             process.wait()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "the cluster did not start"
-        time.sleep(0.05)
 
 
 @pytest.fixture

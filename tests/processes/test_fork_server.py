@@ -12,7 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,12 +21,13 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mpc_helpers.mpc import fork_server_main
-from mpc_helpers.mpc.fork_server import Child, ForkServer, Request
+from mpc_helpers.mpc.fork_server import Child, ForkServer
 from mpc_helpers.mpc.noise import system_coins
 from mpc_helpers.mpc.runtime import _Runtime
 from mpc_helpers.mpc.session import MpcError
-from mpc_helpers.mpc.worker import WorkerMessage, frame_message
+from mpc_helpers.mpc.worker import WorkerMessage
 from protocol.shares import PARTIES
+from tests.support.three_helpers import until
 
 
 @pytest_asyncio.fixture
@@ -41,12 +42,6 @@ def alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-async def until(happens: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not happens():
-            await asyncio.sleep(0.02)
 
 
 def process_of(fork_server: ForkServer) -> int:
@@ -107,7 +102,7 @@ async def test_a_worker_has_its_own_three_streams_and_no_other_worker_s(fork_ser
     # Three each, and the pair with which its event loop wakes itself. With no stream at all, two would be disjoint too.
     await until(lambda: [len(sockets_of(child)) for child in (first, second)] == [3 + 2, 3 + 2])
     assert not sockets_of(first) & sockets_of(second)
-    first.stdin.sendall(frame_message(b""))
+    first.stdin.sendall(bytes(4))
     second.stdin.close()
     assert (await heard(first.stdout))[4:5] == bytes([WorkerMessage.FAILED.value])
     assert await heard(second.stderr) == b"the daemon is gone\n"
@@ -185,11 +180,6 @@ def test_a_worker_that_is_not_its_own_is_never_killed() -> None:
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_requests_have_one_encoding() -> None:
-    assert Request.decode(Request.END.encode(7)) == (Request.END, 7)
-    assert Request.decode(Request.FORK.encode()) == (Request.FORK, 0)
 
 
 KEY_SIZE = 16

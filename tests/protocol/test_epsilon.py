@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -120,13 +121,14 @@ def test_noise_covers_where_64_bit_products_wrap() -> None:
     assert not noise_covers(e_r, d_r, e_q, d_q)
 
 
+@pytest.mark.parametrize("rule", [noise_covers, need])
 @pytest.mark.parametrize("place", range(4))
 @pytest.mark.parametrize("wrong", [0, -1, 2**63])
-def test_noise_covers_refuses_terms_out_of_range(place: int, wrong: int) -> None:
+def test_terms_out_of_range_are_refused(rule: Callable[..., object], place: int, wrong: int) -> None:
     terms = [1, 1, 1, 1]
     terms[place] = wrong
-    with pytest.raises(ProtocolError):
-        noise_covers(*terms)
+    with raises(ErrorKind.OUT_OF_RANGE, ProtocolError):
+        rule(*terms)
 
 
 @given(EPSILONS, SENSITIVITIES, EPSILONS, SENSITIVITIES)
@@ -165,15 +167,6 @@ def test_what_is_below_the_least_part_affords_nothing() -> None:
     """A hint that named it would be refused again."""
     assert affordable(1_000_000, 10, 15_624, 10) == 0
     assert affordable(1_000_000, 10, 15_625, 10) == 15_625
-
-
-@pytest.mark.parametrize("place", range(4))
-@pytest.mark.parametrize("wrong", [0, -1, 2**63])
-def test_need_refuses_terms_out_of_range(place: int, wrong: int) -> None:
-    terms = [1, 1, 1, 1]
-    terms[place] = wrong
-    with raises(ErrorKind.OUT_OF_RANGE, ProtocolError):
-        need(*terms)
 
 
 @given(st.integers(-(10**12), 10**12))

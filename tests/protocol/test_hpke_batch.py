@@ -179,7 +179,7 @@ def test_messages_sealed_under_the_zero_secret_are_refused() -> None:
 @pytest.mark.parametrize("number", range(12))
 def test_messages_under_edge_points_get_the_librarys_verdict(number: int) -> None:
     """Sealed under the true secret, which here the test computes from the private key."""
-    key = PrivateKey.from_raw(CLASSICAL, sha256(f"key {number}".encode()).digest())
+    key = PrivateKey(CLASSICAL, sha256(f"key {number}".encode()).digest())
     exchange = X25519PrivateKey.from_private_bytes(key.raw).exchange
     points = [encoded(point | top) for point in EDGE if point not in SMALL_ORDER for top in (0, 2**255)]
     sealed = [
@@ -216,7 +216,7 @@ def test_wycheproof_vectors_get_the_librarys_verdict() -> None:
     tests = [test for group in json.loads(WYCHEPROOF.read_text())["testGroups"] for test in group["tests"]]
     assert len(tests) == 518
     for test in tests:
-        key = PrivateKey.from_raw(CLASSICAL, bytes.fromhex(test["private"]))
+        key = PrivateKey(CLASSICAL, bytes.fromhex(test["private"]))
         shared = bytes.fromhex(test["shared"])
         message = seal_under(shared, bytes.fromhex(test["public"]), key.public.raw, b"text", b"info")
         verdict = None if shared == bytes(32) else b"text"

@@ -105,9 +105,8 @@ def test_an_hpke_key_of_an_unknown_suite_is_refused(tmp_path: Path, suite: objec
 
 def test_a_key_of_one_kind_is_not_read_as_the_other(tmp_path: Path) -> None:
     save_identity(tmp_path / "identity", IdentityKey.generate())
-    with raises(ErrorKind.WRONG_FILE, TrefoilError) as caught:
+    with raises(ErrorKind.WRONG_FILE, TrefoilError):
         load_hpke_key(tmp_path / "identity")
-    assert "hpke" in str(caught.value)
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.sampled_from(["query", "helper set", "vote"]))
@@ -162,12 +161,10 @@ def test_what_is_too_short_for_a_seal_does_not_open(size: int) -> None:
 
 
 def test_a_public_key_of_low_order_seals_nothing() -> None:
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         PublicKey(SUITE, bytes(32)).seal(b"", b"")
-    assert "point" in str(caught.value)
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         PublicKey(SUITE, bytes(32)).check_usable()
-    assert "point" in str(caught.value)
     samples.KEYS[0].public.check_usable()
 
 
@@ -176,7 +173,7 @@ def test_keys_of_another_size_are_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         PublicKey(SUITE, bytes(size))
     with pytest.raises(ProtocolError):
-        PrivateKey.from_raw(SUITE, bytes(size))
+        PrivateKey(SUITE, bytes(size))
     with pytest.raises(ProtocolError):
         IdentityKey.from_raw(bytes(size))
 
@@ -187,11 +184,11 @@ def test_a_key_id_belongs_to_its_key() -> None:
     assert samples.KEYS[0].public.key_id == samples.hpke_key("Alder").public.key_id
 
 
-POST_QUANTUM_KEY = PrivateKey.from_raw(POST_QUANTUM, samples.entropy("hybrid key")(96))
+POST_QUANTUM_KEY = PrivateKey(POST_QUANTUM, samples.entropy("hybrid key")(96))
 
 
 def test_a_hybrid_key_opens_what_was_sealed_to_it_and_nothing_else() -> None:
-    key = PrivateKey.from_raw(POST_QUANTUM, POST_QUANTUM_KEY.raw)
+    key = PrivateKey(POST_QUANTUM, POST_QUANTUM_KEY.raw)
     assert len(key.public.raw) == POST_QUANTUM.public_size == 1216
     sealed = PublicKey(POST_QUANTUM, key.public.raw).seal(b"seeds", b"info")
     assert len(sealed) == 5 + POST_QUANTUM.overhead == 5 + 1136
@@ -210,7 +207,7 @@ def test_a_hybrid_key_opens_what_was_sealed_to_it_and_nothing_else() -> None:
 def _with_half_of(key: PrivateKey, at: int) -> PrivateKey:
     """Whoever broke X25519 alone, or ML-KEM alone."""
     other = PrivateKey.generate(POST_QUANTUM).raw
-    return PrivateKey.from_raw(POST_QUANTUM, key.raw[:64] + other[64:] if at else other[:64] + key.raw[64:])
+    return PrivateKey(POST_QUANTUM, key.raw[:64] + other[64:] if at else other[:64] + key.raw[64:])
 
 
 def test_a_hybrid_key_on_disk(tmp_path: Path) -> None:
@@ -222,23 +219,19 @@ def test_a_hybrid_key_on_disk(tmp_path: Path) -> None:
 def test_a_key_has_one_encoding(suite: Suite) -> None:
     """X25519 ignores its top bit and reduces the rest: written otherwise, one key would pass for two."""
     raw = PrivateKey.generate(suite).public.raw
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         PublicKey(suite, raw[:-1] + bytes([raw[-1] | 128]))
-    assert "encoding" in str(caught.value)
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         PublicKey(suite, raw[:-32] + (2**255 - 19 + 9).to_bytes(32, "little"))
-    assert "encoding" in str(caught.value)
     PublicKey(suite, raw[:-32] + (2**255 - 20).to_bytes(32, "little"))
 
 
 def test_what_is_no_mlkem_key_is_refused() -> None:
     raw = POST_QUANTUM_KEY.public.raw
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         PublicKey(POST_QUANTUM, b"\xff" * 24 + raw[24:])
-    assert "ML-KEM" in str(caught.value)
-    with raises(ErrorKind.WRONG_KEY, ProtocolError) as caught:
+    with raises(ErrorKind.WRONG_KEY, ProtocolError):
         PublicKey(POST_QUANTUM, raw[:-32] + bytes(32)).check_usable()
-    assert "point" in str(caught.value)
 
 
 SECONDS = 60
@@ -374,9 +367,8 @@ def test_a_private_file_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_leaves_no_half_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", fail)
-    with raises(ErrorKind.FILE_UNWRITABLE, TrefoilError) as caught:
+    with raises(ErrorKind.FILE_UNWRITABLE, TrefoilError):
         write_private_file(tmp_path / "key", b"secret")
-    assert "No space left" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -31,7 +31,6 @@ from protocol.net.listening import (
     Connections,
     Listener,
     RateLimitFilter,
-    limit_library_logs,
 )
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query
@@ -66,15 +65,6 @@ def test_the_longest_idle_is_evicted_first_and_busy_ones_never() -> None:
     # The first has become idle last of all.
     Line(connections)
     assert (first.aborted, third.aborted, connections.clients) == (False, True, 3)
-
-
-def test_a_request_resets_the_idle_time() -> None:
-    connections = Connections(ConnectionLimits(2))
-    first, second = (Line(connections).established() for _ in range(2))
-    with connections.serving(first), connections.serving(first):
-        pass
-    Line(connections)
-    assert (first.aborted, second.aborted) == (False, True)
 
 
 def test_half_of_the_clients_can_always_be_evicted() -> None:
@@ -167,14 +157,6 @@ def test_a_formatted_text_is_known_by_its_place_and_errors_may_pass() -> None:
     assert [passes(logging.WARNING, f"transport {number}") for number in range(100)] == [True] * 3 + [False] * 97
     assert all(passes(logging.ERROR, f"transport {number}") for number in range(100))
     assert len(limited._windows) == 1
-
-
-def test_what_libraries_log_is_limited() -> None:
-    for _ in range(2):
-        limit_library_logs()
-    for name in ("asyncio", "aiohttp.server", "aiohttp.web"):
-        filters = [each for each in logging.getLogger(name).filters if isinstance(each, RateLimitFilter)]
-        assert len(filters) == 1
 
 
 class Server:

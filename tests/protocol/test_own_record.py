@@ -11,6 +11,7 @@ from fractions import Fraction
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -27,9 +28,9 @@ from protocol.batch import BatchReader
 from protocol.cli import app as cli
 from protocol.errors import ErrorKind
 from protocol.header import coarse_time
-from protocol.querier.own_record import Assumptions, BiasStanding, MeasuredBias, OwnRecord, QueriedBatch
+from protocol.querier.own_record import Assumptions, BiasStanding, OwnRecord, QueriedBatch
 from protocol.querier.query_folder import QueryFolder
-from protocol.querier.result import QueryResult
+from protocol.querier.result import BiasBound, QueryResult
 from protocol.querier.saved_query import QueryOptions, ReportSpan, SavedQuery, make_query, spans_of
 from protocol.units import DAY, HOUR, MICROS
 from tests.protocol.test_result import result
@@ -306,7 +307,7 @@ def test_epochs_say_what_their_answers_say() -> None:
     assert [record.standing(batch, None) for batch in (first, second)] == [BiasStanding.CERTAIN, BiasStanding.UNKNOWN]
     assert max(row.load for row in record.epochs()) == 1_200_000
     assert {row.standing for row in record.epochs() if row.load > MICROS} == {BiasStanding.UNKNOWN}
-    measured = replace(second, queries=(("02", MeasuredBias(12.5, 0.05)),))
+    measured = replace(second, queries=(("02", BiasBound(12.5, 0.05)),))
     record = OwnRecord(SHOP, [first, measured], assumptions)
     assert record.standing(measured, measured.measured) is BiasStanding.MEASURED
     assert {(row.standing, row.bound) for row in record.epochs() if row.load > MICROS} == {
@@ -362,11 +363,11 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output if done.exception is None else str(done.exception)
 
 
-def without_side_query(saved: SavedQuery) -> QueryResult:
-    """An answer that measured no bias."""
-    answered = result(1000, 10.0)
-    assert answered.bias is None
-    return replace(answered, query=replace(answered.query, query_id=saved.query.query_id))
+def answered(saved: SavedQuery, **side_query: int) -> QueryResult:
+    """An answer to a query over three reports; it measured no bias without a side query."""
+    made, codes = result(1000, 10.0, **side_query), np.zeros(3, dtype=np.uint8)
+    answer = replace(made.answer, counted=3, left_out=(codes, codes, codes))
+    return replace(made, query=replace(made.query, query_id=saved.query.query_id), answer=answer)
 
 
 def test_the_command_reads_a_folder_also_when_a_batch_is_gone(tmp_path: Path) -> None:
@@ -380,13 +381,12 @@ def test_the_command_reads_a_folder_also_when_a_batch_is_gone(tmp_path: Path) ->
     assert standings == {"a.batch": "not_answered", "b.batch": "not_answered"}
     assert run(str(tmp_path), "--per-device", "1")[1].count("no answer here") == 2
     for batch, each in zip((first, second), saved, strict=True):
-        QueryFolder(batch).keep_bias(without_side_query(each))
+        QueryFolder(batch).keep_result(answered(each))
     (site,) = json.loads(run(str(tmp_path), "--per-device", "1", "--json", "-")[1])
     standings = {Path(row["batch"]).name: row["standing"] for row in site["answers"]}
     assert standings == {"a.batch": "certain", "b.batch": "unknown"}
-    noted = result(1000, 10.0, kappa=1, flags=3)
-    noted = replace(noted, query=replace(noted.query, query_id=saved[1].query.query_id))
-    QueryFolder(second).keep_bias(noted)
+    noted = answered(saved[1], kappa=1, flags=3)
+    QueryFolder(second).keep_result(noted)
     code, said = run(str(tmp_path), "--per-device", "1", "--json", "-")
     assert noted.bias is not None
     assert [row["bias_bound"] for row in json.loads(said)[0]["answers"]] == [None, noted.bias.bound]
@@ -402,7 +402,7 @@ def test_a_batch_that_was_not_asked_counts_too(tmp_path: Path) -> None:
     code, said = run(str(tmp_path), "--per-device", "1")
     assert code == 0 and "no query" in said
     second = batch_file(tmp_path / "b.batch", 600_000, 30)
-    QueryFolder(second).keep_bias(without_side_query(ask(second)))
+    QueryFolder(second).keep_result(answered(ask(second)))
     (site,) = json.loads(run(str(tmp_path), "--per-device", "1", "--json", "-")[1])
     assert [row["standing"] for row in site["answers"]] == ["certain", "unknown"]
 
@@ -414,18 +414,6 @@ def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
     ):
         code, said = run(*arguments, "--per-device", "1")
         assert code == 1 and words in said
-    path = batch_file(tmp_path / "a.batch", 600_000, 0)
-    saved = ask(path)
-    kept = QueryFolder(path).path / f"{saved.query.query_id.hex()}.json"
-    old = json.loads(kept.read_text()) | {"trefoil_query": 1}
-    del old["reports"]
-    kept.unlink()
-    kept.touch(mode=0o600)
-    kept.write_text(json.dumps(old))
-    assert QueryFolder(path).all()[0].query == saved.query
-    path.unlink()
-    code, said = run(str(path), "--per-device", "1")
-    assert code == 1 and "do not say when" in said
 
 
 def test_a_saved_query_keeps_what_its_reports_could_cost(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from protocol.units import MAX_MICROS, MAX_SENSITIVITY
 from tests.support import protocol_samples as samples
 from tests.support.protocol_samples import HELPER_SET, QUERIER, report
 from tests.support.raising import raises
-from tests.support.renewal import renew
 from tests.support.three_helpers import ThreeHelpers, real_now, terms, three_helpers, write_batch
 
 QUERY = samples.query()
@@ -258,10 +257,6 @@ def test_the_answer_is_sealed_in_the_suite_of_the_reports() -> None:
     assert key.open(query.answer_public_key.seal(b"share", b"info"), b"info") == b"share"
 
 
-def test_there_is_no_mode_without_noise() -> None:
-    assert {mode.value for mode in NoiseMode} == {"local", "pairwise", "joint"}
-
-
 @pytest.mark.parametrize(
     ("epsilon_micros", "sensitivity", "gamma"),
     [
@@ -275,15 +270,6 @@ def test_there_is_no_mode_without_noise() -> None:
 def test_gamma_is_exact(epsilon_micros: int, sensitivity: int, gamma: Fraction) -> None:
     """Values without a rate are rejected before: see `WRONG`."""
     assert samples.query(epsilon_micros=epsilon_micros, sensitivity=sensitivity).gamma == gamma
-
-
-def test_a_side_query_adds_a_number() -> None:
-    assert (QUERY.length, samples.query(kappa=1).length) == (8, 9)
-
-
-def test_a_signature_of_another_size_cannot_be_sent() -> None:
-    with pytest.raises(ProtocolError):
-        SignedQuery(QUERY, bytes(63)).encode()
 
 
 DAY = 86400
@@ -351,17 +337,6 @@ async def test_an_answer_is_fetched_after_a_new_query(tmp_path: Path) -> None:
         assert (await mine.querier.fetch(mine.folder.find(old.query.query_id.hex()[:8]))).answer == first.answer
 
 
-async def test_an_answer_is_fetched_after_renewals_of_the_helper_set(tmp_path: Path) -> None:
-    async with shop(tmp_path) as mine:
-        first = await mine.ask()
-        for _ in range(2):
-            await asyncio.gather(*(mine.three.stop(party) for party in range(PARTIES)))
-            renew(mine.three.trio)
-            await asyncio.gather(*(mine.three.start(party) for party in range(PARTIES)))
-        mine.ahead = DAY
-        assert (await mine.ask()).answer == first.answer
-
-
 async def test_a_batch_that_grew_does_not_hide_its_answer(tmp_path: Path) -> None:
     async with shop(tmp_path) as mine:
         first = await mine.ask()
@@ -400,9 +375,8 @@ async def test_a_wrong_key_does_not_stick_to_the_batch(tmp_path: Path) -> None:
         assert str(wrong.value).startswith("submitting: all three helpers answer: ")
         assert not mine.folder.path.exists()
         assert (await mine.ask()).answer.counted == 4
-        with raises(ErrorKind.INCONSISTENT, TrefoilError) as caught:
+        with raises(ErrorKind.INCONSISTENT, TrefoilError):
             await mine.ask(key=IdentityKey.generate())
-        assert "site key" in str(caught.value)
 
 
 async def test_a_query_that_no_helper_took_is_not_kept(tmp_path: Path) -> None:
@@ -456,9 +430,8 @@ async def test_a_query_is_not_resumed_under_other_options(tmp_path: Path, other:
         assert (await mine.ask(QueryOptions(seconds=500))).query == first.query
         same = QueryOptions(epsilon_micros=first.query.epsilon_micros)
         assert (await mine.ask(same)).query == first.query
-        with raises(ErrorKind.INCONSISTENT, TrefoilError) as caught:
+        with raises(ErrorKind.INCONSISTENT, TrefoilError):
             await mine.ask(other)
-        assert "ε, noise or minimum" in str(caught.value)
 
 
 async def test_the_list_says_what_was_asked_and_which_answers_are_held(
@@ -513,29 +486,6 @@ async def test_every_subcommand_prints_json(tmp_path: Path, capsys: pytest.Captu
         assert code != 0 and "not withdrawn" in failure["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("option", "command"),
-    [
-        ("--list", "list"),
-        ("--withdraw", "withdraw"),
-        ("--id=00", "fetch"),
-        ("--every", "series"),
-    ],
-)
-def test_an_option_of_old_names_the_subcommand(option: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["query", "--reports", "a", "--helpers", "b", option]) == cli.Exit.MISTAKE
-    assert f"trefoil query {command}" in capsys.readouterr().err
-
-
-def test_a_damaged_query_is_said_so(tmp_path: Path) -> None:
-    folder = QueryFolder(tmp_path / "batch")
-    folder.path.mkdir()
-    (folder.path / "00.json").write_text("{}")
-    (folder.path / "00.json").chmod(0o600)
-    with raises(ErrorKind.FILE_DAMAGED):
-        folder.all()
-
-
 async def test_helpers_keep_an_answer_for_as_long_as_they_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Through restarts. Then the share is erased, and later the query forgotten; its reports never."""
     async with shop(tmp_path, {"answer_days": 7}) as mine:
@@ -547,9 +497,8 @@ async def test_helpers_keep_an_answer_for_as_long_as_they_say(tmp_path: Path, ca
         mine.ahead = 7 * DAY + 60
         for party in range(PARTIES):
             await mine.three.storage(party).forget(mine.now())
-        with raises(ErrorKind.EXPIRED, QueryFailed) as gone:
+        with raises(ErrorKind.EXPIRED, QueryFailed):
             await mine.ask()
-        assert "7 days" in str(gone.value)
         listed = await asyncio.to_thread(list_and_show, mine.batch.path, mine.three.trio.helper_set_path)
         assert listed[0]["helpers"] == {f"helper-{number}": "expired" for number in (1, 2, 3)}
         mine.ahead = 15 * DAY
@@ -559,9 +508,8 @@ async def test_helpers_keep_an_answer_for_as_long_as_they_say(tmp_path: Path, ca
             await mine.three.start(party)
         assert not list(mine.three.trio.folder.glob("helper-*/data/queries/*"))
         assert not [record for record in caplog.records if "lost" in record.message or "read back" in record.message]
-        with raises(ErrorKind.REFUSED, QueryFailed) as gone:
+        with raises(ErrorKind.REFUSED, QueryFailed):
             await mine.ask()
-        assert "expired" in str(gone.value)
         with raises(ErrorKind.ALREADY_COUNTED, QueryFailed):
             await mine.ask(new=True)
 

@@ -30,9 +30,9 @@ from protocol.helper_set import HelperSet, HpkeKeyConfig
 from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey
 from protocol.report import (
     SealedReport,
-    check_seeds,
     open_payload,
     open_report,
+    payload_info,
     payload_size,
     seal_report,
     seal_reports,
@@ -114,15 +114,20 @@ def test_every_single_byte_of_a_report_has_one_meaning() -> None:
             assert decoded != REPORT
 
 
-def test_a_changed_header_byte_leaves_nothing_to_open() -> None:
+CHECKED = samples.terms(cap=100, spread=4, kappa=6)
+
+
+@pytest.mark.parametrize("sealed", [REPORT, samples.report("bound", [0] * 9, CHECKED)], ids=["unchecked", "checked"])
+def test_a_changed_header_byte_leaves_nothing_to_open(sealed: SealedReport) -> None:
     """The whole header is authenticated: no byte of it can change and any payload still open."""
-    keys = [samples.private_keys(party) for party in range(PARTIES)]
-    for at in range(len(REPORT.header)):
-        changed = bytes([REPORT.header[at] ^ (1 << (at % 8))])
-        report = replace(REPORT, header=REPORT.header[:at] + changed + REPORT.header[at + 1 :])
-        for party in range(PARTIES):
+    for party in range(PARTIES):
+        key, payload = samples.KEYS[party], sealed.payloads[party]
+        open_payload(party, sealed.header, payload, key)
+        for at in range(len(sealed.header)):
+            changed = bytearray(sealed.header)
+            changed[at] ^= 1 << (at % 8)
             with pytest.raises(Rejected):
-                open_report(party, report, keys[party])
+                open_payload(party, bytes(changed), payload, key)
 
 
 def test_positions_of_fields_are_those_of_the_layout() -> None:
@@ -172,6 +177,9 @@ def test_real_and_null_reports_have_the_same_size_and_shape() -> None:
     assert len(null.header) == len(real.header)
     assert len(null.body) == len(real.body) == 64
     assert [len(payload) for payload in null.payloads] == [len(payload) for payload in real.payloads] == [112] * 3
+    null, real = (samples.report("checked", histogram, CHECKED) for histogram in ([0] * 9, [100, *[0] * 7, 6]))
+    assert len(null.encode()) == len(real.encode())
+    assert Header.decode(null.header).terms == Header.decode(real.header).terms
 
 
 def test_nothing_public_in_a_header_depends_on_the_histogram() -> None:
@@ -198,11 +206,10 @@ def test_a_side_query_adds_one_number() -> None:
 
 
 def test_sealing_needs_keys_that_are_active() -> None:
-    with raises(ErrorKind.EXPIRED, TrefoilError) as caught:
+    with raises(ErrorKind.EXPIRED, TrefoilError):
         samples.report(
             "late", None, samples.terms(time=samples.SET_END + samples.HOUR - samples.SET_END % samples.HOUR)
         )
-    assert "no active" in str(caught.value)
 
 
 def test_commitments_tell_index_nonce_and_seed_apart() -> None:
@@ -217,8 +224,9 @@ def test_commitments_tell_index_nonce_and_seed_apart() -> None:
 
 @pytest.mark.parametrize("size", [0, 32, 63, 65, 96])
 def test_a_payload_is_exactly_two_seeds(size: int) -> None:
+    sealed = samples.KEYS[0].public.seal(bytes(size), payload_info(0, REPORT.header))
     with pytest.raises(Rejected) as error:
-        check_seeds(0, REPORT.header, bytes(size))
+        open_payload(0, REPORT.header, sealed, samples.KEYS[0])
     assert error.value.rejection is Rejection.UNOPENABLE
 
 
@@ -284,20 +292,9 @@ def test_header_fields_of_another_length_are_refused() -> None:
             replace(header, **changes)
 
 
-def test_coarse_time_is_the_hour() -> None:
-    assert [coarse_time(now) for now in (0, 3599, 3600, 7201)] == [0, 0, 3600, 7200]
-
-
 def test_sealed_parts_do_not_show() -> None:
     assert REPORT.payloads[0].hex()[:16] not in repr(REPORT)
     assert "body" not in repr(REPORT)
-
-
-def test_a_report_states_its_terms() -> None:
-    assert REPORT.terms() == samples.TERMS
-
-
-CHECKED = samples.terms(cap=100, spread=4, kappa=6)
 
 
 def test_checked_header_as_annotated_bytes() -> None:
@@ -341,18 +338,6 @@ def test_a_checked_report_opens_to_its_numbers_polynomials_and_masks() -> None:
     value = sum(c * pow(points[0], power, field.P) for power, c in enumerate(first))
     opening = int.from_bytes(Header.decode(report.header).openings[:8], "little")
     assert weight == 1 and value * opening % field.P == 1
-
-
-def test_every_byte_of_a_checked_header_is_bound_to_every_payload() -> None:
-    report = samples.report("bound", [0] * 9, CHECKED)
-    for party in range(PARTIES):
-        key = samples.KEYS[party]
-        open_payload(party, report.header, report.payloads[party], key)
-        for at in range(party, len(report.header), 7):
-            changed = bytearray(report.header)
-            changed[at] ^= 1
-            with pytest.raises(Rejected):
-                open_payload(party, bytes(changed), report.payloads[party], key)
 
 
 def test_every_field_before_the_openings_moves_the_points() -> None:
@@ -399,12 +384,6 @@ def test_a_proof_that_does_not_hold_is_not_sealed(monkeypatch: pytest.MonkeyPatc
     for spread in (1, CHECKED.spread):
         with raises(ErrorKind.BAD_PROOF, ProtocolError):
             samples.report("broken", [1, *[0] * 8], replace(CHECKED, spread=spread))
-
-
-def test_real_and_null_checked_reports_have_the_same_size() -> None:
-    null, real = samples.report("null checked", [0] * 9, CHECKED), samples.report("real", [100, *[0] * 7, 6], CHECKED)
-    assert len(null.encode()) == len(real.encode())
-    assert Header.decode(null.header).terms == Header.decode(real.header).terms
 
 
 def test_seeds_are_new_for_every_seal_even_from_a_copied_random_state() -> None:

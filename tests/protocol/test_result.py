@@ -17,7 +17,7 @@ from protocol.answer import Answer
 from protocol.cli import app as cli
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.noise import NoiseMode
-from protocol.querier.failure import QueryFailed, refusal, shortfall_sentence
+from protocol.querier.failure import QueryFailed, refusal
 from protocol.querier.result import BIAS_BETA, Decision, QueryResult, bias_bound, judge
 from protocol.status import Failure, QueryState, QueryStatus, Shortfall
 from tests.support import protocol_samples as samples
@@ -28,9 +28,6 @@ def test_the_bound_is_theorem_15s() -> None:
     bound = bias_bound(120, kappa=10, sigma=50.0, largest_change=140, beta=0.05)
     assert bound.bound == pytest.approx((120 + 50 * math.log(20) / math.sqrt(2)) / 10 * 140)
     assert bound.beta == 0.05
-    assert bound.within(10**6)
-    assert not bound.within(100)
-    assert not bound.within(math.nan)
 
 
 def test_noise_far_below_zero_gives_no_negative_bound() -> None:
@@ -200,43 +197,44 @@ def alike(submitted: int, accepted: int, needed: int, counts: dict[Rejection, in
 
 
 SENTENCES = [
-    (alike(401, 0, 361, {SEEN: 401}), "Refused: all 401 reports were counted before. Nothing was spent."),
-    (alike(1, 0, 1, {SEEN: 1}), "Refused: all 1 report was counted before. Nothing was spent."),
+    (alike(401, 0, 361, {SEEN: 401}), "all 401 reports were counted before"),
+    (alike(1, 0, 1, {SEEN: 1}), "all 1 report was counted before"),
     (
         alike(401, 0, 361, {SEEN: 400, BAD: 1}),
-        "Refused: 400 of 401 reports were counted before, and 1 cannot be counted. Nothing was spent.",
+        "400 of 401 reports were counted before, and 1 cannot be counted",
     ),
     (
         alike(401, 21, 361, {SEEN: 380}),
-        "Refused: 380 of 401 reports were counted before; 21 can be counted and 361 are needed. Nothing was spent.",
+        "380 of 401 reports were counted before; 21 can be counted and 361 are needed",
     ),
     (
         alike(9, 0, 1, {Rejection.EXPIRED: 9}),
-        "Refused: all 9 reports are older than the helpers remember. Nothing was spent.",
+        "all 9 reports are older than the helpers remember",
     ),
     (
         alike(9, 0, 1, {BAD: 9}),
-        "Refused: none of 9 reports can be counted (payload does not open under this header). Nothing was spent.",
+        "none of 9 reports can be counted (payload does not open under this header)",
     ),
     (
         alike(3, 0, 1, {Rejection.NOISE_TOO_SMALL: 3}),
-        "Refused: all 3 reports paid for more noise than the query adds. Nothing was spent.",
+        "all 3 reports paid for more noise than the query adds",
     ),
     (
         Shortfall(9, 2, 5, ({}, {BAD: 7}, {})),
-        "Refused: south alone leaves out 7 of 9 reports; 2 can be counted and 5 are needed. Nothing was spent.",
+        "south alone leaves out 7 of 9 reports; 2 can be counted and 5 are needed",
     ),
     (
         Shortfall(9, 1, 5, ({SEEN: 4}, {BAD: 4}, {})),
-        "Refused: of 9 reports 1 can be counted and 5 are needed. Nothing was spent.",
+        "of 9 reports 1 can be counted and 5 are needed",
     ),
-    (alike(9, 9, 20, {}), "Refused: of 9 reports 9 can be counted and 20 are needed. Nothing was spent."),
+    (alike(9, 9, 20, {}), "of 9 reports 9 can be counted and 20 are needed"),
 ]
 
 
 @pytest.mark.parametrize(("shortfall", "sentence"), SENTENCES)
 def test_too_few_reports_are_said_in_one_sentence(shortfall: Shortfall, sentence: str) -> None:
-    assert shortfall_sentence(shortfall, NAMES) == sentence
+    error = refusal({party: failed("too few", shortfall) for party in range(3)}, NAMES)
+    assert str(error) == f"Refused: {sentence}. Nothing was spent."
 
 
 def failed(reason: str, shortfall: Shortfall | None = None, party: int | None = None) -> QueryStatus:
@@ -267,7 +265,7 @@ def test_helpers_that_differ_are_quoted_by_name() -> None:
     """One of them lies about what the others left out: no sentence is made of it."""
     statuses = {0: failed("too few", alike(4, 0, 1, {SEEN: 4})), 2: failed("too few", alike(4, 0, 1, {BAD: 4}))}
     error = refusal(statuses, NAMES)
-    assert str(error) == "The query failed while the helpers agreed on the reports. north and west: too few"
+    assert str(error) == "The query failed while agreeing. north and west: too few"
     assert error.details[0] == "according to north:"
     assert error.details[4] == "according to west:"
 

@@ -20,7 +20,7 @@ from protocol.shape import (
     MAX_BUCKETS,
     MAX_CAP,
     PURSE,
-    Amount,
+    BucketValue,
     Shape,
     denominations,
     factor_powers,
@@ -99,7 +99,7 @@ def test_impossible_shapes_are_refused(buckets: int, kappa: int, cap: int, sprea
 CAPS = [1, 2, 3, 5, 7, 8, 15, 16, 17, 63, 64, 100, 255, 256, 1000, 2**20 - 1, 2**20, 2**40]
 
 
-def paid(amounts: list[Amount], cap: int, spread: int) -> dict[int, int]:
+def paid(amounts: list[BucketValue], cap: int, spread: int) -> dict[int, int]:
     planes = denominations(cap, spread)
     given = pay(amounts, planes)
     assert [len(labels) for labels in given] == [plane.degree for plane in planes]
@@ -156,7 +156,7 @@ def test_the_powers_of_a_factor_are_polynomials_of_one_bucket(label: int) -> Non
     assert factor_powers(label, 5) == [polynomial([label] * coins + [PURSE] * (5 - coins)) for coins in range(6)]
 
 
-def _steps(amounts: list[Amount]) -> int:
+def _steps(amounts: list[BucketValue]) -> int:
     """Lines of Python run in paying and multiplying out."""
     count = 0
 
@@ -190,14 +190,14 @@ def test_every_content_takes_the_same_steps() -> None:
 SIZES = [1, 2, 31, 32, 33, 63, 64, 65, 128, 1000]
 
 
-def histogram(amounts: list[Amount], buckets: int) -> list[int]:
+def histogram(amounts: list[BucketValue], buckets: int) -> list[int]:
     values = [0] * buckets
     for label, value in amounts:
         values[label - 1] += value
     return values
 
 
-def some_amounts(buckets: int, seed: int) -> list[Amount]:
+def some_amounts(buckets: int, seed: int) -> list[BucketValue]:
     draw = np.random.default_rng(seed)
     labels = draw.choice(buckets, size=min(buckets, 5), replace=False) + 1
     return [(int(label), int(draw.integers(0, 2**40))) for label in labels]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,9 @@ from protocol.batch import BatchReader
 from protocol.cli import app as cli
 from protocol.collector.batches import summary
 from protocol.errors import ErrorKind, Rejection, TrefoilError
+from protocol.helper_set import HelperSet
 from protocol.left_out import code_of
+from protocol.querier import view
 from protocol.querier.failure import refusal
 from protocol.querier.query_folder import QueryFolder, RecordedQuery
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
@@ -113,19 +117,30 @@ def test_truncated_lists_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_the_audit_finds_answers_that_cost_more_than_was_paid(tmp_path: Path) -> None:
-    """Whatever the helpers' rule says: the audit does not use it. By one micro, and by two answers that used up."""
+    """Whatever the helpers' rule says: the audit does not use it. By one micro, and by what was used up before."""
     for name, amounts, wrong in (
         ("within", [(600_000, True), (400_000, False)], False),
         ("a micro", [(600_000, True), (400_001, True)], True),
         ("whole twice", [(200_000, False), (200_000, False)], True),
     ):
         batch = batch_of(tmp_path / name, reports([1, 2]))
-        for micros, rest in amounts:
-            answered(batch, save(batch, micros, rest=rest))
+        for saved in [save(batch, micros, rest=rest) for micros, rest in amounts]:
+            answered(batch, saved)
         if wrong:
             with raises(ErrorKind.INCONSISTENT, TrefoilError):
                 audit([batch.path])
         else:
+            audit([batch.path])
+    # An answer that was asked for when another had come that used the reports up; not one that was asked for before.
+    for name, late in (("late", True), ("early", False)):
+        batch = batch_of(tmp_path / name, reports([1, 2]))
+        early = save(batch, 200_000)
+        whole = save(batch, 200_000, rest=False)
+        answered(batch, whole)
+        answered(batch, save(batch, 100_000) if late else early)
+        # Fetched again, the first is no later for that.
+        answered(batch, whole)
+        with raises(ErrorKind.INCONSISTENT, TrefoilError) if late else nullcontext():
             audit([batch.path])
     # What may not have been released accuses nobody.
     batch = batch_of(tmp_path / "unknown", reports([1, 2]))
@@ -219,6 +234,40 @@ def test_commands_show_what_was_paid_and_what_is_left(tmp_path: Path) -> None:
     code, _ = run("query", "audit", batch.path, "--json", target)
     rows = json.loads(target.read_text())
     assert code == 0 and sorted((row["reports"], row["left_micros"]) for row in rows) == [(1, 1_000_000), (3, 800_000)]
+
+
+class Submitted(Exception):
+    """Stands for the helpers: carries the options of the query."""
+
+    def __init__(self, options: QueryOptions) -> None:
+        self.options = options
+
+
+def test_a_new_query_asks_by_default_for_what_is_left_by_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def submit(_querier: object, _batch: object, options: QueryOptions, *_: object, **__: object) -> None:
+        raise Submitted(options)
+
+    monkeypatch.setattr(view, "ask_batch", submit)
+    monkeypatch.setattr(HelperSet, "load", lambda _path: samples.HELPER_SET)
+    monkeypatch.setattr(view, "load_identity", lambda _path: samples.QUERIER)
+    batch = batch_of(tmp_path / "b", reports(range(4)))
+
+    def asked(*, new: bool = True, **options: Any) -> tuple[int | None, bool | None]:
+        with pytest.raises(Submitted) as submitted:
+            view.ask_and_show(batch.path, tmp_path, tmp_path, QueryOptions(**options), samples.NOW, new=new)
+        return submitted.value.options.epsilon_micros, submitted.value.options.keeps_rest
+
+    assert asked() == (None, None), "nothing was taken, so all of it"
+    answered(batch, save(batch, 200_000), left_out=[3])
+    capsys.readouterr()
+    assert asked() == (800_000, False)
+    assert "asks for 0.8" in capsys.readouterr().out
+    assert asked(new=False) == (None, None), "it resumes"
+    assert asked(epsilon_micros=100_000, keeps_rest=True) == (100_000, True)
+    answered(batch, save(batch, 800_000, rest=False), left_out=[3])
+    assert asked() == (None, None), "of the report that is left, all of it"
 
 
 def shortfall(*counts: int) -> Shortfall:

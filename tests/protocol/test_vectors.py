@@ -48,7 +48,7 @@ NEGATIVE: list[Vector] = stored("reports")["negative"]
 def private_keys(party: int) -> dict[bytes, PrivateKey]:
     suite = Suite.X25519_HKDF_SHA256_AES_128_GCM
     raw = stored("reports")["private_keys"][party]
-    return {bytes.fromhex(name): PrivateKey.from_raw(suite, bytes.fromhex(key)) for name, key in raw.items()}
+    return {bytes.fromhex(name): PrivateKey(suite, bytes.fromhex(key)) for name, key in raw.items()}
 
 
 def bad_report(vector: Vector) -> SealedReport:

@@ -5,7 +5,6 @@ It holds its own keys and nobody else's. What must hold is read off the ledgers 
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from protocol.querier.failure import QueryFailed
 from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, SavedQuery
 from protocol.vote import Vote
-from tests.support.three_helpers import ThreeHelpers, terms
+from tests.support.three_helpers import ThreeHelpers, terms, until
 
 BAD = 2
 HONEST = (0, 1)
@@ -117,9 +116,7 @@ async def never_released(three: ThreeHelpers, asked: SavedQuery, batch: BatchRea
     """The query fails, and the honest helpers hold nothing of it: its reports are free for the next."""
     with pytest.raises(QueryFailed, match=match) as refused:
         await three.ask(asked, batch)
-    async with asyncio.timeout(10):
-        while live_states(three, asked) != [None, None]:
-            await asyncio.sleep(0.05)
+    await until(lambda: live_states(three, asked) == [None, None])
     return refused.value
 
 

@@ -20,12 +20,12 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from benchmarks.demos.live.live import prepared
 from benchmarks.demos.live.measurement import SIZES
 from benchmarks.demos.live.web import SHOP_SITE, Map, Place
+from benchmarks.workloads.chromium import CHROMIUM
 from device.agent import system_clock
 from device.schedule import AtOnce
 from mpc_helpers.local.launcher import Trio, prepare
 from tests.support.processes import IN_BACKGROUND, TREFOIL, started
 
-CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed: apt install chromium")
 ARTEFACTS = Path(__file__).parents[2] / "artefacts"
 WAIT_SECONDS = 30

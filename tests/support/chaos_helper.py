@@ -27,7 +27,7 @@ from mpc_helpers.agreement.messages import Body, Show
 from mpc_helpers.agreement.peers import Peers, RetryPolicy
 from mpc_helpers.ledger.attempt import Failpoint
 from mpc_helpers.service import daemon
-from mpc_helpers.service.daemon import Parts, RunOptions, run
+from mpc_helpers.service.daemon import Parts, run
 from mpc_helpers.service.transport import PeerError, Transport
 from protocol.errors import TrefoilError
 from protocol.files import write_atomically
@@ -213,7 +213,7 @@ def main() -> None:
     try:
         run(
             config,
-            RunOptions(stop_with_stdin=True),
+            stop_with_stdin=True,
             parts=Parts(clock=failpoints.now, failpoint=failpoints.reach, retry=RETRY),
         )
     except TrefoilError as error:

@@ -38,6 +38,7 @@ from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.report import SealedReport
 from protocol.shares import PARTIES
+from protocol.wire import HASH_SIZE
 from tests.support.chaos_helper import FIRED, ArmedFault, Chaos, Fault, Moment, moment
 from tests.support.three_helpers import SITE, real_now, seal_all, terms, write_batch
 
@@ -220,12 +221,12 @@ def _audit_reports(ledgers: list[ReportLedger], submitted: set[bytes]) -> list[s
         held: dict[bytes, bytes] = {}
         with ledger._database.reading() as connection:
             for (day,) in connection.execute("SELECT day FROM days").fetchall():
-                held |= dict(
-                    connection.execute(
-                        f"SELECT digest, attempt_id FROM {day_table(day)} reports"  # noqa: S608  (an integer)
-                        " JOIN attempts ON attempts.attempt = reports.attempt WHERE state = 'released'"
-                    ).fetchall()
-                )
+                released = connection.execute(
+                    f"SELECT digest, attempt_id FROM {day_table(day)} reports"  # noqa: S608  (an integer)
+                    " JOIN attempts ON attempts.attempt = reports.attempt WHERE state = 'released'"
+                ).fetchall()
+                # After the prefix of the site.
+                held |= {digest[-HASH_SIZE:]: attempt_id for digest, attempt_id in released}
         holders.append(held)
         if ledger.attempts.pending():
             violations.append(

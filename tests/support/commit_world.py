@@ -171,6 +171,7 @@ class AskedQuery:
             np.ones(count, dtype=np.bool_),
             {},
             amounts=Amounts(count, (Amount(PAID, 1, self.need),)),
+            site="",
         )
 
 
@@ -546,7 +547,7 @@ def rejected(batch: AdmittedBatch, positions: Iterable[int], reason: Rejection) 
     admitted = batch.admitted.copy()
     places = list(positions)
     admitted[places] = False
-    return AdmittedBatch(batch.root, batch.digests, batch.hours, batch.debug, admitted, {reason: len(places)})
+    return AdmittedBatch(batch.root, batch.digests, batch.hours, batch.debug, admitted, {reason: len(places)}, site="")
 
 
 ONE = (AskedQuery.of(1, range(6)),)

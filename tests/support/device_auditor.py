@@ -202,7 +202,7 @@ class Auditor:
         """Whether the week could pay for the worst, which is that the report is full and every candidate relevant."""
         most = (asked.value if len(asked.weeks) == 1 else asked.most) + asked.kappa
         charges = {(FilterKind.SITE, asked.site, week): most, (FilterKind.GLOBAL, "", week): asked.most + asked.kappa}
-        charges |= {(FilterKind.IMPRESSION_SITE, ad.site, week): asked.most for ad in candidates}
+        charges |= {(FilterKind.IMPRESSION_SITE, ad.site, week): asked.most + asked.kappa for ad in candidates}
         return not any(
             account in self.emptied or self.paid[account] + asked.by_doubles(moved) > self._capacity(account)
             for account, moved in charges.items()
@@ -228,7 +228,8 @@ class Auditor:
     def _owed(self, asked: Asked, found: Mapping[int, Sequence[Ad]]) -> dict[int, dict[Account, tuple[int, int]]]:
         """Theorem 4: nothing without relevant ads; the report's sum if one week was asked for; else all it can move.
 
-        Limits that sites share pay all it can move in either case; a flag costs κ on top, with ads or without.
+        Limits that sites share pay all it can move in either case; a flag costs κ on top, with ads or without. Without
+        ads a quota of its own pays for it.
         """
         owed: dict[int, dict[Account, tuple[int, int]]] = {}
         for week, ads in found.items():
@@ -238,10 +239,10 @@ class Auditor:
                 (FilterKind.SITE, asked.site, week): asked.least_and_most(own + asked.kappa),
                 (FilterKind.GLOBAL, "", week): asked.least_and_most(moved + asked.kappa),
             }
-            if asked.kappa:
+            if asked.kappa and not ads:
                 charges[FilterKind.SIDE_QUERY, "", week] = asked.least_and_most(asked.kappa)
             for site in {ad.site for ad in ads}:
-                charges[FilterKind.IMPRESSION_SITE, site, week] = asked.least_and_most(moved)
+                charges[FilterKind.IMPRESSION_SITE, site, week] = asked.least_and_most(moved + asked.kappa)
             owed[week] = charges
         return owed
 

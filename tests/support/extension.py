@@ -6,16 +6,16 @@ import base64
 import datetime
 import json
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
+from urllib.request import Request as UrlRequest
+from urllib.request import urlopen
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,16 +23,19 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from playwright.sync_api import BrowserContext, Frame, Page, Playwright, Worker
 
+from benchmarks.workloads.chromium import CHROMIUM, Installation, launched
 from device.browser import install
-from device.browser.install import BrowserKind
-from tests.support.browser import CHROMIUM, WAIT_SECONDS
-from tests.support.processes import ROOT
+from tests.support.browser import WAIT_SECONDS
+from tests.support.processes import started
 
-T = TypeVar("T")
 PLAIN_HOST = "tests.support.plain_host"
 REAL_HOST = "device.browser.host"
 ID = install.extension_id()
 Header = tuple[str, str]
+MEASURE = """navigator.attribution
+  .measureConversion({ aggregationService: "trefoil", histogramSize: 4, epsilon: 0.001 })
+  .then((result) => result.report.length, (error) => error.name)"""
+SAVE = "navigator.attribution.saveImpression({ histogramIndex: 1 }).then(() => 'saved', (error) => error.name)"
 
 
 class Answer(NamedTuple):
@@ -57,7 +60,7 @@ class Sites:
     """Every name that ends in .example, served over https by one process. `pages` are by path, or by host and path."""
 
     def __init__(self, folder: Path) -> None:
-        self.pages: dict[str, Answer | Callable[[Request], Answer]] = {"/": Answer(), "/told": Answer("")}
+        self.pages: dict[str, Answer | Callable[[Request], Answer]] = {"/": Answer()}
         self.requests: list[Request] = []
         self._pem, self._key_hash = _certificate(folder)
         handler = type("Handler", (_Handler,), {"sites": self})
@@ -82,22 +85,6 @@ class Sites:
         path = request.path.split("?")[0]
         found = self.pages.get(request.host + path) or self.pages.get(path) or Answer("no such page", status=404)
         return found(request) if callable(found) else found
-
-    def told(self) -> list[Any]:
-        """What pages have told their own server, as JSON, in order; each is returned once."""
-        told = [json.loads(request.body) for request in self.requests if request.path == "/told"]
-        self.requests[:] = [request for request in self.requests if request.path != "/told"]
-        return told
-
-    def wait_told(self, count: int) -> list[Any]:
-        told: list[Any] = []
-
-        def enough() -> bool:
-            told.extend(self.told())
-            return len(told) >= count
-
-        wait_for(enough)
-        return told
 
     def close(self) -> None:
         self._server.shutdown()
@@ -172,66 +159,6 @@ def https_sites(folder: Path) -> Iterator[Sites]:
         sites.close()
 
 
-@dataclass
-class Installation:
-    """What `trefoil browser install` makes for one browser, in folders of a test's own. The host is started by a
-    script, which notes the process and sets its environment.
-    """
-
-    folder: Path
-    host: str = PLAIN_HOST
-    services: Sequence[str] = ("trefoil",)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    # Folders of other extensions that the person has.
-    others: Sequence[Path] = ()
-
-    @property
-    def user_data(self) -> Path:
-        return self.folder / "user data"
-
-    @property
-    def data(self) -> Path:
-        """The folder of the person's devices."""
-        return self.folder / "trefoil"
-
-    def prepare(self) -> None:
-        install.copy_extension(self.data)
-        (install.extension_folder(self.data) / "services.js").write_text(install.services_script(list(self.services)))
-        install.write_manifest(BrowserKind.CHROMIUM, self._script(), self.user_data)
-        preferences = self.user_data / "Default" / "Preferences"
-        preferences.parent.mkdir(parents=True)
-        preferences.write_text(json.dumps({"extensions": {"ui": {"developer_mode": True}}}))
-
-    def _script(self) -> Path:
-        path = self.folder / "host.sh"
-        settings = {"PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(self.folder), **self.environment}
-        exports = [f"export {name}='{value}'" for name, value in settings.items()]
-        note, run = f"echo $$ >> '{self.folder}/started'", f"exec '{sys.executable}' -m {self.host} \"$@\""
-        path.write_text("\n".join(["#!/bin/sh", *exports, note, f"{run} 2>> '{self.folder}/errors'", ""]))
-        path.chmod(0o755)
-        return path
-
-    @property
-    def processes(self) -> list[int]:
-        """The hosts that were started, by their ids."""
-        started = self.folder / "started"
-        return [int(line) for line in started.read_text().split()] if started.exists() else []
-
-    @property
-    def errors(self) -> str:
-        errors = self.folder / "errors"
-        return errors.read_text() if errors.exists() else ""
-
-    @property
-    def flags(self) -> list[str]:
-        extensions = ",".join(map(str, [install.extension_folder(self.data), *self.others]))
-        return [
-            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *("--password-store=basic", f"--disable-extensions-except={extensions}", f"--load-extension={extensions}"),
-        ]
-
-
 class Person:
     """One person's browser with the extension."""
 
@@ -266,6 +193,18 @@ class Person:
         page.goto(address)
         return page
 
+    def open_by_script(self, address: str) -> Page:
+        """A tab in which nobody has acted."""
+        with self.context.expect_page() as opened:
+            self.worker.evaluate("(url) => chrome.tabs.create({ url }).then(() => null)", address)
+        page = opened.value
+        page.wait_for_url(address)
+        return page
+
+    def stored(self) -> list[tuple[int, str, str]]:
+        """The impressions of a device that does not seal: index, site and caller."""
+        return [tuple(each) for each in self.ask("stored")["stored"]]
+
     def tab(self, address: str) -> Page:
         """A tab that stays open for every later use of the same address."""
         if address not in self._tabs:
@@ -286,21 +225,9 @@ class Person:
 @contextmanager
 def browser_with(playwright: Playwright, sites: Sites, installation: Installation) -> Iterator[Person]:
     """A browser in which the extension is installed."""
-    if not installation.user_data.exists():
-        installation.prepare()
-    context = playwright.chromium.launch_persistent_context(
-        installation.user_data,
-        executable_path=CHROMIUM,
-        # Not Playwright's own headless mode, which has no extensions.
-        headless=False,
-        args=[*installation.flags, *sites.flags],
-        ignore_default_args=["--disable-back-forward-cache"],
-    )
-    context.set_default_timeout(WAIT_SECONDS * 1000)
-    try:
+    with launched(playwright, installation, sites.flags) as context:
+        context.set_default_timeout(WAIT_SECONDS * 1000)
         yield Person(context, sites, installation)
-    finally:
-        context.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -329,3 +256,37 @@ def quietly(page: Page, expression: str) -> Any:
     result = session.send("Runtime.evaluate", wanted)
     session.detach()
     return result["result"].get("value")
+
+
+def go(page: Page, address: str) -> None:
+    """Navigate by script, without any action."""
+    with page.expect_navigation(url=address):
+        quietly(page, f"void setTimeout(() => {{ location.href = '{address}'; }})")
+
+
+@contextmanager
+def unwatched_browser(sites: Sites, installation: Installation) -> Iterator[Callable[[str], None]]:
+    """A browser to whose pages no debugger is attached. What is yielded opens a tab, as an address that was entered."""
+    installation.prepare()
+    flags = [
+        *installation.flags,
+        *sites.flags,
+        f"--user-data-dir={installation.user_data}",
+        "--remote-debugging-port=0",
+    ]
+    port_file = installation.user_data / "DevToolsActivePort"
+
+    def asked(method: str, path: str) -> str:
+        url = f"http://127.0.0.1:{port_file.read_text().split()[0]}/json/{path}"
+        with urlopen(UrlRequest(url, method=method), timeout=WAIT_SECONDS) as response:
+            return bytes(response.read()).decode()
+
+    def open_tab(address: str) -> None:
+        # The extension's first page comes to the front when it opens, and a tab behind it prerenders nothing.
+        wait_for(lambda: f"chrome-extension://{ID}/welcome.html" in asked("GET", "list"))
+        asked("PUT", f"new?{address}")
+
+    with started([str(CHROMIUM), *flags, "about:blank"]):
+        # Its worker runs when it starts the host: from here on it sees what happens in tabs.
+        wait_for(lambda: port_file.exists() and bool(installation.processes))
+        yield open_tab

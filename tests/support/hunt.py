@@ -45,8 +45,9 @@ from protocol.files import write_atomically
 from protocol.header import TIME_STEP
 from tests.support import commit_world
 from tests.support.commit_world import KEYS, PAID, hashed_signatures, report_digest, run, violations
-from tests.support.hunt_schedule import Schedule, malicious_schedule_of, parts_schedule_of, schedule_of
+from tests.support.hunt_schedule import Schedule, in_parts, malicious_schedule_of, schedule_of
 from tests.support.hunt_world import BEGINNING, LEDGERS, RETRY, HuntNode, HuntWorld, QuietLoop
+from tests.support.ledger_places import hunted_in_postgres
 from tests.support.processes import ROOT
 
 
@@ -135,14 +136,19 @@ def _open(self: Parties, sender: int, data: bytes) -> Envelope:
 
 
 @contextmanager
-def quick() -> Iterator[None]:
-    """Votes signed by hashes, messages not encoded, ledgers in memory; and messages repeated less often."""
+def quick(*, postgres: bool = False) -> Iterator[None]:
+    """Votes signed by hashes, messages not encoded, ledgers in memory; and messages repeated less often.
+
+    Or ledgers in a PostgreSQL server of our own, which takes ten times as long.
+    """
     with ExitStack() as patches:
         patches.enter_context(hashed_signatures())
         patches.enter_context(mock.patch.object(Parties, "seal", _seal))
         patches.enter_context(mock.patch.object(Parties, "open", _open))
         patches.enter_context(mock.patch.object(commit_world, "RETRY", RETRY))
         patches.enter_context(mock.patch.object(SqliteEngine, "open", _open_in_memory))
+        if postgres:
+            patches.enter_context(hunted_in_postgres())
         # What a ledger costs is not measured here, and on some machines a look at the processor's clock is dear.
         watch = SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0)
         patches.enter_context(mock.patch("mpc_helpers.ledger.database.time", watch))
@@ -197,13 +203,15 @@ def hunt(
     seeds: range,
     after_each: Callable[[HuntCounts], None] = lambda _: None,
     scheduled: Callable[[int], Schedule] = schedule_of,
+    *,
+    postgres: bool = False,
 ) -> HuntCounts:
     """Play a schedule for each seed."""
     counts = HuntCounts()
     # The garbage of each run is small and goes with it; looking for cycles all the time costs a tenth.
     gc.freeze()
     gc.set_threshold(50_000)
-    with quick():
+    with quick(postgres=postgres):
         for seed in seeds:
             world, found = play(folder / str(seed), scheduled(seed))
             counts.add(world, found)
@@ -271,11 +279,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--out", type=Path)
-    kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--malicious", action="store_true", help="with a malicious helper, drawn from the seed")
-    kinds.add_argument(
-        "--parts", action="store_true", help="queries that keep the rest; a malicious helper every other"
-    )
+    parser.add_argument("--malicious", action="store_true", help="with a malicious helper, drawn from the seed")
+    parser.add_argument("--parts", action="store_true", help="with queries that keep the rest of their reports")
+    parser.add_argument("--postgres", action="store_true", help="ledgers in PostgreSQL instead of memory")
     parser.add_argument("--commit", default="", help="where the tree is a copy without its history")
     parser.add_argument("--merge", type=Path, nargs="+", help="the file to write, that of the rounds, and the others")
     options = parser.parse_args()
@@ -287,11 +293,15 @@ def main() -> int:
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
         record = Record(options.out, options.seed, options.commit or commit())
-        luck = parts_schedule_of if options.parts else schedule_of
-        scheduled = malicious_schedule_of if options.malicious else luck
-        counts = hunt(Path(folder), range(options.seed, options.seed + options.schedules), record.note, scheduled)
+        drawn = malicious_schedule_of if options.malicious else schedule_of
+
+        def scheduled(seed: int) -> Schedule:
+            return in_parts(drawn(seed)) if options.parts else drawn(seed)
+
+        seeds = range(options.seed, options.seed + options.schedules)
+        counts = hunt(Path(folder), seeds, record.note, scheduled, postgres=options.postgres)
         record.note(counts, last=True)
-        with quick():
+        with quick(postgres=options.postgres):
             for seed in counts.wrong:
                 sys.stdout.write(f"{shrunk(Path(folder) / 'shrunk', scheduled(seed))}\n")
     return 1 if counts.wrong else 0

@@ -140,14 +140,18 @@ def schedule_of(seed: int) -> Schedule:
     return Schedule(seed, queries, mishaps, loss, PAIRWISE_DRAWS if rng.random() < 0.5 else None)
 
 
-def parts_schedule_of(seed: int) -> Schedule:
-    """The mishaps of the seed, on three queries of which some keep the rest; a malicious helper every other time."""
-    rng = np.random.default_rng([seed, 29])
+def in_parts(schedule: Schedule) -> Schedule:
+    """The same mishaps on three queries that overlap, of which most keep the rest."""
+    rng = np.random.default_rng([schedule.seed, 29])
     batches = ((0, 1), (1, 2), (0, 1, 2))
     needs = [int(need) for need in rng.choice([200, 300, 500, 501, PAID], len(batches), p=[0.3, 0.2, 0.2, 0.2, 0.1])]
     queries = [AskedQuery.of(rank + 1, batches[rank], DEADLINE, needs[rank]) for rank in range(len(batches))]
-    schedule = malicious_schedule_of(seed) if seed % 2 else schedule_of(seed)
     return dataclasses.replace(schedule, queries=tuple(queries))
+
+
+def parts_schedule_of(seed: int) -> Schedule:
+    """A malicious helper every other time."""
+    return in_parts(malicious_schedule_of(seed) if seed % 2 else schedule_of(seed))
 
 
 def malicious_schedule_of(seed: int) -> Schedule:

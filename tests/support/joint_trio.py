@@ -10,6 +10,7 @@ import numpy as np
 
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.joint import circuit, noise
+from mpc_helpers.mpc.joint.circuit import Circuit, Words
 from mpc_helpers.mpc.joint.layout import Layout, PairStreams, Purpose
 from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
 from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
@@ -113,7 +114,7 @@ def clear_noise(layout: Layout, keys: Mapping[int, bytes], session: MpcSession) 
     for lacking in range(3):
         stream = PairStreams(keys[lacking], session, lacking).open(Purpose.BITS)
         bits ^= stream.words(layout.circuit.inputs, layout.words)
-    planes = circuit.evaluate(layout.circuit, bits)
+    planes = evaluate(layout.circuit, bits)
     return lift(noise.own_value(noise.unpacked(layout, planes)))
 
 
@@ -145,3 +146,16 @@ def posting(change: Callable[[Post, int, int, bytes], None]) -> Make:
             engine.post = lambda peer, step, body: change(post, peer, step, body)  # type: ignore[method-assign]
 
     return Posting
+
+
+def evaluate(of: Circuit, bits: Words) -> Words:
+    """Evaluate the circuit in the clear, inputs × words to outputs × words."""
+    wires = np.empty((of.wires, bits.shape[1]), dtype=np.uint64)
+    wires[: of.inputs] = bits
+    product, xor = of.inputs, of.inputs + of.gates
+    for layer in of.layers:
+        wires[product : product + layer.left.size] = wires[layer.left] & wires[layer.right]
+        product += layer.left.size
+        wires[xor : xor + layer.xor_left.size] = wires[layer.xor_left] ^ wires[layer.xor_right]
+        xor += layer.xor_left.size
+    return of.outputs(wires, constants=True)

@@ -119,7 +119,6 @@ MISTAKES: dict[str, list[str]] = {
         "device clear --db ann.db --stored-data",
         "batch merge --out new.batch",
         f"{NEW_SET} north/entry.json --entry south/entry.json",
-        "regression predict --model features.json --features features.json --rows rows.csv --plot new.png",
         "experiment patcg --impressions rows.csv",
         "collect new --site shop.example",
         "device",
@@ -302,9 +301,6 @@ MISTAKES: dict[str, list[str]] = {
         f"ledger create {CONFIG}",
         f"ledger upgrade {CONFIG}",
         f"device convert shop.example --db ann.db {HELPERS} --buckets 4 --batch new.batch --report new.report",
-        f"{QUERY} --list --withdraw",
-        f"{QUERY} --id 00 --new",
-        f"{QUERY} --every day",
         "batch merge shop.batch --out shop.batch",
     ],
     "Twice what is taken once": [

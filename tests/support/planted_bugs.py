@@ -1,6 +1,7 @@
-"""Bugs to plant in the check of reports' numbers and in a device's services, each with the test that must fall.
+"""Bugs to plant in the check of reports' numbers, in parts of reports' ε and in a device's services, each with the test
+that must fall.
 
-The first twenty-eight are those of the scheme's design.
+The first twenty-eight are those of the scheme's design; most of those of parts are of the design of parts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ _CHECKER = "mpc_helpers/agreement/preparation.py"
 _NEGOTIATOR = "mpc_helpers/agreement/preparation.py"
 _NEGOTIATION = "mpc_helpers/agreement/negotiation.py"
 _SERVICES = "device/services.py"
+_UNITS = "protocol/units.py"
+_SCHEMA = "mpc_helpers/ledger/schema.py"
+_REPORTS = "mpc_helpers/ledger/reports.py"
+_SPENDING = "protocol/querier/spending.py"
 
 _WORDS = "if LEAST_POINT <= word < P]"
 _UNFIT = "(points < np.uint64(LEAST_POINT)) | (points >= _P)"
@@ -25,6 +30,20 @@ _HASH_OF_MANY = "sha256(_FIRST_HASH + header[:end])"
 _LAST_LINE = "        return residues\n\n    def _evaluate_planes"
 _SUM = "        residues[:, 0] = subtract(_sum(multiply(over, inverse(under)), 0), _sum(parts, 1))\n"
 _LOCK = "if self.batch.evidence is not None and (accepted & ~self.batch.evidence.check_results.confirmed).any():"
+_NEED = "max(-(-query_epsilon * report_sensitivity // query_sensitivity), least_need(report_epsilon))"
+_NEAREST = "(2 * query_epsilon * report_sensitivity + query_sensitivity) // (2 * query_sensitivity)"
+_OF_ABORTED = "CASE WHEN state <> 'released' THEN coalesce(reports.before, :paid)"
+_CLAMP = " WHEN attempts.attempt = {ELSEWHERE} AND reports.after > :paid THEN :paid ELSE reports.after END"
+_DECIDED = "CASE WHEN state IN ('aborted', 'released') THEN {MOST} END"
+_AFTER = "after = CASE WHEN :whole = 1 THEN 0 ELSE {LEFT} - :need END"
+_MERGED = "left, draws = np.minimum.reduceat(left, first), np.maximum.reduceat(draws, first)"
+_LEDGER = "mpc_helpers/test_ledger_parts.py"
+_ADDS_UP = f"{_LEDGER}::test_parts_add_up_to_what_was_paid_and_not_a_micro_more"
+_ONLY_RELEASED = f"{_LEDGER}::test_only_a_released_part_is_taken_and_a_lock_outlasts_everything_else"
+_USED_UP = f"{_LEDGER}::test_a_query_that_does_not_keep_the_rest_leaves_nothing"
+_REBUILT = f"{_LEDGER}::test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undecided"
+_DRAWS = f"{_LEDGER}::test_draws_are_counted_over_all_answers_and_a_release_neither_counts_nor_resets"
+_AUDIT = "protocol/test_spending.py::test_the_audit_finds_answers_that_cost_more_than_was_paid"
 
 
 class Edit(NamedTuple):
@@ -252,6 +271,169 @@ BUGS = (
                 "            plane += [label] * taken\n            if taken:\n                break\n",
             ),
         ),
+    ),
+    # Parts of a report's ε.
+    PlantedBug(
+        "parts: rounded down",
+        "protocol/test_epsilon.py::test_need_rounds_up_and_has_a_least_part",
+        (
+            Edit(
+                _UNITS,
+                _NEED,
+                "max(query_epsilon * report_sensitivity // query_sensitivity, least_need(report_epsilon))",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "parts: rounded to the nearest",
+        "protocol/test_epsilon.py::test_need_rounds_up_and_has_a_least_part",
+        (Edit(_UNITS, _NEED, f"max({_NEAREST}, least_need(report_epsilon))"),),
+    ),
+    PlantedBug(
+        "parts: no least part",
+        "protocol/test_epsilon.py::test_need_rounds_up_and_has_a_least_part",
+        (Edit(_UNITS, _NEED, "-(-query_epsilon * report_sensitivity // query_sensitivity)"),),
+    ),
+    PlantedBug(
+        "parts: what was released is not folded in",
+        _ADDS_UP,
+        (Edit(_SCHEMA, "THEN :paid ELSE reports.after END", "THEN :paid ELSE coalesce(reports.before, :paid) END"),),
+    ),
+    PlantedBug(
+        "parts: what was released is folded in twice",
+        _ADDS_UP,
+        (Edit(_REPORTS, "ELSE {LEFT} - :need END", "ELSE {LEFT} - 2 * :need END"),),
+    ),
+    PlantedBug(
+        "parts: compared with what was paid",
+        _ADDS_UP,
+        (Edit(_REPORTS, "WHERE {LEFT} >= :need", "WHERE :paid >= :need"),),
+    ),
+    PlantedBug(
+        "parts: what was aborted is taken",
+        _ONLY_RELEASED,
+        (Edit(_SCHEMA, _OF_ABORTED, "CASE WHEN state <> 'released' THEN reports.after"),),
+    ),
+    PlantedBug(
+        "parts: an abort gives back all that was paid",
+        _ONLY_RELEASED,
+        (Edit(_SCHEMA, _OF_ABORTED, "CASE WHEN state <> 'released' THEN :paid"),),
+    ),
+    PlantedBug(
+        "parts: what was renounced is free",
+        _ONLY_RELEASED,
+        (Edit(_SCHEMA, _DECIDED, _DECIDED.replace("(", "('renounced', ")),),
+    ),
+    PlantedBug(
+        "parts: no lock",
+        _ONLY_RELEASED,
+        (Edit(_SCHEMA, _DECIDED, "{MOST}"),),
+    ),
+    PlantedBug(
+        "parts: a whole query keeps the rest",
+        _USED_UP,
+        (Edit(_REPORTS, _AFTER, "after = {LEFT} - :need"),),
+    ),
+    PlantedBug(
+        "parts: a whole query of fresh reports keeps the rest",
+        _USED_UP,
+        (Edit(_REPORTS, "after=0 if whole else paid - need,", "after=paid - need,"),),
+    ),
+    PlantedBug(
+        "parts: the database does not look at what a whole query leaves",
+        f"{_LEDGER}::test_the_database_itself_refuses",
+        (Edit(_SCHEMA, "NEW.after <> 0 AND (SELECT whole", "NEW.after < 0 AND (SELECT whole"),),
+    ),
+    PlantedBug(
+        "parts: the database does not look at what the last attempt left",
+        f"{_LEDGER}::test_the_database_itself_refuses",
+        (Edit(_SCHEMA, "ELSE NEW.before <> OLD.after END", "ELSE NEW.before < OLD.after END"),),
+    ),
+    PlantedBug(
+        "parts: peers are believed above what was paid",
+        f"{_LEDGER}::test_two_ledgers_lost_in_turn_and_a_peer_that_claims_more_than_was_paid",
+        (Edit(_SCHEMA, _CLAMP, " ELSE reports.after END"),),
+    ),
+    PlantedBug(
+        "parts: rebuilt with the more of both peers",
+        _REBUILT,
+        (Edit(_REPORTS, _MERGED, _MERGED.replace("np.minimum", "np.maximum")),),
+    ),
+    PlantedBug(
+        "parts: rebuilt with the fewer draws",
+        _REBUILT,
+        (Edit(_REPORTS, _MERGED, _MERGED.replace("np.maximum", "np.minimum")),),
+    ),
+    PlantedBug(
+        "parts: exports forget what is undecided",
+        _REBUILT,
+        (
+            Edit(
+                _REPORTS,
+                "CASE WHEN state = 'aborted' THEN coalesce(reports.before, :everything)",
+                "CASE WHEN state <> 'released' THEN coalesce(reports.before, :everything)",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "parts: a release resets draws",
+        _DRAWS,
+        (Edit(_REPORTS, "draws = reports.draws + (SELECT", "draws = 0 + (SELECT"),),
+    ),
+    PlantedBug(
+        "parts: a release counts as a draw",
+        _DRAWS,
+        (
+            Edit(
+                _SCHEMA, "FAILED_DRAW = \"CASE WHEN state = 'aborted' THEN drawn ELSE 0 END\"", 'FAILED_DRAW = "drawn"'
+            ),
+        ),
+    ),
+    PlantedBug(
+        "parts: taken from others in vain",
+        f"{_LEDGER}::test_nothing_is_taken_from_others_by_a_reservation_that_finds_too_little",
+        (Edit(_REPORTS, "if held.attempt != attempt and held.most < group.amount.need:", "if False:"),),
+    ),
+    PlantedBug(
+        "parts: older entries are accepted",
+        "mpc_helpers/test_parts.py::test_a_ledger_rebuilt_from_the_older_of_two_exports_is_refused",
+        (Edit("mpc_helpers/agreement/peers.py", "if sequence < self._rebuilt_from.get(sender, 0):", "if False:"),),
+    ),
+    PlantedBug(
+        "parts: nobody looks for votes since the export",
+        "processes/test_parts_of_reports.py::test_answers_cost_together_at_most_what_was_paid",
+        (Edit("mpc_helpers/ledger/rebuild.py", "if ledger.attempts.voted_since(party, exported):", "if False:"),),
+    ),
+    PlantedBug(
+        "parts: all spent is not spent",
+        "mpc_helpers/test_parts.py::test_an_operator_in_doubt_leaves_nothing_of_what_peers_list",
+        (Edit("mpc_helpers/ledger/rebuild.py", "if all_spent:", "if False:"),),
+    ),
+    PlantedBug(
+        "parts: every query keeps the rest",
+        "mpc_helpers/test_parts.py::test_three_helpers_use_reports_up_unless_all_three_are_set_otherwise",
+        (Edit(_NEGOTIATION, "whole=not self.terms.keeps_rest,", "whole=self.batch.amounts is None,"),),
+    ),
+    PlantedBug(
+        "parts: the audit lets a micro through",
+        _AUDIT,
+        (
+            Edit(
+                _SPENDING,
+                "return spent > Fraction(self.paid, self.sensitivity)",
+                "return spent * self.sensitivity > self.paid + 1",
+            ),
+        ),
+    ),
+    PlantedBug(
+        "parts: the audit lets two answers use up",
+        _AUDIT,
+        (Edit(_SPENDING, "len(wholes) > 1", "len(wholes) > 2"),),
+    ),
+    PlantedBug(
+        "parts: the audit does not look at the order",
+        _AUDIT,
+        (Edit(_SPENDING, " or too_late", ""),),
     ),
     # Ours.
     PlantedBug(

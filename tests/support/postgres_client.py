@@ -19,8 +19,12 @@ from tests.mpc_helpers.test_report_ledger import NO, OWNER, YES, reserve
 
 
 def play(ledger: ReportLedger) -> None:
-    """Go through every move once, on three attempts of two reports each."""
+    """Go through every move once, on five attempts of one or two reports each."""
     moves = ledger.moves
+    reserve(ledger, 4, 1, 40)
+    done("reserved 4")
+    moves.sweep()
+    done("aborted 4")
     first = reserve(ledger, 1, 1, 10, 11)
     done("reserved 1")
     moves.vote(first, b"share")
@@ -38,6 +42,8 @@ def play(ledger: ReportLedger) -> None:
     done("renounced 3")
     moves.free(third, NO, "both NO")
     done("aborted 3")
+    reserve(ledger, 5, 1, 50)
+    done("reserved 5")
 
 
 def done(text: str) -> None:

@@ -10,9 +10,11 @@ import itertools
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -78,10 +80,28 @@ class PrivatePostgres:
         if done.returncode:
             raise RuntimeError((self.folder / "output").read_text()[-2000:])
 
-    def start(self) -> None:
+    def start(self, settings: str = "-c listen_addresses=") -> None:
         """Start the server; after an immediate stop it recovers first."""
-        settings = f"-k {self.folder} -c listen_addresses= -c max_connections=60 -c shared_buffers=64MB"
+        settings = f"-k {self.folder} -c max_connections=60 -c shared_buffers=64MB {settings}"
         self._run("pg_ctl", "start", "-w", "-t", "60", "-l", str(self.folder / "log"), "-o", settings)
+
+    def serve_tls(self, certificate: bytes, key: bytes, password: str) -> int:
+        """Listen on a port of this machine, over TLS and with a password for the role `north`. Return the port."""
+        for name, data in (("server.crt", certificate), ("server.key", key)):
+            path = self.folder / "data" / name
+            path.write_bytes(data)
+            path.chmod(0o600)
+            owner = self.folder.stat()
+            os.chown(path, owner.st_uid, owner.st_gid)
+        rules = "local all all trust\nhostssl all north 127.0.0.1/32 scram-sha-256\n"
+        (self.folder / "data" / "pg_hba.conf").write_text(rules)
+        self._as_client("psql", script=f"CREATE ROLE north LOGIN PASSWORD '{password}' CREATEDB;".encode())
+        self._as_client("psql", script=b"GRANT CREATE ON DATABASE postgres TO north;")
+        with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+            port: int = probe.getsockname()[1]
+        self.stop_immediately()
+        self.start(f"-c listen_addresses=127.0.0.1 -c port={port} -c ssl=on")
+        return port
 
     def stop_immediately(self) -> None:
         """Stop as in a power cut: no checkpoint, and every session ends where it is."""

@@ -50,7 +50,7 @@ def entropy(label: str) -> Callable[[int], bytes]:
 
 
 def hpke_key(label: str) -> PrivateKey:
-    return PrivateKey.from_raw(CLASSICAL, entropy(f"hpke {label}")(32))
+    return PrivateKey(CLASSICAL, entropy(f"hpke {label}")(32))
 
 
 def identity(label: str) -> IdentityKey:

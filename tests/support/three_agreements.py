@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from mpc_helpers.agreement.agreement import Agreement
 from mpc_helpers.agreement.negotiation import AdmittedBatch, Attempt, AttemptTerms
@@ -104,6 +105,9 @@ class ThreeAgreements:
             await agreement.close()
 
 
+P = ParamSpec("P")
+
+
 def play(three: ThreeAgreements, scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         three.start()
@@ -113,3 +117,13 @@ def play(three: ThreeAgreements, scenario: Callable[[], Awaitable[None]]) -> Non
             await three.stop()
 
     run(main)
+
+
+def virtually(test: Callable[Concatenate[ThreeAgreements, P], Awaitable[None]]) -> Callable[..., None]:
+    """Run a test of `three` in virtual time."""
+
+    @functools.wraps(test)
+    def played(three: ThreeAgreements, *arguments: P.args, **named: P.kwargs) -> None:
+        play(three, lambda: test(three, *arguments, **named))
+
+    return played

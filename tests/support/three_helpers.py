@@ -290,3 +290,18 @@ async def three_helpers(
         yield three
     finally:
         await asyncio.gather(*(three.stop(party) for party in range(PARTIES)))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that happens within seconds, also on a busy machine."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait likewise, where no event loop runs."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

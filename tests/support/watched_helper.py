@@ -20,8 +20,7 @@ from typing import Any
 
 from mpc_helpers.mpc import fork_server, fork_server_main, noise
 from mpc_helpers.service import monitoring
-from mpc_helpers.service.daemon import RunOptions, run
-from mpc_helpers.service.monitoring import LogFormat
+from mpc_helpers.service.daemon import run
 
 FOLDER = "TREFOIL_WATCHED"
 # Milliseconds of processor time for noise as large as the scale.
@@ -70,7 +69,7 @@ def _run_daemon(config: Path) -> None:
     setattr(fork_server, "subprocess", replaced)  # noqa: B010  (mypy: not exported; no argument reaches it)
     if LEAK in os.environ:
         setattr(monitoring.Usage, "without", lambda usage, _: usage)  # noqa: B010  (mypy: a fault, not a method)
-    run(config, RunOptions(stop_with_stdin=True, log_format=LogFormat.JSON))
+    run(config, stop_with_stdin=True, log_format="json")
 
 
 if __name__ == "__main__":

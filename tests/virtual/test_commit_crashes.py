@@ -2,8 +2,8 @@
 
 The planned matrix has every (helper, failpoint, first time or second time or both), each in the first scenario that
 reaches it; planned crashes find bugs that random ones miss. With TREFOIL_FULL_MATRIX=1 (`make chaos`) every scenario
-has all of them. A run that fails prints its scenario, seed and failpoints. A helper that lies is in
-`test_commit_mutants`, and in `test_commit_mutants` is the proof that such runs notice a protocol that is wrong.
+has all of them. A run that fails prints its scenario, seed and failpoints. A helper that lies, and the proof that such
+runs notice a protocol that is wrong, are in `test_commit_mutants`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from mpc_helpers.agreement import messages
@@ -146,8 +147,6 @@ def _matrix(table: dict[str, int], hit: Counter[Point]) -> str:
 
 def test_random_crashes(runs: Runs) -> None:
     """Random failpoints and a bad network, from seeds that are printed on failure."""
-    import numpy as np
-
     for seed in range(100, 112):
         rng = np.random.default_rng(seed)
         failpoints = list(Failpoint)
@@ -252,16 +251,11 @@ def _first_reservations(runs: Runs, seed: int) -> list[str]:
 
 # COMMIT.md while the helper set is renewed: at every failpoint of every helper, all three restart with a new set.
 
-COMMIT_ROTATION_SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], FaultPlan]] = {
-    "plain": (ONE, FaultPlan(seed=1)),
-    "MPC fails at helper 1": (ONE, FaultPlan(seed=2, mpc_fails=fails_at(0))),
-    "MPC fails at helper 2": (ONE, FaultPlan(seed=3, mpc_fails=fails_at(1))),
-    "MPC fails at helper 3": (ONE, FaultPlan(seed=9, mpc_fails=fails_at(2))),
-    "every helper dies computing": (
-        ONE,
-        FaultPlan(seed=4, crashes=frozenset((each, Failpoint.COMPUTE, 1) for each in range(3))),
-    ),
-    "two queries, same reports": (SAME, FaultPlan(seed=7)),
+_ALL_DIE = frozenset((each, Failpoint.COMPUTE, 1) for each in range(3))
+ROTATION_SCENARIOS: dict[str, tuple[tuple[AskedQuery, ...], FaultPlan]] = {
+    **{name: SCENARIOS[name] for name in list(SCENARIOS)[:4]},
+    "every helper dies computing": (ONE, FaultPlan(seed=4, crashes=_ALL_DIE)),
+    "two queries, same reports": SCENARIOS["two queries, same reports"],
 }
 
 
@@ -270,7 +264,7 @@ def test_a_rotation_at_every_step(runs: Runs, show: Callable[[str], None]) -> No
     """S1, S3, L1 and L2 hold, and every query that had time is answered."""
     hit: Counter[Failpoint] = Counter()
     done = set()
-    for name, (queries, plan) in COMMIT_ROTATION_SCENARIOS.items():
+    for name, (queries, plan) in ROTATION_SCENARIOS.items():
         dry = runs.play(queries, plan)
         assert violations(dry) == [], name
         for party, failpoint in sorted(dry.reached, key=lambda point: (point[0], point[1].value)):

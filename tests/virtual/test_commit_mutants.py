@@ -34,6 +34,7 @@ from tests.support.commit_world import (
     KEYS,
     ONE,
     SHORT,
+    AskedQuery,
     CommitWorld,
     FaultPlan,
     Runs,
@@ -310,6 +311,16 @@ def test_yes_to_one_and_no_to_the_other_is_a_dispute_with_proof(runs: Runs) -> N
         ledger.close()
     assert states == {AttemptState.RELEASED, AttemptState.RENOUNCED}
     assert liars == {2}
+
+
+def test_a_dispute_locks_what_is_left_of_its_reports(runs: Runs) -> None:
+    """A part that one honest helper released and the other renounced: no later part of its reports is released."""
+    parts = (AskedQuery.of(1, range(4), 20.0, need=400), AskedQuery.of(2, range(4), 25.0, need=100))
+    tamper = says({0: VoteStatus.YES, 1: VoteStatus.NO})
+    world = runs.play(parts, FaultPlan(seed=14, horizon=40.0), honest=(0, 1), tamper=tamper)
+    assert violations(world) == []
+    released = {query.name.key[0]: helpers_that_answered(world, query) & {0, 1} for query in parts}
+    assert sorted(map(len, released.values())) == [0, 1]
 
 
 def test_no_to_one_before_it_voted_and_yes_to_the_other_keeps_nobody_waiting(runs: Runs) -> None:

@@ -32,7 +32,7 @@ from device.events import ImpressionOptions
 from device.overview import Overview
 from device.web.browser import Browser, Page
 from device.web.dictionaries import WrongType, read_options
-from device.web.http_headers import clears_impressions, parse_measure_conversion, parse_save_impression
+from device.web.http_headers import parse_measure_conversion, parse_save_impression
 from protocol.errors import TrefoilError
 from protocol.report import SealedReport
 
@@ -45,22 +45,14 @@ Call = Callable[[str, object], Awaitable[dict[str, object]]]
 
 
 class Agent:
-    """Serves `device` at `origin` to the pages of `sites`, which maps their origins to the sites they stand for.
+    """Serves `device` at `origin` to the pages of `sites`, which maps their origins to the sites they stand for."""
 
-    `policies` are the Permissions-Policy headers of pages that have one, by their origins.
-    """
-
-    def __init__(
-        self, device: Device[Report], origin: str, sites: Mapping[str, str], policies: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, device: Device[Report], origin: str, sites: Mapping[str, str]) -> None:
         self._device = device
         self._browser = Browser(device, system_clock)
         self._origin = origin
         self._sites = sites
-        self._pages = {
-            site: Page(f"https://{site}", permissions_policy=(policies or {}).get(origin, ""))
-            for origin, site in sites.items()
-        }
+        self._pages = {site: Page(f"https://{site}") for site in sites.values()}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="agent")
         self._calls = 0
 
@@ -141,9 +133,6 @@ class Agent:
         if not isinstance(passed, dict):
             raise WrongType("headers must be a dictionary")
         save, measure = passed.get("saveImpression"), passed.get("measureConversion")
-        clear = passed.get("clearSiteData")
-        if isinstance(clear, str) and clears_impressions(clear):
-            await self._in_a_thread(self._device.clear_impressions_for_site, site)
         with contextlib.suppress(TrefoilError):
             if isinstance(save, str):
                 await self._in_a_thread(self._browser.save_impression, self._pages[site], parse_save_impression(save))

@@ -60,7 +60,6 @@ class HelperViews:
         self._keys = helper_keys(trio)
 
     def app(self) -> web.Application:
-        """Return the page's application."""
         app = self._frame.app()
         app.router.add_get("/", self._show)
         return app
@@ -69,29 +68,27 @@ class HelperViews:
         digests = [digest for batch in self._measurement.batches for digest in batch.credited]
         yours = {digest for batch in self._measurement.batches for digest in batch.yours}
         mine = [number for number, digest in enumerate(digests, 1) if digest in yours]
-        main: list[Node] = [tag("h1", "What a helper sees"), tag("p", _INTRODUCTION, class_="lead")]
         if not digests:
-            main.append(tag("p", "No report has been collected yet. ", self._frame.link(Place.SHOP, "Buy something.")))
-            return self._frame.show("What a helper sees", main)
+            return self._page(
+                tag("p", "No report has been collected yet. ", self._frame.link(Place.SHOP, "Buy something."))
+            )
         chosen = _chosen(request.query.get("report", ""), mine[-1] if mine else len(digests), len(digests))
         report = await asyncio.to_thread(self._measurement.report, digests[chosen - 1])
         if report is None:
             raise web.HTTPNotFound(text="This report is kept no longer.\n")
         views, is_yours = views_of(report, self._keys), chosen in mine
         panels = tag("div", [_panel(view) for view in views], class_="three")
-        main += [
+        return self._page(
             _walk(chosen, len(digests), mine),
             _sums(report, views, chosen, is_yours=is_yours, added="add" in request.query),
             section("views", "The same report, at each helper", panels),
             _public(report),
-        ]
-        return self._frame.show("What a helper sees", main)
+        )
+
+    def _page(self, *report: Node) -> web.Response:
+        return self._frame.show("What a helper sees", self._frame.fill("helpers", report=report))
 
 
-_INTRODUCTION = (
-    "A report is split so that every helper holds two of three parts, and any two parts are uniform random numbers. "
-    "An empty report and a full one look the same here, to each helper and to the shop."
-)
 _TOGETHER = (
     "Only the sum of all three parts means anything, and no helper has all three. They add up their parts over all "
     "reports first, put noise on the sum, and open only that, to the advertiser alone. This page has all three keys, "

@@ -1,7 +1,4 @@
-"""Everything together: three helpers, one device, six places to visit, until it is interrupted.
-
-`trefoil live`. The body imports what it needs, so that `trefoil --help` stays quick.
-"""
+"""`trefoil live`: three helpers, one device and six places to visit, until Ctrl-C or SIGTERM. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -88,18 +85,6 @@ def prepared(
         yield Demonstration(folder, where, trio, device, seed), sockets
 
 
-def run(*, port: int, seed: int, open_browser: bool, json_file: Path | None) -> None:
-    """Start everything, say where it is, and stop it all together at Ctrl-C or SIGTERM. Nothing is kept."""
-    with tempfile.TemporaryDirectory(prefix="trefoil-live-") as name:
-        folder = Path(name)
-        trio = prepare(folder / "helpers", now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
-        with prepared(folder, trio, port, seed) as (demonstration, sockets):
-            err.print("starting three helpers…", markup=False)
-            with launched(trio):
-                asyncio.run(_until_stopped(demonstration, sockets, open_browser=open_browser, json_file=json_file))
-        err.print("stopped", markup=False)
-
-
 async def _until_stopped(
     demonstration: Demonstration, sockets: Mapping[Place, socket], *, open_browser: bool, json_file: Path | None
 ) -> None:
@@ -127,5 +112,11 @@ def live(
 
     Example: trefoil live --open
     """
-
-    run(port=port, seed=seed, open_browser=open_browser, json_file=json_file)
+    with tempfile.TemporaryDirectory(prefix="trefoil-live-") as name:
+        folder = Path(name)
+        trio = prepare(folder / "helpers", now=system_clock(), sites={SHOP_SITE: [SHOP_SITE]})
+        with prepared(folder, trio, port, seed) as (demonstration, sockets):
+            err.print("starting three helpers…", markup=False)
+            with launched(trio):
+                asyncio.run(_until_stopped(demonstration, sockets, open_browser=open_browser, json_file=json_file))
+        err.print("stopped", markup=False)

@@ -100,14 +100,6 @@ class Batch:
     replayed: Outcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BackgroundWork:
-    """The job that runs in the background."""
-
-    text: str
-    task: asyncio.Task[None]
-
-
 class Measurement:
     """Everything the advertiser has. The helpers decide what she learns."""
 
@@ -129,7 +121,8 @@ class Measurement:
         )
         self._intake: CollectorIntake | None = None
         self._writing = asyncio.Lock()
-        self._job: BackgroundWork | None = None
+        # The job that runs in the background, named by its description.
+        self._job: asyncio.Task[None] | None = None
         self.statuses: Mapping[int, QueryStatus] = {}
         # The crowd of the current question, if it has one, and how many of it have bought.
         self.crowd_size: int | None = None
@@ -144,7 +137,7 @@ class Measurement:
     @property
     def busy(self) -> str:
         """Return a description of the running job, or an empty string."""
-        return "" if self._job is None or self._job.task.done() else self._job.text
+        return "" if self._job is None or self._job.done() else self._job.get_name()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -202,17 +195,16 @@ class Measurement:
         self._start(f"Asking about the reports of batch {number} once more", self._replay(batch))
 
     async def stop(self) -> None:
-        """Cancel the running job."""
         if self._job is not None:
-            self._job.task.cancel()
-            await asyncio.gather(self._job.task, return_exceptions=True)
+            self._job.cancel()
+            await asyncio.gather(self._job, return_exceptions=True)
 
     def _start(self, text: str, work: Coroutine[None, None, None], people: int | None = None) -> None:
         if self.busy:
             work.close()
             raise TrefoilError("one thing at a time", "Wait until the last one has ended.", kind=ErrorKind.BUSY)
         self.statuses, self.crowd_size, self.bought = {}, people, 0
-        self._job = BackgroundWork(text, asyncio.get_running_loop().create_task(work))
+        self._job = asyncio.get_running_loop().create_task(work, name=text)
 
     def _batch(self, number: int) -> Batch:
         match = next((batch for batch in self.batches if batch.number == number and batch.outcome is not None), None)

@@ -1,15 +1,12 @@
 """The advertiser's website: how many people buy, the query she may ask, and its answer beside a tracker's list.
 
 The slider goes from you alone to a crowd; each question is put to the three helpers with fresh reports. An answer is
-shown as one sentence, as a chart with the noise as a band around zero, and as a table. The chart is drawn for a width
-of 440, so that on a screen of 390 pixels its text is still 12 pixels high.
+shown as one sentence, as a chart that `chart.js` draws, with the noise as a band around zero, and as a table.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -25,7 +22,7 @@ from benchmarks.demos.live.web import (
     see_other,
 )
 from device.dashboard.formatting import LocalTime, plural
-from device.dashboard.markup import Markup, Node, fold, notice, section, table, tag
+from device.dashboard.markup import Markup, Node, notice, section, table, tag
 from protocol.errors import TrefoilError
 from protocol.querier.failure import QueryFailed
 from protocol.querier.result import CONFIDENCE, QueryResult, judge
@@ -82,132 +79,12 @@ def signed(value: int) -> str:
     return f"{value:,}".replace("-", "−")
 
 
-WIDTH, LEFT, RIGHT, TOP = 440, 28, 28, 8
-ROW, BAR, LABEL, FOOT = 68, 16, 20, 26
-TICKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The horizontal axis: from `low` to `high`, with round steps."""
-
-    low: int
-    high: int
-    step: int
-
-    @classmethod
-    def around(cls, values: Sequence[float]) -> Axis:
-        """Return an axis that spans all values and zero. It ends at a round number, and begins where it must."""
-        low, high = min(0.0, *values), max(1.0, *values)
-        rough = (high - low) / TICKS
-        magnitude = 10 ** max(0, math.floor(math.log10(rough)))
-        step = next(int(magnitude * factor) for factor in (1, 2, 5, 10) if magnitude * factor >= rough)
-        return cls(math.floor(low), math.ceil(high / step) * step, step)
-
-    @property
-    def ticks(self) -> range:
-        return range(math.ceil(self.low / self.step) * self.step, self.high + 1, self.step)
-
-    def x(self, value: float) -> float:
-        return LEFT + (value - self.low) / (self.high - self.low) * (WIDTH - LEFT - RIGHT)
-
-
-def histogram_chart(
-    labels: Sequence[str], exact: Sequence[int], answer: Sequence[int], half_width: int, confidence: float
-) -> Markup:
-    """Draw exact bars in grey and noisy ones in the accent colour with their intervals, and the same as a table."""
-    legend = _legend(
-        ("exact", "what a tracker counts, person by person"),
-        ("noisy", f"what the helpers answer, with its {confidence:.0%} interval"),
-        ("band", f"where noise alone lies, ± {half_width:,}"),
-    )
-    numbers = fold("numbers", "The same in numbers", _table(labels, exact, answer, half_width, confidence))
-    return tag("figure", _picture(labels, exact, answer, half_width), legend, numbers)
-
-
-def _picture(labels: Sequence[str], exact: Sequence[int], answer: Sequence[int], half_width: int) -> Markup:
-    ends = [end for value in (0, *answer) for end in (value - half_width, value + half_width)]
-    axis = Axis.around([*exact, *ends])
-    bottom = TOP + ROW * len(labels)
-    left, right = axis.x(-half_width), axis.x(half_width)
-    shapes = [
-        tag("rect", x=f"{left:.1f}", y=TOP, width=f"{right - left:.1f}", height=bottom - TOP, class_="band"),
-        *(_gridline(axis, value, bottom) for value in axis.ticks),
-    ]
-    for place, label in enumerate(labels):
-        top = TOP + place * ROW
-        shapes.append(tag("text", label, x=LEFT, y=top + LABEL - 5, class_="name"))
-        middle = top + LABEL + BAR + 2
-        shapes += [
-            _bar(axis, top + LABEL, exact[place], "exact"),
-            _bar(axis, middle, answer[place], "noisy"),
-            _interval(axis, middle + BAR / 2, answer[place], half_width),
-        ]
-    summary = f"Bars for {len(labels)} campaigns; the numbers are in a table below."
-    height = bottom + FOOT
-    return tag("svg", shapes, viewBox=f"0 0 {WIDTH} {height}", role="img", aria_label=summary, class_="chart")
-
-
-def small_picture(answer: Sequence[int], half_width: int) -> Markup:
-    """Draw an answer without words, for a row of them: the band of the noise, and a bar for each campaign."""
-    reach = max(half_width, *(abs(value) + half_width for value in answer))
-    low = min(-half_width, *(value - half_width for value in answer))
-    scale, zero = 100 / (reach - low), -low * 100 / (reach - low)
-    shapes = [
-        tag(
-            "rect",
-            x=f"{zero - half_width * scale:.1f}",
-            width=f"{2 * half_width * scale:.1f}",
-            height=52,
-            class_="band",
-        )
-    ]
-    for place, value in enumerate(answer):
-        left, width = min(zero, zero + value * scale), abs(value) * scale
-        shapes.append(tag("rect", x=f"{left:.1f}", y=4 + 12 * place, width=f"{width:.1f}", height=8, class_="noisy"))
-    shapes.append(tag("line", x1=f"{zero:.1f}", x2=f"{zero:.1f}", y2=52, class_="zero"))
-    return tag("svg", shapes, viewBox="0 0 100 52", class_="small-chart", aria_hidden="true")
-
-
-def _gridline(axis: Axis, value: int, bottom: int) -> Markup:
-    x = f"{axis.x(value):.1f}"
-    line = tag("line", x1=x, x2=x, y1=TOP, y2=bottom, class_="zero" if value == 0 else "grid")
-    return tag("g", line, tag("text", signed(value), x=x, y=bottom + 18, text_anchor="middle"))
-
-
-def _bar(axis: Axis, y: float, value: float, kind: str) -> Markup:
-    """Return a bar from zero; a fresh one grows out of the line at zero."""
-    left, right = sorted((axis.x(value), axis.x(0)))
-    size = {"width": f"{right - left:.1f}", "height": f"{BAR}"}
-    return tag("rect", x=f"{left:.1f}", y=f"{y:.1f}", **size, class_=kind, transform_origin=f"{axis.x(0):.1f} 0")
-
-
-def _interval(axis: Axis, y: float, value: float, half_width: int) -> Markup:
-    left, right = axis.x(value - half_width), axis.x(value + half_width)
-    path = f"M{left:.1f} {y:.1f}H{right:.1f}M{left:.1f} {y - 6:.1f}v12M{right:.1f} {y - 6:.1f}v12"
-    return tag("path", d=path, class_="interval")
-
-
-def _legend(*entries: tuple[str, str]) -> Markup:
-    keys = [
-        tag("span", tag("span", class_=f"key {kind}", aria_hidden="true"), text, class_="entry")
-        for kind, text in entries
-    ]
-    return tag("figcaption", keys)
-
-
-def _table(
-    labels: Sequence[str], exact: Sequence[int], answer: Sequence[int], half_width: int, confidence: float
-) -> Markup:
-    columns = ["Campaign", "Tracker", "Answer of the helpers", f"{confidence:.0%} interval"]
+def numbers_table(exact: Sequence[int], answer: Sequence[int], half_width: int) -> Markup:
+    """Return what the chart shows as a table."""
+    columns = ["Campaign", "Tracker", "Answer of the helpers", f"{CONFIDENCE:.0%} interval"]
     rows = [
-        [
-            label,
-            f"{exact[place]:,}",
-            signed(answer[place]),
-            f"{signed(answer[place] - half_width)} to {signed(answer[place] + half_width)}",
-        ]
-        for place, label in enumerate(labels)
+        [label, f"{true:,}", signed(noisy), f"{signed(noisy - half_width)} to {signed(noisy + half_width)}"]
+        for label, true, noisy in zip(CAMPAIGNS, exact, answer, strict=True)
     ]
     return table("Purchases by campaign", columns, rows, numbers=columns[1:])
 
@@ -225,7 +102,6 @@ class MeasurementPage:
         self._local_time = local_time
 
     def app(self) -> web.Application:
-        """Return the application of the advertiser's website."""
         app = self._frame.app(scripts=True)
         app.router.add_get("/", self._show)
         app.router.add_post("/ask", self._ask)
@@ -256,28 +132,24 @@ class MeasurementPage:
     async def _show(self, _: web.Request) -> web.Response:
         measurement = self._measurement
         answered = [batch for batch in measurement.batches if batch.outcome is not None]
-        main = [
-            tag("h1", "Which ads sold shoes?"),
-            self._people(answered),
-            tag("div", self._latest(answered), self._tracked(), class_="beside"),
-            self._so_far(answered),
-            section("about", "What happens here", tag("p", _INTRODUCTION)),
-        ]
-        title, busy = "Which ads sold shoes?", bool(measurement.busy)
-        return self._frame.show(title, main, scripts=("story.js",), refresh=busy)
-
-    def _people(self, answered: Sequence[Batch]) -> Markup:
-        """Return the slider with its button, and why a part of them is greyed."""
-        yours, busy = len(self._measurement.collecting.yours), bool(self._measurement.busy)
-        position, again = self._position(answered, yours), " again" if answered else ""
-        button = tag("button", f"Ask the three helpers{again}", class_="primary", disabled=busy, aria_describedby="why")
-        content = [
-            tag("label", "How many people buy shoes? ", tag("output", _people_at(position)), for_="position"),
-            _slider(position, 0 if yours or busy else 1, busy=busy),
-            tag("p", button, class_="actions"),
-        ]
-        form = tag("form", content, method="post", action="/ask", id="ask", autocomplete="off")
-        return section("people", "Ask the helpers", form, self._state(yours, busy))
+        yours, busy = len(measurement.collecting.yours), bool(measurement.busy)
+        position, least = self._position(answered, yours), 0 if yours or busy else 1
+        main = self._frame.fill(
+            "advertiser",
+            people=_people_at(position),
+            position=position,
+            least=least,
+            most=len(SIZES) - 1,
+            sizes=",".join(map(str, SIZES)),
+            scale=[tag("li", f"{size:,}" if size else "You alone") for size in SIZES[least:]],
+            disabled=" disabled" if busy else "",
+            ask=f"Ask the three helpers{' again' if answered else ''}",
+            state=self._state(yours, busy),
+            latest=self._latest(answered),
+            tracked=self._tracked(),
+            so_far=self._so_far(answered),
+        )
+        return self._frame.show("Which ads sold shoes?", main, scripts=("story.js", "chart.js"), refresh=busy)
 
     def _position(self, answered: Sequence[Batch], yours: int) -> int:
         """Return where the slider stands: at first at you alone, and after that at a crowd."""
@@ -322,16 +194,23 @@ class MeasurementPage:
         return section("answer", name, content, class_=None if busy else "fresh")
 
     def _answer(self, batch: Batch, result: QueryResult) -> Node:
-        answer, yours = result.answer, len(batch.yours)
-        one = ("your purchase" if yours == 1 else "your purchases") if yours else "any one person"
-        paragraph = (
-            f"{plural(answer.counted, 'report')} counted. Each number carries noise with a standard deviation of "
-            f"{result.noise_sd:.1f}; without {one} no number would differ by more than {yours or 1}."
-        )
+        answer, yours, half_width = result.answer, len(batch.yours), result.half_width
         exact = exact_histogram(list(batch.credited.values()))
-        chart = histogram_chart(CAMPAIGNS, exact, answer.histogram, result.half_width, CONFIDENCE)
-        sentence = one_line(CAMPAIGNS, answer.histogram, result.half_width, answer.counted)
-        return [tag("p", sentence, class_="verdict"), chart, tag("p", paragraph), verdict_line(result)]
+        return self._frame.fill(
+            "answer",
+            verdict=one_line(CAMPAIGNS, answer.histogram, half_width, answer.counted),
+            labels="|".join(CAMPAIGNS),
+            exact=_listed(exact),
+            answer=_listed(answer.histogram),
+            half_width=half_width,
+            confidence=f"{CONFIDENCE:.0%}",
+            table=numbers_table(exact, answer.histogram, half_width),
+            counted=plural(answer.counted, "report"),
+            noise_sd=f"{result.noise_sd:.1f}",
+            whose=("your purchase" if yours == 1 else "your purchases") if yours else "any one person",
+            most=yours or 1,
+            bias=verdict_line(result),
+        )
 
     def _replay(self, batch: Batch) -> Node:
         if isinstance(batch.replayed, TrefoilError):
@@ -348,7 +227,7 @@ class MeasurementPage:
             tag(
                 "li",
                 tag("strong", plural(result.answer.counted, "person", "people")),
-                small_picture(result.answer.histogram, result.half_width),
+                _small_chart(result),
                 _short(result),
             )
             for _, result in results
@@ -361,47 +240,26 @@ class MeasurementPage:
         latest = list(reversed(self._tracker.sightings))[:SHOWN_SIGHTINGS]
         rows = [[self._local_time.moment(seen.time), f"You {seen.text}"] for seen in latest]
         listing = table("What it has written down about you", ["When", "What"], rows)
-        nothing = tag("p", "Nothing yet: you have not clicked or bought anything.", class_="empty")
-        return section("tracked", "And with a tracker", tag("p", _TRACKER), listing if rows else nothing)
+        return listing if rows else tag("p", "Nothing yet: you have not clicked or bought anything.", class_="empty")
 
 
 _NONE = "Nothing has been asked yet. The answer will stand here."
-_INTRODUCTION = (
-    "You are the advertiser now. You hold reports that you cannot read. Three helpers can add them up together, "
-    "without any of them reading one either, and they add noise before you see the sum. Everyone in the crowd has a "
-    "device of their own, and the helpers that you ask are three real ones on this machine."
-)
-_TRACKER = (
-    "For comparison, these pages also tell a pretended tracker what you do, as pages with third-party cookies would. "
-    "It needs no crowd and no noise, because it follows you and everybody else."
-)
-
-
-def _slider(position: int, least: int, *, busy: bool) -> Markup:
-    """Return the slider over the positions from `least`, with its scale."""
-    slider = tag(
-        "input",
-        type="range",
-        id="position",
-        name="position",
-        min=least,
-        max=len(SIZES) - 1,
-        value=position,
-        disabled=busy,
-        data_sizes=",".join(map(str, SIZES)),
-        aria_valuetext=_people_at(position),
-        aria_describedby="why",
-    )
-    scale = tag("ol", [tag("li", _tick(size)) for size in SIZES[least:]], class_="scale", aria_hidden="true")
-    return tag("div", slider, scale, class_=f"slider from-{least}")
 
 
 def _people_at(position: int) -> str:
     return "You alone" if SIZES[position] == 0 else f"{SIZES[position]:,} people"
 
 
-def _tick(size: int) -> str:
-    return f"{size:,}" if size else "You alone"
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _small_chart(result: QueryResult) -> Markup:
+    answer, half_width = _listed(result.answer.histogram), result.half_width
+    size = "0 0 100 52"
+    return tag(
+        "svg", viewBox=size, class_="small-chart", aria_hidden="true", data_answer=answer, data_half_width=half_width
+    )
 
 
 def _short(result: QueryResult) -> Markup:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from socket import socket
+from string import Template
 from typing import NamedTuple
 
 from aiohttp import web
 
 from device.browser.install import EXTENSION
-from device.dashboard.markup import STATIC, Markup, Node, page, tag
+from device.dashboard.markup import STATIC, Markup, Node, join, page, tag
 from device.dashboard.security import MAX_BODY, bind_loopback, content_security_policy, origin_of, security_middleware
 
 SHOP_SITE = "shoes.example"
@@ -68,7 +69,6 @@ class Map:
         return self.origins[place]
 
     def sites(self) -> dict[str, str]:
-        """Return the site of each website's origin."""
         return {self.origins[place]: place.site for place in Place if place.site is not None}
 
 
@@ -144,6 +144,12 @@ STEPS = (
 _STEP_OF = {Place.BLOG: Place.NEWS}
 
 
+def fill(template: str, **values: Node) -> Markup:
+    """Return a file of `templates` with its $names filled in: text is escaped, markup is not."""
+    text = (_LIVE.parent / "templates" / f"{template}.html").read_text(encoding="utf-8")
+    return Markup(Template(text).substitute({name: join(value) for name, value in values.items()}))
+
+
 class Frame:
     """The outside of every page at one place, and the application that serves it."""
 
@@ -161,6 +167,11 @@ class Frame:
         app = web.Application(middlewares=[guard], client_max_size=MAX_BODY)
         app.router.add_get("/static/{name}", _static_file)
         return app
+
+    def fill(self, template: str, **values: Node) -> Markup:
+        """Return a template that also may name the address of every place, and a fresh link to the dashboard."""
+        addresses = {place.name.lower(): self._where[place] for place in Place}
+        return fill(template, **addresses | {"dashboard": self.dashboard_link()} | values)
 
     def show(self, title: str, main: Node, *, scripts: tuple[str, ...] = (), refresh: bool = False) -> web.Response:
         """Return a page. `scripts` are names of static files; `refresh` reloads it after a second, without a script."""

@@ -8,6 +8,8 @@ const VERSION = 1;
 const SILENCE_MS = 30_000;
 // After a host that could not be greeted, the next is started so much later, unless the person asks.
 const BACKOFF_MS = 10_000;
+// What the person or a site removes is asked again so much later, and then after twice as long each time.
+const RETRY_MS = 1_000;
 const SPEAK_MS = 2_000;
 // The host reads no longer message. Calls that wait in one tab: somewhat more than the host lets one site have.
 const MAX_FRAME = 1 << 20;
@@ -116,6 +118,13 @@ const device = {
     }
   },
 };
+
+// What is to be removed is asked for until it is, as long as this worker lives: the device may be busy, or starting.
+async function insist(message, tab = null) {
+  for (let wait = RETRY_MS; (await device.ask(message, tab)).error === UNREACHABLE.error; wait *= 2) {
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
 
 // The name of this browser profile's device. Out of reach of content scripts, so of renderers: it would tell all sites
 // that they see the same person, and another name would be another device.
@@ -229,7 +238,7 @@ function onResponse(details) {
   // A preflight carries the headers of what it asks for.
   if (details.fromCache || details.method === "OPTIONS") return;
   const header = headerOf(details, "clear-site-data");
-  if (header !== null) device.ask({ kind: "clear", url: details.url, header }, details.tabId);
+  if (header !== null) insist({ kind: "clear", url: details.url, header }, details.tabId);
   // A 304 that the page's own cache asked for; one for the browser's cache shows as a hit, so neither counts.
   if (!CARRIERS.has(details.type) || !details.documentId || details.statusCode === 304) return;
   const save = headerOf(details, "save-impression");
@@ -269,16 +278,21 @@ chrome.tabs.onRemoved.addListener((tab) => {
   device.ask({ kind: "closed", tab });
 });
 
-// --- History that the person removes, or that the browser drops: the hosts of which no visit is left.
+// --- History that the person removes, or that the browser drops: the hosts of which no visit is left, and those near
+// them that have some. The device knows which of them are one site.
 chrome.history.onVisitRemoved.addListener(async ({ allHistory, urls }) => {
   if (allHistory) {
-    device.ask({ kind: "forget" });
+    insist({ kind: "forget" });
     return;
   }
   const hosts = new Set(urls.filter((url) => url.startsWith("https:")).map((url) => new URL(url).hostname));
-  const left = await Promise.all([...hosts].map((host) => chrome.history.search({ text: host, startTime: 0, maxResults: 1_000 })));
-  for (const visit of left.flat()) hosts.delete(new URL(visit.url).hostname);
-  if (hosts.size) device.ask({ kind: "forget", hosts: [...hosts] });
+  const end = (host) => host.split(".").slice(-2).join(".");
+  const near = new Set([...hosts].map(end));
+  const left = await Promise.all([...near].map((text) => chrome.history.search({ text, startTime: 0, maxResults: 1_000 })));
+  // A search finds titles too, and hosts of other sites are nobody's business.
+  const kept = new Set(left.flat().map((visit) => new URL(visit.url).hostname).filter((host) => near.has(end(host))));
+  const gone = [...hosts].filter((host) => !kept.has(host));
+  if (gone.length) insist({ kind: "forget", hosts: gone, kept: [...kept] });
 });
 
 // --- The badge: how many reports the site in a tab has got.

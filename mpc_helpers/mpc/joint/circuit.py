@@ -97,19 +97,6 @@ def check_size(scale: JointScale, buckets: int) -> None:
         )
 
 
-def evaluate(circuit: Circuit, bits: Words) -> Words:
-    """Evaluate the circuit in the clear, inputs × words to outputs × words: the oracle of the tests."""
-    wires = np.empty((circuit.wires, bits.shape[1]), dtype=np.uint64)
-    wires[: circuit.inputs] = bits
-    product, xor = circuit.inputs, circuit.inputs + circuit.gates
-    for layer in circuit.layers:
-        wires[product : product + layer.left.size] = wires[layer.left] & wires[layer.right]
-        product += layer.left.size
-        wires[xor : xor + layer.xor_left.size] = wires[layer.xor_left] ^ wires[layer.xor_right]
-        xor += layer.xor_left.size
-    return circuit.outputs(wires, constants=True)
-
-
 class _Run(NamedTuple):
     """A run of bits as z ↦ G ⊕ P·z: the wires of G (None: zero) and P. The last run of a coin needs no P."""
 

@@ -48,7 +48,6 @@ class Stream:
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
         return self._cipher.update(bytes(size))
 
     def words(self, rows: int, columns: int) -> Words:

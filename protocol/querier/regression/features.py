@@ -1,8 +1,7 @@
 """Features: encode impressions as vectors of small integers, record which went into a batch, and read the answer.
 
-Column 0 is the intercept, always 1. A category is one-hot over its levels, a number over its bins; a count takes one
-column and keeps its value. The noise of an answer grows with the largest sum of a vector (`cap`), so with the number
-of fields, and not with the number of columns.
+Column 0 is the intercept, always 1. A category is one-hot over its levels, a number over its bins. The noise of an
+answer grows with the largest sum of a vector (`cap`), so with the number of fields, and not with the number of columns.
 
 A publisher records every report: its digest, its features and, where one visitor may have several, a pseudonym. All
 of it came from the publisher; nothing is private to a device. `LabelSums` is the answer of `trefoil query --json`.
@@ -12,12 +11,11 @@ from __future__ import annotations
 
 import bisect
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -25,89 +23,64 @@ from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.files import write_atomically
 from protocol.noise import NoiseMode, law_of
-from protocol.querier.regression.model import Design, Matrix, Noise
+from protocol.querier.regression.model import Design, Matrix, Noise, read_document
 from protocol.wire import HASH_SIZE, tagged_hash
 
 FORMAT = 1
 MAX_COLUMNS = 4096
-MAX_COUNT = 1_000
 _UNIT_DIGITS = 16
 _HINT = "Describe every field in the features file, and give every row a value for each of them."
-
-
-class FeatureError(TrefoilError):
-    """A row or a features file is invalid."""
 
 
 class FieldKind(Enum):
     CATEGORY = "category"
     NUMBER = "number"
-    COUNT = "count"
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field. A category has `levels`, a number the `edges` between its bins, a count the `most` it may be."""
+    """One field: a category with `levels`, or a number with the `edges` between its bins."""
 
     name: str
     kind: FieldKind
     levels: tuple[str, ...] = ()
     edges: tuple[float, ...] = ()
-    most: int = 0
 
     def __post_init__(self) -> None:
-        match self.kind:
-            case FieldKind.CATEGORY:
-                fine = len(self.levels) > 1 and len(set(self.levels)) == len(self.levels)
-            case FieldKind.NUMBER:
-                fine = len(self.edges) > 0 and list(self.edges) == sorted(set(self.edges))
-            case FieldKind.COUNT:
-                fine = 0 < self.most <= MAX_COUNT
-            case _:
-                assert_never(self.kind)
+        distinct, ascending = set(self.levels), sorted(set(self.edges))
+        if self.kind is FieldKind.CATEGORY:
+            fine = len(self.levels) > 1 and len(distinct) == len(self.levels)
+        else:
+            fine = len(self.edges) > 0 and list(self.edges) == ascending
         if not self.name or not fine:
-            raise FeatureError(
+            raise TrefoilError(
                 f"the field {self.name!r} is not a complete {self.kind.value}",
-                "A category has two or more levels, a number one or more ascending edges, a count its largest value.",
+                "A category has two or more levels, a number one or more ascending edges.",
                 kind=ErrorKind.MISSING_FIELD,
             )
 
     @property
-    def columns(self) -> int:
-        """Return the number of columns of the field."""
-        match self.kind:
-            case FieldKind.CATEGORY:
-                return len(self.levels)
-            case FieldKind.NUMBER:
-                return len(self.edges) + 1
-            case FieldKind.COUNT:
-                return 1
-            case _:
-                assert_never(self.kind)
+    def names(self) -> list[str]:
+        """Return the names of the field's columns for people."""
+        if self.kind is FieldKind.CATEGORY:
+            return [f"{self.name} = {level}" for level in self.levels]
+        bounds = [*(f"below {edge:g}" for edge in self.edges), f"from {self.edges[-1]:g}"]
+        return [f"{self.name} {bound}" for bound in bounds]
 
     @property
-    def largest(self) -> int:
-        """Return the most that the field can add to the sum of a vector."""
-        return self.most if self.kind is FieldKind.COUNT else 1
+    def columns(self) -> int:
+        return len(self.names)
 
     def encode(self, value: object) -> list[int]:
-        """Return the field's columns for one value."""
-        match self.kind:
-            case FieldKind.CATEGORY:
-                if value not in self.levels:
-                    message = f"{value!r} is not one of its {len(self.levels)} levels"
-                    raise FeatureError(message, _HINT, kind=ErrorKind.UNKNOWN_NAME)
-                return _one_hot(self.levels.index(str(value)), self.columns)
-            case FieldKind.NUMBER:
-                return _one_hot(bisect.bisect_right(self.edges, _number(value)), self.columns)
-            case FieldKind.COUNT:
-                number = _number(value)
-                if not (0 <= number <= self.most and number == int(number)):
-                    message = f"{value!r} is not an integer from 0 to {self.most}"
-                    raise FeatureError(message, _HINT, kind=ErrorKind.OUT_OF_RANGE)
-                return [int(number)]
-            case _:
-                assert_never(self.kind)
+        """Return the field's columns for one value: a 1 in the column of its level or bin."""
+        if self.kind is FieldKind.NUMBER:
+            place = bisect.bisect_right(self.edges, _number(value))
+        elif value in self.levels:
+            place = self.levels.index(str(value))
+        else:
+            message = f"{value!r} is not one of its {len(self.levels)} levels"
+            raise TrefoilError(message, _HINT, kind=ErrorKind.UNKNOWN_NAME)
+        return [int(column == place) for column in range(self.columns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +92,12 @@ class FeatureEncoding:
     def __post_init__(self) -> None:
         names = [field.name for field in self.fields]
         if not names or len(set(names)) != len(names):
-            raise FeatureError(
+            raise TrefoilError(
                 "a features file has at least one field, and each name once", _HINT, kind=ErrorKind.DUPLICATE
             )
         if self.columns > MAX_COLUMNS:
             message = f"{self.columns} columns; {MAX_COLUMNS} is the most"
-            raise FeatureError(message, "Use fewer levels or bins.", kind=ErrorKind.TOO_LARGE)
+            raise TrefoilError(message, "Use fewer levels or bins.", kind=ErrorKind.TOO_LARGE)
 
     @property
     def columns(self) -> int:
@@ -133,8 +106,8 @@ class FeatureEncoding:
 
     @property
     def cap(self) -> int:
-        """Return the largest sum of a vector: the query's sensitivity."""
-        return 1 + sum(field.largest for field in self.fields)
+        """Return the sum of a vector: the query's sensitivity."""
+        return 1 + len(self.fields)
 
     @property
     def unit(self) -> str:
@@ -142,33 +115,19 @@ class FeatureEncoding:
         return f"features {tagged_hash('features', self._canonical()).hex()[:_UNIT_DIGITS]}"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Return the column names for people."""
-        named = ["intercept"]
-        for field in self.fields:
-            match field.kind:
-                case FieldKind.CATEGORY:
-                    named.extend(f"{field.name} = {level}" for level in field.levels)
-                case FieldKind.NUMBER:
-                    bounds = [*(f"below {edge:g}" for edge in field.edges), f"from {field.edges[-1]:g}"]
-                    named.extend(f"{field.name} {bound}" for bound in bounds)
-                case FieldKind.COUNT:
-                    named.append(field.name)
-                case _:
-                    assert_never(field.kind)
-        return tuple(named)
+    def names(self) -> list[str]:
+        return ["intercept", *(name for field in self.fields for name in field.names)]
 
     def encode(self, row: Mapping[str, object], place: str = "the row") -> tuple[int, ...]:
         """Return one impression's vector. `place` names the row in errors."""
         vector = [1]
         for field in self.fields:
-            if field.name not in row:
-                raise FeatureError(f"{place} has no {field.name!r}", _HINT, kind=ErrorKind.MISSING_FIELD)
+            value = _value(row, field.name, place)
             try:
-                vector.extend(field.encode(row[field.name]))
-            except FeatureError as error:
+                vector.extend(field.encode(value))
+            except TrefoilError as error:
                 message = f"{place}, column {field.name!r}: {error}"
-                raise FeatureError(message, error.hint, kind=error.kind) from None
+                raise TrefoilError(message, error.hint, kind=error.kind) from None
         return tuple(vector)
 
     def save(self, path: Path) -> None:
@@ -177,25 +136,13 @@ class FeatureEncoding:
 
     @classmethod
     def load(cls, path: Path) -> FeatureEncoding:
-        """Read and check a features file."""
-        try:
-            stored = json.loads(path.read_bytes())
-        except OSError as error:
-            message = f"cannot read {path}: {error.strerror}"
-            raise FeatureError(message, _HINT, kind=ErrorKind.FILE_UNREADABLE) from None
-        except ValueError as error:
-            raise FeatureError(f"{path} is not JSON: {error}", _HINT, kind=ErrorKind.MALFORMED) from None
-        return cls.from_json(stored)
-
-    @classmethod
-    def from_json(cls, stored: object) -> FeatureEncoding:
-        """Parse and validate the document."""
+        stored = read_document(path, "a features file", _HINT)
         if not isinstance(stored, dict) or stored.get("trefoil_features") != FORMAT:
-            message = f"this is not a features file of format {FORMAT}"
-            raise FeatureError(message, _HINT, kind=ErrorKind.UNKNOWN_VERSION)
+            message = f"{path} is not a features file of format {FORMAT}"
+            raise TrefoilError(message, _HINT, kind=ErrorKind.UNKNOWN_VERSION)
         entries = stored.get("fields")
         if not isinstance(entries, list):
-            raise FeatureError("a features file has a list of fields", _HINT, kind=ErrorKind.MALFORMED)
+            raise TrefoilError("a features file has a list of fields", _HINT, kind=ErrorKind.MALFORMED)
         return cls(tuple(_field(entry) for entry in entries))
 
     def _to_json(self) -> dict[str, object]:
@@ -211,9 +158,9 @@ def learn_encoding(
     """Return an encoding for the publisher's own rows: every level that occurs, and bins of about equal counts."""
     records = list(rows)
     if not records:
-        raise FeatureError("there are no rows to learn an encoding from", _HINT, kind=ErrorKind.TOO_FEW)
+        raise TrefoilError("there are no rows to learn an encoding from", _HINT, kind=ErrorKind.TOO_FEW)
     if bins < 2:
-        raise FeatureError(f"a number is cut into 2 or more bins, not {bins}", _HINT, kind=ErrorKind.OUT_OF_RANGE)
+        raise TrefoilError(f"a number is cut into 2 or more bins, not {bins}", _HINT, kind=ErrorKind.OUT_OF_RANGE)
     fields = []
     for name in categories:
         levels = sorted({str(_value(row, name)) for row in records})
@@ -225,9 +172,9 @@ def learn_encoding(
     return FeatureEncoding(tuple(fields))
 
 
-def _value(row: Mapping[str, object], name: str) -> object:
+def _value(row: Mapping[str, object], name: str, place: str = "a row") -> object:
     if name not in row:
-        raise FeatureError(f"a row has no {name!r}", _HINT, kind=ErrorKind.MISSING_FIELD)
+        raise TrefoilError(f"{place} has no {name!r}", _HINT, kind=ErrorKind.MISSING_FIELD)
     return row[name]
 
 
@@ -235,45 +182,28 @@ def _number(value: object) -> float:
     try:
         number = float(value)  # type: ignore[arg-type]  # whatever it is, float says whether it is a number
     except (TypeError, ValueError):
-        raise FeatureError(f"{value!r} is not a number", _HINT, kind=ErrorKind.WRONG_TYPE) from None
+        raise TrefoilError(f"{value!r} is not a number", _HINT, kind=ErrorKind.WRONG_TYPE) from None
     if not (abs(number) < float("inf")):
-        raise FeatureError(f"{value!r} is not a finite number", _HINT, kind=ErrorKind.OUT_OF_RANGE)
+        raise TrefoilError(f"{value!r} is not a finite number", _HINT, kind=ErrorKind.OUT_OF_RANGE)
     return number
 
 
-def _one_hot(place: int, size: int) -> list[int]:
-    return [int(column == place) for column in range(size)]
-
-
 def _entry(field: Field) -> dict[str, object]:
-    entry: dict[str, object] = {"name": field.name, "kind": field.kind.value}
-    match field.kind:
-        case FieldKind.CATEGORY:
-            entry["levels"] = list(field.levels)
-        case FieldKind.NUMBER:
-            entry["edges"] = list(field.edges)
-        case FieldKind.COUNT:
-            entry["most"] = field.most
-        case _:
-            assert_never(field.kind)
-    return entry
+    content = {"levels": list(field.levels)} if field.kind is FieldKind.CATEGORY else {"edges": list(field.edges)}
+    return {"name": field.name, "kind": field.kind.value, **content}
 
 
 def _field(entry: Any) -> Field:
-    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-        raise FeatureError("every field has a name and a kind", _HINT, kind=ErrorKind.MISSING_FIELD)
-    name, most = entry["name"], entry.get("most", 0)
     try:
-        kind = FieldKind(entry.get("kind"))
-    except ValueError:
+        name, levels, edges = entry["name"], entry.get("levels", []), entry.get("edges", [])
+        kind = FieldKind(entry["kind"])
+    except (TypeError, AttributeError, KeyError, ValueError):
         kinds = ", ".join(kind.value for kind in FieldKind)
-        message = f"the field {name!r} has an unknown kind"
-        raise FeatureError(message, f"Kinds are {kinds}.", kind=ErrorKind.UNKNOWN_NAME) from None
-    levels, edges = entry.get("levels", []), entry.get("edges", [])
-    if not (isinstance(levels, list) and isinstance(edges, list) and type(most) is int):
-        message = f"the field {name!r} has levels or edges that are no list, or a most that is no integer"
-        raise FeatureError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
-    return Field(name, kind, tuple(map(str, levels)), tuple(map(_number, edges)), most)
+        hint = f"Give every field a name and a kind: {kinds}."
+        raise TrefoilError("a field has no name, or no known kind", hint, kind=ErrorKind.MISSING_FIELD) from None
+    if not (isinstance(name, str) and isinstance(levels, list) and isinstance(edges, list)):
+        raise TrefoilError(f"the field {name!r} has levels or edges that are no list", _HINT, kind=ErrorKind.WRONG_TYPE)
+    return Field(name, kind, tuple(map(str, levels)), tuple(map(_number, edges)))
 
 
 _RECORDS_HINT = "Keep the records file that trefoil device label wrote beside the batch."
@@ -288,13 +218,11 @@ class Record:
     visitor: str = ""
 
     def line(self) -> str:
-        """Return the record as one line of JSON."""
         stored: dict[str, object] = {"report": self.digest.hex(), "features": list(self.features)}
         return json.dumps(stored | ({"visitor": self.visitor} if self.visitor else {}))
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Append one line to a records file."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(record.line() + "\n")
@@ -343,31 +271,30 @@ def _record(line: str, place: str, encoding: FeatureEncoding) -> Record:
         stored: Any = json.loads(line)
         digest, visitor = bytes.fromhex(stored["report"]), stored.get("visitor", "")
         features = stored["features"]
+        if len(digest) != HASH_SIZE or type(visitor) is not str or not isinstance(features, list):
+            raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise TrefoilError(f"{place} is not a record", _RECORDS_HINT, kind=ErrorKind.MALFORMED) from None
-    if len(digest) != HASH_SIZE or type(visitor) is not str or not isinstance(features, list):
-        raise TrefoilError(f"{place} is not a record", _RECORDS_HINT, kind=ErrorKind.MALFORMED)
     return Record(digest, check_vector(features, place, encoding), visitor)
 
 
 def check_vector(features: Sequence[object], place: str, encoding: FeatureEncoding) -> tuple[int, ...]:
     """Return the vector if it fits `encoding`: non-negative integers, one per column, with a sum of at most the cap."""
     if len(features) != encoding.columns:
-        raise FeatureError(
+        raise TrefoilError(
             f"{place} has {len(features)} features; this encoding has {encoding.columns}",
             "Use the features file that the reports were made with.",
             kind=ErrorKind.INCONSISTENT,
         )
-    numbers = []
     for name, value in zip(encoding.names, features, strict=True):
         if type(value) is not int or value < 0:
             message = f"{place}, column {name!r}: {value!r} is not an integer of at least 0"
-            raise FeatureError(message, _RECORDS_HINT, kind=ErrorKind.OUT_OF_RANGE)
-        numbers.append(value)
+            raise TrefoilError(message, _RECORDS_HINT, kind=ErrorKind.OUT_OF_RANGE)
+    numbers = tuple(value for value in features if isinstance(value, int))
     if not 1 <= sum(numbers) <= encoding.cap:
         message = f"{place}: the features add up to {sum(numbers)}, above the cap of {encoding.cap}"
-        raise FeatureError(message, _RECORDS_HINT, kind=ErrorKind.TOO_LARGE)
-    return tuple(numbers)
+        raise TrefoilError(message, _RECORDS_HINT, kind=ErrorKind.TOO_LARGE)
+    return numbers
 
 
 # Below this fraction of counted reports, the selection of those left out may bias the fit.
@@ -388,9 +315,8 @@ class LabelSums:
 
     @classmethod
     def load(cls, path: Path) -> LabelSums:
-        """Read and check the answer in `path`."""
+        stored = read_document(path, "an answer", _ANSWER_HINT)
         try:
-            stored: Any = json.loads(path.read_bytes())
             variance, mode = float(stored["noise_variance"]), NoiseMode(stored["noise"])
             loaded = cls(
                 unit=stored["unit"],
@@ -400,9 +326,6 @@ class LabelSums:
                 submitted=int(stored["reports_submitted"]),
                 counted=int(stored["reports_counted"]),
             )
-        except OSError as error:
-            message = f"cannot read the answer {path}: {error.strerror}"
-            raise TrefoilError(message, _ANSWER_HINT, kind=ErrorKind.FILE_UNREADABLE) from None
         except (ValueError, KeyError, TypeError):
             raise TrefoilError(f"{path} is not an answer", _ANSWER_HINT, kind=ErrorKind.MALFORMED) from None
         if loaded.sums.ndim != 1 or not 0 < loaded.counted <= loaded.submitted:
@@ -436,8 +359,3 @@ class LabelSums:
         grown = self.submitted / self.counted
         noise = Noise(self.noise.variance * grown**2, self.noise.shape)
         return LabelSums(self.unit, self.batch_root, self.sums * grown, noise, self.submitted, self.submitted)
-
-    @property
-    def deviation(self) -> float:
-        """Return the standard deviation of the noise in one number."""
-        return math.sqrt(self.noise.variance)

@@ -2,7 +2,7 @@
 
 At the maximum likelihood Σ σ(θ·x)·x = Σ y·x: only the right side is private, and it is queried once. In order:
 
-- scores: ranking, log-loss, ROC curve, calibration
+- scores: ranking and log-loss
 - `Design`: the public half: the features, standardised, and which part of an answer can only be noise
 - `FitEvidence`: the standardised sums t are modelled as N(0, ω²·H² + M + N): coefficients of variance ω², labels that
   vary by M, and helpers' noise N. H is the curvature at equal rates; ω² is chosen on a grid, by the answer itself
@@ -26,12 +26,24 @@ import numpy.typing as npt
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.files import write_atomically
 
-Numbers = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+Groups = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.bool_]
 _SMALLEST = 1e-9
 
 
-def area_under_curve(score: Numbers, label: Labels) -> float:
+def read_document(path: Path, what: str, hint: str) -> Any:
+    """Return the JSON in a file that a person names."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise TrefoilError(f"cannot read {path}: {error.strerror}", hint, kind=ErrorKind.FILE_UNREADABLE) from None
+    except ValueError as error:
+        raise TrefoilError(f"{path} is not {what}: {error}", hint, kind=ErrorKind.MALFORMED) from None
+
+
+def area_under_curve(score: Matrix, label: Labels) -> float:
     """Return the probability that a random positive scores above a random negative; ties count half."""
     positives = int(label.sum())
     if not (0 < positives < len(label)):
@@ -45,35 +57,12 @@ def area_under_curve(score: Numbers, label: Labels) -> float:
     return above / (positives * (len(label) - positives))
 
 
-def log_loss(probability: Numbers, label: Labels) -> float:
+def log_loss(probability: Matrix, label: Labels) -> float:
     """Return the mean of −ln of the probability that was predicted for the actual outcome."""
     clipped = np.clip(probability, _SMALLEST, 1 - _SMALLEST)
     return float(-np.mean(np.where(label, np.log(clipped), np.log1p(-clipped))))
 
 
-def roc_curve(score: Numbers, label: Labels) -> tuple[Numbers, Numbers]:
-    """Return false and true positive rates as the threshold falls, one for each distinct score, from 0 to 1."""
-    order = np.argsort(-score, kind="stable")
-    last = np.append(np.diff(score[order]) != 0, True)
-    true = np.cumsum(label[order])[last] / max(1, int(label.sum()))
-    false = np.cumsum(~label[order])[last] / max(1, int((~label).sum()))
-    return np.concatenate([[0.0], false]), np.concatenate([[0.0], true])
-
-
-def calibration(probability: Numbers, label: Labels, bins: int = 10) -> tuple[Numbers, Numbers, Numbers]:
-    """Return mean prediction, observed rate and count, for bins of about equally many predictions."""
-    groups = np.array_split(np.argsort(probability, kind="stable"), bins)
-    filled = [group for group in groups if len(group)]
-    return (
-        np.array([probability[group].mean() for group in filled]),
-        np.array([label[group].mean() for group in filled]),
-        np.array([float(len(group)) for group in filled]),
-    )
-
-
-Matrix = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
-Groups = npt.NDArray[np.int64]
 # Relative to the largest eigenvalue of the Gram matrix of unit columns: a smaller one is a linear relation of columns.
 _RANK_CUT = 1e-9
 
@@ -346,18 +335,14 @@ class Model:
 
     @classmethod
     def load(cls, path: Path) -> Model:
-        """Read and check a model file."""
         hint = "Make a model with trefoil regression fit."
+        stored = read_document(path, "a model", hint)
         try:
-            stored: Any = json.loads(path.read_bytes())
             if stored["trefoil_model"] != FORMAT:
                 raise ValueError
             values: dict[str, Any] = {name: np.array(stored[name], dtype=np.float64) for name in _ARRAYS}
             values |= {name: float(stored[name]) for name in _NUMBERS}
             return cls(verdict=FitVerdict[stored["verdict"]], unit=stored["unit"], rows=stored["rows"], **values)
-        except OSError as error:
-            message = f"cannot read the model {path}: {error.strerror}"
-            raise TrefoilError(message, hint, kind=ErrorKind.FILE_UNREADABLE) from None
         except (ValueError, KeyError, TypeError):
             message = f"{path} is not a model of format {FORMAT}"
             raise TrefoilError(message, hint, kind=ErrorKind.MALFORMED) from None
@@ -442,22 +427,33 @@ def fit(design: Design, answer: Matrix, noise: Noise, unit: str = "") -> Model:
     threshold = float(evidence.gains_by_chance(generator)[-_SIGNIFICANT_DRAWS])
     if verdict is FitVerdict.FITTED and spread.gain <= threshold:
         verdict = FitVerdict.NO_EFFECT
-    if verdict is not FitVerdict.FITTED:
-        return _constant(design, sums, verdict, unit, count)
-    target = np.concatenate([[count], sums.standard])
-    theta, curvature = _minimise(design, target, evidence.shrinkage(spread.smallest))
-    factor = evidence.interval_factor(sums.standard, threshold, generator)
-    covariance = _covariance(design, noise, curvature, spread.widest)
-    return _model(design, sums, FitVerdict.FITTED, unit, theta, covariance, factor)
+    theta, covariance = np.zeros(design.width + 1), np.zeros((design.width + 1, design.width + 1))
+    theta[0], factor = math.log(count / (design.total - count)), NORMAL_95
+    if verdict is FitVerdict.FITTED:
+        target = np.concatenate([[count], sums.standard])
+        theta, curvature = _minimise(design, target, theta, evidence.shrinkage(spread.smallest))
+        factor = evidence.interval_factor(sums.standard, threshold, generator)
+        covariance = _covariance(design, noise, curvature, spread.widest)
+    return Model(
+        verdict=verdict,
+        unit=unit,
+        intercept=float(theta[0]),
+        coefficients=theta[1:],
+        mean=design.mean,
+        scale=design.scale,
+        covariance=covariance,
+        interval_factor=factor,
+        conversions=sums.count,
+        conversions_deviation=sums.count_deviation,
+        rows=int(design.total),
+    )
 
 
-def _minimise(design: Design, target: Matrix, shrinkage: Matrix) -> tuple[Matrix, Matrix]:
-    """Run damped Newton from the constant rate; return the minimum and the curvature there, the intercept first."""
+def _minimise(design: Design, target: Matrix, theta: Matrix, shrinkage: Matrix) -> tuple[Matrix, Matrix]:
+    """Run damped Newton from `theta`; return the minimum and the curvature there, the intercept first."""
     columns = np.hstack([np.ones((len(design.standard), 1)), design.standard])
     penalty = np.zeros((columns.shape[1], columns.shape[1]))
     penalty[1:, 1:] = shrinkage
-    theta = np.zeros(columns.shape[1])
-    theta[0] = math.log(target[0] / (design.total - target[0]))
 
     def value(at: Matrix) -> float:
         return float(design.weights @ np.logaddexp(0, columns @ at) - at @ target + 0.5 * at @ penalty @ at)
@@ -493,27 +489,3 @@ def _ridge(curvature: Matrix) -> Matrix:
     """Return a ridge that keeps the system solvable in directions that no row has, and is too small to move a fit."""
     ridge: Matrix = (1e-9 * float(np.trace(curvature)) / len(curvature) + 1e-12) * np.eye(len(curvature))
     return ridge
-
-
-def _constant(design: Design, sums: Sums, verdict: FitVerdict, unit: str, count: float) -> Model:
-    theta = np.zeros(design.width + 1)
-    theta[0] = math.log(count / (design.total - count))
-    return _model(design, sums, verdict, unit, theta, np.zeros((design.width + 1, design.width + 1)), NORMAL_95)
-
-
-def _model(
-    design: Design, sums: Sums, verdict: FitVerdict, unit: str, theta: Matrix, covariance: Matrix, factor: float
-) -> Model:
-    return Model(
-        verdict=verdict,
-        unit=unit,
-        intercept=float(theta[0]),
-        coefficients=theta[1:],
-        mean=design.mean,
-        scale=design.scale,
-        covariance=covariance,
-        interval_factor=factor,
-        conversions=sums.count,
-        conversions_deviation=sums.count_deviation,
-        rows=int(design.total),
-    )

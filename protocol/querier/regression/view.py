@@ -1,7 +1,6 @@
-"""`trefoil regression`: a publisher's model of which impressions lead to conversions.
+"""`trefoil regression`: features, plan, fit and predict a publisher's model of which impressions lead to conversions.
 
-`plan` estimates the reports that a model needs, before any is requested: conversions per level against the noise of a
-bucket. Then follow features, fit and predict, the plot of scores, and the commands.
+`plan` compares the conversions per level of the widest field with the noise of a bucket, before any report is made.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from pathlib import Path
@@ -20,14 +18,13 @@ import typer
 from rich.table import Table
 
 from protocol.batch import BatchReader
-from protocol.cli.console import new_figure, out, picture_file, save_figure, say, write_json
-from protocol.cli.options import JsonFile, NoiseChoice, PlotPlace
+from protocol.cli.console import out, say, write_json
+from protocol.cli.options import JsonFile, NoiseChoice
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.files import write_atomically
 from protocol.noise import NoiseMode, NoiseScale, law_of
 from protocol.querier.regression.features import (
     FeatureEncoding,
-    FieldKind,
     LabelSums,
     join_features,
     learn_encoding,
@@ -40,12 +37,9 @@ from protocol.querier.regression.model import (
     Matrix,
     Model,
     Noise,
-    Numbers,
     area_under_curve,
-    calibration,
     fit,
     log_loss,
-    roc_curve,
     row_deviations,
 )
 from protocol.units import MICROS, entitlement
@@ -63,104 +57,16 @@ class Outlook(Enum):
 _LEAST = {Outlook.GOOD: 4.0, Outlook.FAIR: 2.0, Outlook.POOR: 0.9}
 
 
-@dataclass(frozen=True, slots=True)
-class RegressionPlan:
-    """The estimate. `ratio` is the conversions per level of the widest field, divided by one bucket's noise."""
-
-    reports: int
-    ratio: float
-    outlook: Outlook
-    reports_for_good: int
-
-
-def plan(reports: int, rate: float, widest_field: int, noise: Noise) -> RegressionPlan:
-    """Return the estimate for a conversion `rate` and the number of levels of the widest field."""
-    if reports < 1 or widest_field < 1:
-        raise TrefoilError("a plan takes at least one report and one level", kind=ErrorKind.TOO_FEW)
-    if not (0 < rate < 1):
-        raise TrefoilError(f"a conversion rate is between 0 and 1, not {rate}", kind=ErrorKind.OUT_OF_RANGE)
-    deviation = math.sqrt(noise.variance)
-    each = rate / widest_field
-    ratio = reports * each / deviation if deviation else math.inf
-    outlook = next((name for name, least in _LEAST.items() if ratio >= least), Outlook.NONE)
-    return RegressionPlan(reports, ratio, outlook, math.ceil(_LEAST[Outlook.GOOD] * deviation / each))
-
-
-def draw_scores(path: Path, probability: Numbers, label: Labels) -> None:
-    """Draw the ROC curve on the left, and calibration on the right."""
-    figure = new_figure(9, 4)
-    left, right = figure.subplots(1, 2)
-    false, true = roc_curve(probability, label)
-    left.plot(false, true, color="#4c72b0")
-    left.plot([0, 1], [0, 1], color="#999999", linestyle=":")
-    left.set_xlabel("impressions without a conversion, share above the threshold")
-    left.set_ylabel("with a conversion")
-    left.set_title(f"ROC, area {area_under_curve(probability, label):.3f}")
-    predicted, observed, counts = calibration(probability, label)
-    # Two standard deviations of a binomial fraction.
-    reach = 2 * (observed * (1 - observed) / counts) ** 0.5
-    right.errorbar(predicted, observed, yerr=reach, fmt="o", color="#4c72b0", capsize=2)
-    largest = float(max(predicted.max(), observed.max()))
-    right.plot([0, largest], [0, largest], color="#999999", linestyle=":")
-    right.set_xlabel("predicted rate")
-    right.set_ylabel("observed rate")
-    right.set_title("calibration, in tenths")
-    save_figure(path, figure)
-
-
 # Our devices' default; the standard leaves it open. A report for more is null.
 DEFAULT_SITE_BUDGET = 1.0
 MAX_EFFECTS = 20
 Row = Mapping[str, str]
 
 
-def learn(rows: Path, categories: Sequence[str], numbers: Sequence[str], bins: int, path: Path) -> dict[str, object]:
-    """Learn an encoding from a publisher's rows and write the features file."""
-    encoding = learn_encoding(read_rows(rows), categories, numbers, bins=bins)
-    encoding.save(path)
-    say(f"{path}: {encoding.columns} columns, a cap of {encoding.cap}, {encoding.unit}")
-    return _summary(encoding)
-
-
-def show_plan(features: Path, reports: int, rate: float, epsilon: float, noise: NoiseMode) -> dict[str, object]:
-    """Print and return the estimate for a number of reports at this ε."""
-    encoding = FeatureEncoding.load(features)
-    bucket_noise = noise_of(epsilon, encoding.cap, noise)
-    widest = max(1 if field.kind is FieldKind.COUNT else field.columns for field in encoding.fields)
-    estimate = plan(reports, rate, widest, bucket_noise)
-    say(f"{estimate.reports:,} reports at ε = {epsilon:g}: expect {estimate.outlook.value}")
-    say(f"conversions per level of the widest field are {estimate.ratio:.2f} times the noise; 4 is a good model")
-    say(f"a good model takes about {estimate.reports_for_good:,} reports")
-    if epsilon > DEFAULT_SITE_BUDGET:
-        say(f"warning: a device pays at most ε = {DEFAULT_SITE_BUDGET:g} at its default limits; these reports are null")
-    return _summary(encoding) | {
-        "reports": estimate.reports,
-        "epsilon": epsilon,
-        "noise": noise.value,
-        "noise_sd": bucket_noise.variance**0.5,
-        "ratio": estimate.ratio,
-        "outlook": estimate.outlook.name,
-        "reports_for_good": estimate.reports_for_good,
-    }
-
-
 def noise_of(epsilon: float, cap: int, mode: NoiseMode) -> Noise:
     """Return the noise in one number of an answer at this ε."""
     rate = Fraction(entitlement(epsilon), MICROS * cap)
     return Noise(NoiseScale(mode, rate, cap).variance, float(law_of(mode).shape))
-
-
-def fit_and_show(answer: Path, reports: Path, records: Path, features: Path, model: Path) -> dict[str, object]:
-    """Fit the model that the answer supports, print its verdict and effects, and save it."""
-    encoding, sums = FeatureEncoding.load(features), LabelSums.load(answer)
-    batch = BatchReader(reports)
-    sums.check(encoding.unit, batch.root())
-    design = join_features(batch, load_records(records, encoding))
-    complete = sums.for_all()
-    fitted = fit(design, complete.sums, complete.noise, encoding.unit)
-    fitted.save(model)
-    _show(fitted, encoding, sums)
-    return fitted.to_json() | {"names": list(encoding.names), "file": str(model)}
 
 
 def _show(model: Model, encoding: FeatureEncoding, sums: LabelSums) -> None:
@@ -174,11 +80,12 @@ def _show(model: Model, encoding: FeatureEncoding, sums: LabelSums) -> None:
             say(f"no effect: {model.verdict.value}; every prediction is the rate itself")
         case FitVerdict.FITTED:
             _show_effects(model, encoding)
-    say(f"noise of ±{sums.deviation:.1f} in each number; reports that a device could not pay for count as zeros")
+    noise = f"noise of ±{math.sqrt(sums.noise.variance):.1f} in each number"
+    say(f"{noise}; reports that a device could not pay for count as zeros")
 
 
 def _show_effects(model: Model, encoding: FeatureEncoding) -> None:
-    """Print how each level changes the log-odds against the average of its field; for a count, per unit."""
+    """Print how each level changes the log-odds against the average of its field."""
     table = Table("feature", "log-odds", "± (95 %)", title=f"a model of {model.rows:,} impressions")
     contrasts = _contrasts(encoding, model.mean) / model.scale
     effects = contrasts @ model.coefficients
@@ -189,44 +96,13 @@ def _show_effects(model: Model, encoding: FeatureEncoding) -> None:
 
 
 def _contrasts(encoding: FeatureEncoding, mean: Matrix) -> Matrix:
-    """Return one contrast per column. Only differences within a one-hot field are identified: its columns sum to 1."""
+    """Return one contrast per column. Only differences within a field are identified: its columns sum to 1."""
     contrasts, start = np.eye(len(mean)), 0
     for field in encoding.fields:
         columns = slice(start, start + field.columns)
-        if field.kind is not FieldKind.COUNT:
-            contrasts[columns, columns] -= mean[columns]
+        contrasts[columns, columns] -= mean[columns]
         start += field.columns
     return contrasts
-
-
-def predict_and_show(
-    model: Path, features: Path, rows: Path, label: str | None, output: Path | None, plot: Path | None
-) -> dict[str, object]:
-    """Predict every row; with labels, score the predictions and draw the scores."""
-    if plot is not None and label is None:
-        message = "--plot draws ROC and calibration, which need labels"
-        raise TrefoilError(message, "Name their column with --label.", kind=ErrorKind.MISSING_OPTION)
-    encoding, loaded = FeatureEncoding.load(features), Model.load(model)
-    if loaded.unit != encoding.unit:
-        hint = "Use the features file that it was fitted with."
-        raise TrefoilError("the model was fitted with other features", hint, kind=ErrorKind.INCONSISTENT)
-    table = read_rows(rows)
-    if not table:
-        raise TrefoilError(f"{rows} has no rows", kind=ErrorKind.TOO_FEW)
-    encoded = np.array([encoding.encode(row, f"{rows}, row {place}") for place, row in enumerate(table, 1)], np.float64)
-    labels = None if label is None else _labels(table, label, rows)
-    probability = loaded.predict(encoded)
-    if output is not None:
-        _write(output, probability, *loaded.interval(encoded))
-    say(f"{len(table):,} predictions, {probability.mean():.4f} on average")
-    result: dict[str, object] = {"rows": len(table), "mean": float(probability.mean()), "verdict": loaded.verdict.name}
-    if labels is None:
-        return result
-    score, loss = area_under_curve(probability, labels), log_loss(probability, labels)
-    say(f"AUC {score:.3f}, log-loss {loss:.4f}; {int(labels.sum()):,} rows have a conversion")
-    if plot is not None:
-        draw_scores(picture_file(plot, "scores"), probability, labels)
-    return result | {"auc": score, "log_loss": loss}
 
 
 def _labels(table: Sequence[Row], label: str, rows: Path) -> Labels:
@@ -286,7 +162,10 @@ def learn_features(
 
     Example: trefoil regression features --rows shown.csv --category advertiser --number hour --features features.json
     """
-    write_json(json_file, learn(rows, category or [], number or [], bins, features))
+    encoding = learn_encoding(read_rows(rows), category or [], number or [], bins=bins)
+    encoding.save(features)
+    say(f"{features}: {encoding.columns} columns, a cap of {encoding.cap}, {encoding.unit}")
+    write_json(json_file, _summary(encoding))
 
 
 @regression.command("plan")
@@ -302,7 +181,23 @@ def plan_reports(
 
     Example: trefoil regression plan --features features.json --reports 20000 --rate 0.05
     """
-    write_json(json_file, show_plan(features, reports, rate, epsilon, noise))
+    if reports < 1:
+        raise TrefoilError("a plan takes at least one report", kind=ErrorKind.TOO_FEW)
+    if not (0 < rate < 1):
+        raise TrefoilError(f"a conversion rate is between 0 and 1, not {rate}", kind=ErrorKind.OUT_OF_RANGE)
+    encoding = FeatureEncoding.load(features)
+    deviation = math.sqrt(noise_of(epsilon, encoding.cap, noise).variance)
+    per_report = rate / max(field.columns for field in encoding.fields)
+    ratio, enough = reports * per_report / deviation, math.ceil(_LEAST[Outlook.GOOD] * deviation / per_report)
+    outlook = next((name for name, least in _LEAST.items() if ratio >= least), Outlook.NONE)
+    say(f"{reports:,} reports at ε = {epsilon:g}: expect {outlook.value}")
+    say(f"conversions per level of the widest field are {ratio:.2f} times the noise; 4 is a good model")
+    say(f"a good model takes about {enough:,} reports")
+    if epsilon > DEFAULT_SITE_BUDGET:
+        say(f"warning: a device pays at most ε = {DEFAULT_SITE_BUDGET:g} at its default limits; these reports are null")
+    question = {"reports": reports, "epsilon": epsilon, "noise": noise.value, "noise_sd": deviation}
+    expected = {"ratio": ratio, "outlook": outlook.name, "reports_for_good": enough}
+    write_json(json_file, _summary(encoding) | question | expected)
 
 
 @regression.command("fit")
@@ -319,7 +214,15 @@ def fit_model(
     Example: trefoil regression fit --answer answer.json --reports news.batch --records news.records
     --features features.json --model model.json
     """
-    write_json(json_file, fit_and_show(answer, reports, records, features, model))
+    encoding, sums = FeatureEncoding.load(features), LabelSums.load(answer)
+    batch = BatchReader(reports)
+    sums.check(encoding.unit, batch.root())
+    design = join_features(batch, load_records(records, encoding))
+    complete = sums.for_all()
+    fitted = fit(design, complete.sums, complete.noise, encoding.unit)
+    fitted.save(model)
+    _show(fitted, encoding, sums)
+    write_json(json_file, fitted.to_json() | {"names": encoding.names, "file": str(model)})
 
 
 @regression.command("predict")
@@ -331,11 +234,28 @@ def predict_rows(
     output: Annotated[
         Path | None, typer.Option("--out", metavar="CSV", help="Write each prediction and its interval.")
     ] = None,
-    plot: PlotPlace = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Predict the probability of a conversion after each impression. With --label, --plot draws ROC and calibration.
+    """Predict the probability of a conversion after each impression; with --label, score the predictions.
 
     Example: trefoil regression predict --model model.json --features features.json --rows tomorrow.csv --out rates.csv
     """
-    write_json(json_file, predict_and_show(model, features, rows, label, output, plot))
+    encoding, loaded = FeatureEncoding.load(features), Model.load(model)
+    if loaded.unit != encoding.unit:
+        hint = "Use the features file that it was fitted with."
+        raise TrefoilError("the model was fitted with other features", hint, kind=ErrorKind.INCONSISTENT)
+    table = read_rows(rows)
+    if not table:
+        raise TrefoilError(f"{rows} has no rows", kind=ErrorKind.TOO_FEW)
+    encoded = np.array([encoding.encode(row, f"{rows}, row {place}") for place, row in enumerate(table, 1)], np.float64)
+    labels = None if label is None else _labels(table, label, rows)
+    probability = loaded.predict(encoded)
+    if output is not None:
+        _write(output, probability, *loaded.interval(encoded))
+    say(f"{len(table):,} predictions, {probability.mean():.4f} on average")
+    result: dict[str, object] = {"rows": len(table), "mean": float(probability.mean()), "verdict": loaded.verdict.name}
+    if labels is not None:
+        score, loss = area_under_curve(probability, labels), log_loss(probability, labels)
+        say(f"AUC {score:.3f}, log-loss {loss:.4f}; {int(labels.sum()):,} rows have a conversion")
+        result |= {"auc": score, "log_loss": loss}
+    write_json(json_file, result)
