@@ -29,11 +29,11 @@ import math
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from device.epoch import fair_coin
@@ -71,60 +71,20 @@ class Caller(NamedTuple):
     caller: str
 
 
-class Schedule(Protocol):
-    """Decides when calls are worked on and answered."""
-
-    def now(self) -> float:
-        """Return the arrival time of a call. Read first, so that no part of the call lies outside its delay."""
-        ...
-
-    def save(self, caller: Caller, work: Callable[[], object]) -> bool:
-        """Accept `work` after all earlier work of `caller`. Return False if it will never run."""
-        ...
-
-    def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:
-        """Return the result of `work`, or that of `fallback` if it is not ready in time for a call made at `came`."""
-        ...
-
-    def arrival(self, caller: Caller, came: float) -> float:
-        """Return when a call counts as made: at `came`, or later if `caller` has called too often."""
-        ...
-
-    def leaves_soon(self, came: float) -> float:
-        """Return when a save or an error leaves."""
-        ...
-
-    def wait_until(self, moment: float) -> None:
-        """Sleep until an answer may leave."""
-        ...
-
-    def every(self, seconds: float, work: Callable[[], object]) -> None:
-        """Run `work` again and again, so far apart or more."""
-        ...
-
-    def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
-        """Wait until all jobs accepted so far are done, and return whether they are."""
-        ...
-
-    def close(self, timeout: float = DRAIN_SECONDS) -> None:
-        """Drain, then accept no more."""
-        ...
-
-
 class AtOnce:
     """The schedule of simulations: every call runs in its caller's thread, and its duration is not hidden."""
 
     def now(self) -> float:
         return 0.0
 
-    def save(self, caller: Caller, work: Callable[[], object]) -> bool:  # noqa: ARG002 - the protocol's shape
+    def save(self, caller: Caller, work: Callable[[], object]) -> bool:  # noqa: ARG002 - as `Delayed`
         work()
         return True
 
     def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:  # noqa: ARG002
         return work()
 
-    def arrival(self, caller: Caller, came: float) -> float:  # noqa: ARG002 - the protocol's shape
+    def arrival(self, caller: Caller, came: float) -> float:  # noqa: ARG002 - as `Delayed`
         return came
 
     def leaves_soon(self, came: float) -> float:
@@ -136,7 +96,7 @@ class AtOnce:
     def every(self, seconds: float, work: Callable[[], object]) -> None:
         """Do nothing: a simulation has no time of its own."""
 
-    def drain(self, timeout: float = DRAIN_SECONDS) -> bool:  # noqa: ARG002 - the protocol's shape
+    def drain(self, timeout: float = DRAIN_SECONDS) -> bool:  # noqa: ARG002 - as `Delayed`
         return True
 
     def close(self, timeout: float = DRAIN_SECONDS) -> None:
@@ -164,7 +124,7 @@ class Backlog:
         self._by_site: dict[str, dict[str, deque[Job]]] = {}
         # How many jobs had been taken when a site was served last. Kept for a site without jobs too: in an overload the
         # same one would else come last every time, and never be served.
-        self._served: dict[str, int] = {}
+        self._served: OrderedDict[str, int] = OrderedDict()
         self._taken = 0
         self.pending: set[Job] = set()
 
@@ -206,11 +166,11 @@ class Backlog:
         return self._served.get(site, -1)
 
     def _note_served(self, site: str) -> None:
-        self._served.pop(site, None)
         self._served[site] = self._taken
+        self._served.move_to_end(site)
         self._taken += 1
         if len(self._served) > _REMEMBERED_SITES:
-            del self._served[next(iter(self._served))]
+            self._served.popitem(last=False)
 
 
 class Buckets:
@@ -218,7 +178,8 @@ class Buckets:
 
     def __init__(self) -> None:
         # When a caller's bucket is full again. From then on it is as if the caller had never called.
-        self._full_at: dict[Caller, float] = {}
+        # A plain dictionary would look for its first entry behind all that were deleted: longer after more callers.
+        self._full_at: OrderedDict[Caller, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._full_at)
@@ -236,9 +197,9 @@ class Buckets:
         So only callers of the last seconds are remembered, and the work is the same for every call.
         """
         for caller in list(islice(self._full_at, 2)):
-            full_at = self._full_at.pop(caller)
-            if full_at > now:
-                self._full_at[caller] = full_at
+            self._full_at.move_to_end(caller)
+            if self._full_at[caller] <= now:
+                del self._full_at[caller]
 
 
 class _Answer(Generic[T]):
@@ -302,12 +263,15 @@ class Delayed:
         return cls(limits.delay_ms / 1000, limits.work_ms / 1000, limits.processor_ms / 1000)
 
     def now(self) -> float:
+        """Return the arrival time of a call. Read first, so that no part of the call lies outside its delay."""
         return self._clock()
 
     def save(self, caller: Caller, work: Callable[[], object]) -> bool:
+        """Accept `work` after all earlier work of `caller`. Return False if it will never run."""
         return self._put(Job(caller, self._clock(), work))
 
     def measure(self, caller: Caller, came: float, work: Callable[[], T], fallback: Callable[[], T]) -> T:
+        """Return the result of `work`, or that of `fallback` if it is not ready in time for a call made at `came`."""
         answer = _Answer(fallback())
         leaves = came + self.delay + self._spread()
         self._put(Job(caller, self._clock(), lambda: _settle(answer, work), came + self.delay - self.work))
@@ -318,18 +282,22 @@ class Delayed:
         return answer.value
 
     def arrival(self, caller: Caller, came: float) -> float:
+        """Return when a call counts as made: at `came`, or later if `caller` has called too often."""
         with self._changed:
             return self._buckets.take(caller, came)
 
     def leaves_soon(self, came: float) -> float:
+        """Return when a save or an error leaves."""
         return came + soon(self._spread())
 
     def wait_until(self, moment: float) -> None:
+        """Sleep until an answer may leave."""
         # The worker may call, by a querier's function; it must not sleep.
         while (left := moment - self._clock()) > 0 and threading.current_thread() is not self._thread:
             self._sleep(left)
 
     def every(self, seconds: float, work: Callable[[], object]) -> None:
+        """Run `work` again and again, so far apart or more."""
         with self._changed:
             self._periodic, self._period, self._due = work, seconds, self._clock() + seconds
             self._changed.notify_all()
@@ -342,6 +310,7 @@ class Delayed:
         return accepted
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
+        """Wait until all jobs accepted so far are done, and return whether they are."""
         if threading.current_thread() is self._thread:
             # A custom function that asks about the device it runs on: its own job would never be done.
             return False
@@ -354,6 +323,7 @@ class Delayed:
                 self._draining -= 1
 
     def close(self, timeout: float = DRAIN_SECONDS) -> None:
+        """Accept no more, and drain."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._closing = True
@@ -402,6 +372,10 @@ class Delayed:
             return self._backlog.take(now)
         self._due = now + self._period
         return Job(Caller("", ""), now, self._periodic)
+
+
+# Decides when calls are worked on and answered.
+Schedule: TypeAlias = AtOnce | Delayed
 
 
 def _settle(answer: _Answer[T], work: Callable[[], T]) -> None:
