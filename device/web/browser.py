@@ -30,7 +30,8 @@ from http_sf import Token
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import DOMException
-from device.events import ImpressionOptions
+from device.events import ConversionEventOptions, ImpressionOptions
+from device.labelling import LabelOptions
 from device.limits import DeviceLimits
 from device.site import parse_site
 from device.web.http_headers import Member, parse_dictionary
@@ -258,6 +259,16 @@ class Browser(Generic[R]):
         """Call `Device.measure_conversion` if the page is allowed to."""
         action = self.check(page, Feature.MEASURE_CONVERSION)
         return self._device.measure_conversion(page.site, options, intermediary=page.intermediary, action=action)
+
+    def save_conversion(self, page: Page, options: ConversionEventOptions) -> None:
+        """Call `Device.save_conversion` if the page may save: the display side has no policy of its own."""
+        action = self.check(page, Feature.SAVE_IMPRESSION)
+        self._device.save_conversion(page.site, options, intermediary=page.intermediary, action=action)
+
+    def measure_impression(self, page: Page, options: LabelOptions) -> R:
+        """Call `Device.measure_impression` if the page may measure."""
+        action = self.check(page, Feature.MEASURE_CONVERSION)
+        return self._device.measure_impression(page.site, options, intermediary=page.intermediary, action=action)
 
     def check(self, page: Page, feature: Feature, *, acted: bool = False) -> str | None:
         """Raise NotAllowedError if an insecure context, the page's policy or a missing activation forbids the call.

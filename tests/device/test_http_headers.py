@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from hypothesis import strategies as st
 from device.conversion import ConversionOptions
 from device.device import Device
 from device.errors import DOMException, RangeError
-from device.events import ImpressionOptions
+from device.events import ConversionEventOptions, ImpressionOptions
+from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
 from device.stores.memory_store import MemoryStore
@@ -35,6 +37,7 @@ from device.web.http_headers import (
     parse_save_impression,
 )
 from protocol.errors import ErrorKind, ProtocolError
+from protocol.units import DAY
 from tests.support.raising import raises
 
 CASES = Path(__file__).parents[3] / "shared" / "w3c" / "http-headers.json"
@@ -460,6 +463,21 @@ def test_a_page_over_http_may_not_call(person: Person, page: Page) -> None:
     """The standard's interface exists in secure contexts alone."""
     assert refused(lambda: person.browser.save_impression(page, AD))
     assert refused(lambda: person.browser.measure_conversion(page, SALE))
+
+
+def test_the_display_side_is_behind_the_same_checks(person: Person) -> None:
+    """An advertiser's page saves, and the publisher's measures a week after its ad."""
+    bought = ConversionEventOptions(["news.example"])
+    asked = LabelOptions(TREFOIL_SERVICE, (2, 1), 3, 0.5, 8 * DAY, ("shop.example",))
+    person.browser.save_conversion(Page(SHOP, ADS), bought)
+    (saved,) = person.device.overview().conversions
+    assert (saved.event.site, saved.event.caller) == ("shop.example", "ads.example")
+    person.now += 8 * DAY
+    assert person.browser.measure_impression(Page(NEWS), asked) == (2, 1)
+    for page in (Page(SHOP, permissions_policy="save-impression=()"), Page(SHOP, tab="a")):
+        assert refused(partial(person.browser.save_conversion, page, bought))
+    for page in (Page(NEWS, permissions_policy="measure-conversion=()"), Page(NEWS, tab="a")):
+        assert refused(partial(person.browser.measure_impression, page, asked))
 
 
 def test_a_tabs_action_is_the_one_that_sites_are_counted_by() -> None:
