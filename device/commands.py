@@ -339,23 +339,12 @@ def convert(
         hint = "The forms are general and last-touch."
         raise TrefoilError(f"the flag has no form {flag!r}", hint, kind=ErrorKind.UNKNOWN_NAME)
     measurement = MeasurementOptions(options, function, _FORMS[flag])
-    write_json(json_file, _measure(db, helpers, site, intermediary, measurement, destination))
-
-
-def _measure(
-    db: Path,
-    helpers: Path | None,
-    site: str,
-    intermediary: str | None,
-    measurement: MeasurementOptions,
-    destination: Destination,
-) -> JsonResult:
-    """Measure a conversion, write its report, and return what `--json` says. Its batch is locked before it is paid."""
-    with open_for_service(db, helpers, measurement.options.aggregation_service) as (helper_set, device):
+    with open_for_service(db, helpers, service) as (helper_set, device):
         now, before = agent.system_clock(), device.overview()
         request = measurement.on(device, now)
         checked = request.checked(parse_site(site), parse_site(intermediary or site), before.limits)
         destination.check(checked, helper_set, now)
+        # The batch is locked before the report is paid for.
         with destination.opened() as write:
             made = device.measure_conversion(site, request, intermediary=intermediary, action=_new_action())
             write(_sealed(made))
@@ -367,7 +356,7 @@ def _measure(
     warning = _dropped(before, overview) or shortfall(checked, overview)
     if warning is not None:
         say(warning)
-    return result | {"shortfall": warning}
+    write_json(json_file, result | {"shortfall": warning})
 
 
 @device.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -17,51 +17,12 @@ TREFOIL_SERVICE = "trefoil"
 MAX_EPOCHS = 1000
 _BUDGET = range(1, 2**53)
 _LIST = range(2**16)
-_RANGES = {
-    "site_budget": _BUDGET,
-    "global_budget": _BUDGET,
-    "impression_site_quota": _BUDGET,
-    "advertiser_quota": _BUDGET,
-    "side_query_quota": _BUDGET,
-    "sites_per_action": _LIST[1:],
-    "activation_seconds": range(1, 366 * DAY),
-    "epoch_days": range(1, 3661),
-    "max_lookback_days": range(1, 36_601),
-    "max_histogram_size": range(1, 2**20 + 1),
-    "max_credit_size": _LIST[1:],
-    "max_match_values": _LIST,
-    "max_conversion_sites": _LIST,
-    "max_conversion_callers": _LIST,
-    "max_impression_sites": _LIST,
-    "max_impression_callers": _LIST,
-    "max_impressions_per_site": range(1, 2**31),
-    "max_impressions_per_epoch": range(1, 2**31),
-    "max_sites_per_epoch": range(1, 2**31),
-    "max_conversions_per_epoch": range(1, 2**31),
-    "max_publishers": _LIST[1:],
-    "max_advertisers": _LIST[1:],
-    "max_labels": _LIST,
-    "max_log_records": range(1, 2**31),
-    "delay_ms": range(200, 60_001),
-    "work_ms": range(1, 200),
-    "processor_ms": range(1000),
-}
-_OPTIONAL = {"sites_per_action"}
+_ROWS = range(1, 2**31)
 
 
-# The limits that a person or vendor may choose when a device is created. They are kept with its database.
-CHOSEN = (
-    "site_budget",
-    "global_budget",
-    "impression_site_quota",
-    "advertiser_quota",
-    "side_query_quota",
-    "epoch_days",
-    "own_site",
-    "sites_per_action",
-    "delay_ms",
-    "processor_ms",
-)
+def _limit(default: int | None, allowed: range, *, chosen: bool = False) -> Any:  # Any: as `dataclasses.field`
+    """Return a field of `DeviceLimits`. What is `chosen` when a device is created is kept with its database."""
+    return field(default=default, metadata={"allowed": allowed, "chosen": chosen})
 
 
 class OwnSite(Enum):
@@ -83,56 +44,56 @@ class DeviceLimits:
     7
     """
 
-    site_budget: int = 1 * MICROS
-    global_budget: int = 8 * MICROS
-    impression_site_quota: int = 4 * MICROS
+    site_budget: int = _limit(1 * MICROS, _BUDGET, chosen=True)
+    global_budget: int = _limit(8 * MICROS, _BUDGET, chosen=True)
+    impression_site_quota: int = _limit(4 * MICROS, _BUDGET, chosen=True)
     # A ledger of its own, so that publishers' requests never change what the standard's calls return.
-    advertiser_quota: int = 1 * MICROS
+    advertiser_quota: int = _limit(1 * MICROS, _BUDGET, chosen=True)
     # What all sites together may take where no relevant event was found, for side queries and after faults. Queriers
     # who use up this and both of one site's quotas still leave a quarter of the global budget.
-    side_query_quota: int = 1 * MICROS
+    side_query_quota: int = _limit(1 * MICROS, _BUDGET, chosen=True)
     # A limit that the standard leaves open, against many sites that collude to drain a device; None is off.
-    sites_per_action: int | None = None
+    sites_per_action: int | None = _limit(None, _LIST[1:], chosen=True)
     # For how long a user's action in a tab lets a page call, in a browser with tabs. The drafts leave it open.
-    activation_seconds: int = 3600
-    own_site: OwnSite = OwnSite.COUNTED
-    epoch_days: int = 7
-    max_lookback_days: int = 30
-    max_histogram_size: int = 1024
-    max_credit_size: int = 10
-    max_match_values: int = 30
-    max_conversion_sites: int = 10
-    max_conversion_callers: int = 10
-    max_impression_sites: int = 30
-    max_impression_callers: int = 10
+    activation_seconds: int = _limit(3600, range(1, 366 * DAY))
+    own_site: OwnSite = field(default=OwnSite.COUNTED, metadata={"chosen": True})
+    epoch_days: int = _limit(7, range(1, 3661), chosen=True)
+    max_lookback_days: int = _limit(30, range(1, 36_601))
+    max_histogram_size: int = _limit(1024, range(1, 2**20 + 1))
+    max_credit_size: int = _limit(10, _LIST[1:])
+    max_match_values: int = _limit(30, _LIST)
+    max_conversion_sites: int = _limit(10, _LIST)
+    max_conversion_callers: int = _limit(10, _LIST)
+    max_impression_sites: int = _limit(30, _LIST)
+    max_impression_callers: int = _limit(10, _LIST)
     # Per epoch: impressions of one site, as the standard advises, impressions in all, and sites.
-    max_impressions_per_site: int = 1_000
-    max_impressions_per_epoch: int = 2_000
-    max_sites_per_epoch: int = 200
+    max_impressions_per_site: int = _limit(1_000, _ROWS)
+    max_impressions_per_epoch: int = _limit(2_000, _ROWS)
+    max_sites_per_epoch: int = _limit(200, _ROWS)
     # The display side: conversion events per epoch, and how many sites or labels one call may name.
-    max_conversions_per_epoch: int = 1_000
-    max_publishers: int = 10
-    max_advertisers: int = 10
-    max_labels: int = 10
-    max_log_records: int = 10_000
+    max_conversions_per_epoch: int = _limit(1_000, _ROWS)
+    max_publishers: int = _limit(10, _LIST[1:])
+    max_advertisers: int = _limit(10, _LIST[1:])
+    max_labels: int = _limit(10, _LIST)
+    max_log_records: int = _limit(10_000, _ROWS)
     # How long after its call a measurement is answered, and how long before its answer its work must begin. Enough for
     # a full device and the largest shape (`trefoil bench device` states both) after a turn of fifty other callers.
-    delay_ms: int = 1000
-    work_ms: int = 100
+    delay_ms: int = _limit(1000, range(200, 60_001), chosen=True)
+    work_ms: int = _limit(100, range(1, 200))
     # The processor time of a measurement, whatever it finds: what takes longer takes a multiple of it. Twice what the
     # work of a full device took on one machine. 0 is what the work takes, which then shows where processes compete.
-    processor_ms: int = 50
+    processor_ms: int = _limit(50, range(1000), chosen=True)
     aggregation_services: frozenset[str] = frozenset({TREFOIL_SERVICE})
 
     def __post_init__(self) -> None:
         """Raise unless every limit is a whole number in its range: NaN would let everything through."""
-        for name, allowed in _RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in _OPTIONAL:
+        for limit in fields(self):
+            allowed, value = limit.metadata.get("allowed"), getattr(self, limit.name)
+            if allowed is None or (value is None and limit.default is None):
                 continue
             if type(value) is not int or value not in allowed:
                 raise TrefoilError(
-                    f"the limit {name} must be {allowed[0]} to {allowed[-1]}, not {value!r}",
+                    f"the limit {limit.name} must be {allowed[0]} to {allowed[-1]}, not {value!r}",
                     kind=ErrorKind.OUT_OF_RANGE,
                 )
         if type(self.own_site) is not OwnSite:
@@ -150,7 +111,7 @@ class DeviceLimits:
     def from_settings(cls, settings: Mapping[str, object]) -> DeviceLimits:
         """Return the limits that a database keeps, or raise if one is unknown or out of range."""
         chosen: dict[str, Any] = dict(settings)
-        if unknown := chosen.keys() - set(CHOSEN):
+        if unknown := chosen.keys() - {limit.name for limit in _chosen()}:
             raise TrefoilError(f"no device has a setting {min(unknown)[:99]!r}", kind=ErrorKind.FILE_DAMAGED)
         if "own_site" in chosen:
             rules = {rule.value: rule for rule in OwnSite}
@@ -159,7 +120,7 @@ class DeviceLimits:
 
     def settings(self) -> dict[str, int | str]:
         """Return the chosen limits as a database keeps them."""
-        values = {name: getattr(self, name) for name in CHOSEN}
+        values = {limit.name: getattr(self, limit.name) for limit in _chosen()}
         values["own_site"] = self.own_site.value
         return {name: value for name, value in values.items() if value is not None}
 
@@ -181,3 +142,8 @@ class DeviceLimits:
     def max_lookback(self) -> int:
         """Return the lookback in seconds beyond which nothing is reachable."""
         return self.max_lookback_days * DAY
+
+
+def _chosen() -> list[Field[Any]]:
+    """Return the limits that a person or vendor may choose when a device is created."""
+    return [limit for limit in fields(DeviceLimits) if limit.metadata.get("chosen")]

@@ -43,7 +43,11 @@ class HelperSetSeal:
     reveals: bool = field(default=False, init=False)
 
     def prepare(self, request: CheckedRequest, now: int, *, debug: bool) -> Callable[[Sequence[int]], SealedReport]:
-        terms = report_terms(request, now, debug=debug)
+        try:
+            terms = report_terms(request, now, debug=debug)
+        except ProtocolError as error:
+            # What a header cannot carry: an ε below one millionth, another unit than a word.
+            raise errors.RangeError(str(error), error.hint, kind=error.kind) from None
         try:
             self.helper_set.sealing_keys(terms.time)
         except TrefoilError as error:

@@ -41,7 +41,7 @@ COMMANDS = 8
 HOSTILE_CALLERS = 50
 REPORTS_IN_A_FLOOD = 10
 # Hostile callers ask for so little that no budget runs out: a null report is then one that was not ready in time.
-SHOPS_EPSILON, MICRO = 0.01, 0.000001
+SHOPS_EPSILON, LITTLE = 0.01, 0.00002
 # An answer may leave so many seconds after its delay and its random part.
 ON_TIME = 0.1
 _COMMAND_SECONDS = 120
@@ -147,7 +147,7 @@ def _flooded(device: Device[DebugReport]) -> tuple[list[tuple[DebugReport, float
     device.save_impression("news.example", ImpressionOptions(1))
     device.calendar()
     over, calls = threading.Event(), [0] * HOSTILE_CALLERS
-    shop, bad = (ConversionOptions(TREFOIL_SERVICE, 128, epsilon=epsilon) for epsilon in (SHOPS_EPSILON, MICRO))
+    shop, bad = (ConversionOptions(TREFOIL_SERVICE, 128, epsilon=epsilon) for epsilon in (SHOPS_EPSILON, LITTLE))
 
     def save(number: int) -> None:
         while not over.is_set():

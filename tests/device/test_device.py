@@ -22,7 +22,7 @@ from device.report import DebugReport, DebugSeal, HelperSetSeal, PlainSeal
 from device.request import SideQuery, SideQueryForm
 from device.stores.memory_store import MemoryStore
 from device.stores.storage import EpochOutcome
-from protocol.errors import ErrorKind, TrefoilError
+from protocol.errors import ErrorKind
 from protocol.field import add, lift
 from protocol.header import Header
 from protocol.report import open_report
@@ -373,9 +373,9 @@ def test_what_cannot_be_sealed_is_refused_before_anything_is_spent() -> None:
     store = MemoryStore(debug=False)
     device = sealed_device(store, HelperSetSeal(HELPER_SET))
     device.save_impression("news.example", ImpressionOptions(0))
-    with pytest.raises(TrefoilError):
+    with pytest.raises(RangeError):
         device.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 2, epsilon=1e-9))
-    with pytest.raises(TrefoilError):
+    with pytest.raises(RangeError):
         device.measure_conversion("shop.example", ConversionOptions(TREFOIL_SERVICE, 2, unit=""))
     late = sealed_device(store, HelperSetSeal(HELPER_SET), now=NOW + 365 * DAY)
     late.save_impression("news.example", ImpressionOptions(0))
