@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -53,11 +53,11 @@ from device.attribution import (
 from device.budget import FilterKind
 from device.conversion import AttributionRequest, Conversion
 from device.device import Device, DeviceCall, Payment
-from device.errors import RangeError
+from device.errors import DatabaseUnavailable, RangeError
 from device.events import Impression
 from device.limits import DeviceLimits
 from device.request import CheckedRequest, Match
-from device.stores.storage import EpochOutcome
+from device.stores.storage import EpochOutcome, Store
 from protocol.errors import TrefoilError
 from protocol.shape import MAX_SPREAD
 from protocol.units import MICROS
@@ -523,6 +523,24 @@ def test_a_function_that_raises_what_a_busy_store_raises_has_paid(kind: Kind) ->
             assert ann.see(week + 0.1).at(week + 0.5).ask(week, **asked) == (0, 0)
             assert ann.spent()[week] == 500_000
         assert [entry.outcome for record in ann.device.reports() for entry in record.epochs] == [EpochOutcome.FAULT] * 2
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_transaction_that_could_not_begin_costs_nothing(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has read nothing: a null report without a charge or a record, though the next transaction would begin."""
+    with fresh_store(kind) as store:
+        ann, begin = Ann(store).see(0.1).at(0.5), type(store).transaction
+        failures = [DatabaseUnavailable("busy")]
+
+        def transaction(store: Store) -> AbstractContextManager[None]:
+            if failures:
+                raise failures.pop()
+            return begin(store)
+
+        monkeypatch.setattr(type(store), "transaction", transaction)
+        assert ann.ask(0) == (0, 0)
+        assert not failures and not ann.spent() and not ann.device.reports()
+        assert ann.ask(0) == (1, 0)
 
 
 def spy() -> tuple[list[object], AttributionFunction, Callable[[Impression], bool]]:
