@@ -272,10 +272,12 @@ def ask(task: Task) -> tuple[Samples, Samples]:
     question, draw = QUESTIONS[task.question], generator(task.seed)
     times: tuple[list[list[float]], list[list[float]]] = ([], [])
     with tempfile.TemporaryDirectory(dir=task.folder) as own, ExitStack() as stack:
-        devices = []
-        for place, state in enumerate((question.first, question.second)):
+        devices: dict[int, Device[SealedReport]] = {}
+        # Made in random order: which came first into memory and onto the disk must not tell the two apart.
+        for place in draw.permutation(2):
             schedule = Delayed.within(DeviceLimits(delay_ms=task.delay_ms))
-            devices.append(stack.enter_context(device_in(state, Path(own) / f"{place}.db", schedule)))
+            state = (question.first, question.second)[place]
+            devices[place] = stack.enter_context(device_in(state, Path(own) / f"{place}.db", schedule))
         for _ in range(task.rounds):
             for place in draw.permutation(2):
                 one = partial(_seconds, question, devices[place], draw, task.delay_ms / 1000, is_second=place == 1)

@@ -94,8 +94,10 @@ def test_a_single_epoch_pays_for_its_report_by_window_not_by_data() -> None:
     world = person().see(1.1, bucket=9)
     assert world.at(1.5).ask(1, site="one.example", epsilon=0.4) == (0, 0)
     assert world.ask(0, 1, site="two.example", epsilon=0.4) == (0, 0)
+    # Also if the other cannot be used: it is yet to come.
+    assert world.ask(1, 2, site="three.example", epsilon=0.4) == (0, 0)
     assert world.spent(site="one.example") == {}
-    assert world.spent(site="two.example") == {1: 400_000}
+    assert world.spent(site="two.example") == world.spent(site="three.example") == {1: 400_000}
 
 
 def test_conversions_and_other_sites_requests_cost_an_epoch_nothing() -> None:
