@@ -80,10 +80,14 @@ def status(names: Browsers = None, json_file: JsonFile = None) -> None:
 @browser.command()
 def uninstall(
     names: Browsers = None,
-    forget: Annotated[bool, typer.Option("--forget", help="Delete the devices of all profiles, too.")] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Delete all devices and the helper sets they trust.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Remove the extension's folder and the way to your device. Your devices stay, with what they remember.
+
+    A device that is made after --forget measures nothing of the weeks until then: their budgets may be spent.
 
     Example: trefoil browser uninstall --forget
     """

@@ -7,7 +7,6 @@ dashboard's style sheet and the list of helper sets that pages can see.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -23,7 +22,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from device import services
-from device.browser.profiles import data_folder, databases, locked_profiles, profiles_folder, services_folder
+from device.agent import stored_limits
+from device.browser.profiles import databases, locked_profiles, profiles_folder, services_folder
 from device.dashboard.markup import STATIC
 from device.stores.memory_store import MemoryStore
 from protocol.errors import ErrorKind, TrefoilError
@@ -39,11 +39,11 @@ _LENGTH = struct.Struct("=I")
 
 
 class BrowserKind(Enum):
-    """The browsers that take the extension, with their folders on Linux, on macOS and in the registry of Windows."""
+    """The browsers that take the extension, with their folders on Linux and on macOS."""
 
-    CHROMIUM = "chromium", "chromium", "Chromium", r"Software\Chromium"
-    CHROME = "chrome", "google-chrome", "Google/Chrome", r"Software\Google\Chrome"
-    EDGE = "edge", "microsoft-edge", "Microsoft Edge", r"Software\Microsoft\Edge"
+    CHROMIUM = "chromium", "chromium", "Chromium"
+    CHROME = "chrome", "google-chrome", "Google/Chrome"
+    EDGE = "edge", "microsoft-edge", "Microsoft Edge"
 
     @property
     def label(self) -> str:
@@ -51,15 +51,11 @@ class BrowserKind(Enum):
 
     @property
     def user_data(self) -> Path:
-        """Return the folder in which the browser keeps its profiles and, on Linux and macOS, looks for hosts."""
-        _, linux, macos, _ = self.value
+        """Return the folder in which the browser keeps its profiles and looks for hosts."""
+        _, linux, macos = self.value
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Application Support" / macos
         return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / linux
-
-    @property
-    def registry_key(self) -> str:
-        return rf"{self.value[3]}\NativeMessagingHosts\{NAME}"
 
     @property
     def confined(self) -> bool:
@@ -70,6 +66,12 @@ class BrowserKind(Enum):
 
 def chosen_browsers(names: list[str]) -> list[BrowserKind]:
     """Return the browsers of these names, or without any those that have been used on this machine."""
+    if sys.platform == "win32":
+        raise TrefoilError(
+            "the device does not run on Windows yet: its locks are those of Unix",
+            "Use Linux or macOS.",
+            kind=ErrorKind.MISSING_DEPENDENCY,
+        )
     if "firefox" in names:
         raise TrefoilError(
             "Firefox is not supported yet: it does not say which document has called",
@@ -83,7 +85,7 @@ def chosen_browsers(names: list[str]) -> list[BrowserKind]:
             f"Choose {', '.join(kinds)}.",
             kind=ErrorKind.UNKNOWN_NAME,
         )
-    chosen = [kinds[name] for name in names] or [kind for kind in BrowserKind if _is_used(kind)]
+    chosen = [kinds[name] for name in names] or [kind for kind in BrowserKind if kind.user_data.is_dir()]
     if not chosen:
         raise TrefoilError(
             "no browser was found: none of Chromium, Chrome and Edge has been used by you on this machine",
@@ -93,22 +95,8 @@ def chosen_browsers(names: list[str]) -> list[BrowserKind]:
     return chosen
 
 
-def _is_used(kind: BrowserKind) -> bool:
-    if sys.platform == "win32":
-        import winreg
-
-        try:
-            winreg.CloseKey(winreg.OpenKey(winreg.HKEY_CURRENT_USER, kind.value[3]))
-        except OSError:
-            return False
-        return True
-    return kind.user_data.is_dir()
-
-
 def manifest_path(kind: BrowserKind, user_data: Path | None = None) -> Path:
     """Return where the native manifest for a browser lies; `user_data` is for one started with --user-data-dir."""
-    if sys.platform == "win32" and user_data is None:
-        return data_folder() / f"{NAME}.{kind.label}.json"
     return (user_data or kind.user_data) / "NativeMessagingHosts" / f"{NAME}.json"
 
 
@@ -118,12 +106,16 @@ def extension_folder(data: Path) -> Path:
 
 def extension_id() -> str:
     """Return the id that browsers derive from the key in the extension's manifest, wherever it is loaded from."""
-    digest = sha256(b64decode(_manifest(EXTENSION)["key"])).hexdigest()[:32]
+    digest = sha256(b64decode(_manifest()["key"])).hexdigest()[:32]
     return "".join(chr(ord("a") + int(digit, 16)) for digit in digest)
 
 
-def _manifest(folder: Path) -> dict[str, str]:
-    content: dict[str, str] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+def _allowed_origins() -> list[str]:
+    return [f"chrome-extension://{extension_id()}/"]
+
+
+def _manifest() -> dict[str, str]:
+    content: dict[str, str] = json.loads((EXTENSION / "manifest.json").read_text(encoding="utf-8"))
     return content
 
 
@@ -175,20 +167,25 @@ def installed_services(data: Path) -> list[str]:
 def copy_extension(data: Path) -> Path:
     """Put the extension of this version into the person's folder, whole or not at all."""
     folder = extension_folder(data)
-    draft = folder.with_suffix(".new")
-    shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(EXTENSION, draft)
-    for name in ("style.css", "trefoil.svg"):
-        shutil.copyfile(STATIC / name, draft / name)
-    (draft / "services.js").write_text(services_script(installed_services(data)), encoding="utf-8")
+    draft, old = folder.with_suffix(".new"), folder.with_suffix(".old")
+    for path in (draft, old):
+        shutil.rmtree(path, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for name, content in _extension_files(data).items():
+        (draft / name).write_bytes(content)
     # A browser that is running reads the files again when it starts, or when the person asks for it.
-    old = folder.with_suffix(".old")
-    shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     draft.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _extension_files(data: Path) -> dict[str, bytes]:
+    """Return what the copy of the extension contains, by name."""
+    paths = (*EXTENSION.iterdir(), STATIC / "style.css", STATIC / "trefoil.svg")
+    files = {path.name: path.read_bytes() for path in paths}
+    return files | {"services.js": services_script(installed_services(data)).encode()}
 
 
 def services_script(names: list[str]) -> str:
@@ -204,25 +201,16 @@ def write_manifest(kind: BrowserKind, program: Path, user_data: Path | None = No
         "description": "Trefoil: one person's device",
         "path": str(program),
         "type": "stdio",
-        "allowed_origins": [f"chrome-extension://{extension_id()}/"],
+        "allowed_origins": _allowed_origins(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-    if sys.platform == "win32" and user_data is None:
-        import winreg
-
-        winreg.SetValue(winreg.HKEY_CURRENT_USER, kind.registry_key, winreg.REG_SZ, str(path))
     return path
 
 
 def remove_manifest(kind: BrowserKind) -> Path | None:
     """Remove a browser's manifest; return where it was."""
     path = manifest_path(kind)
-    if sys.platform == "win32":
-        import winreg
-
-        with contextlib.suppress(FileNotFoundError):
-            winreg.DeleteKey(winreg.HKEY_CURRENT_USER, kind.registry_key)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -240,10 +228,15 @@ def remove_extension(data: Path) -> Path | None:
 
 
 def forget_devices(data: Path) -> int:
-    """Delete the devices of all profiles and return their number. None is deleted while a browser has one open."""
+    """Delete the devices of all profiles and what they trust; return their number. None may be open in a browser.
+
+    Their locks stay, so that a later device begins closed: the person's week has paid for reports already.
+    """
     with locked_profiles(data):
         count = len(databases(data))
-        shutil.rmtree(profiles_folder(data), ignore_errors=True)
+        for folder in profiles_folder(data).glob("*/"):
+            shutil.rmtree(folder)
+        shutil.rmtree(services_folder(data), ignore_errors=True)
     return count
 
 
@@ -258,44 +251,49 @@ class InstallCheck:
 
 def checks(data: Path, kinds: list[BrowserKind]) -> list[InstallCheck]:
     """Look at everything that must be in place for a page to reach this person's device."""
+    names = installed_services(data)
+    listed = ", ".join(names) or "none yet; run: trefoil browser install --helpers FILE"
     return [
         _check_extension(data),
         *(check for kind in kinds for check in _check_manifest(kind)),
-        InstallCheck("helper sets", bool(installed_services(data)), ", ".join(installed_services(data)) or "none yet"),
-        InstallCheck("devices", True, f"{len(databases(data))} in {profiles_folder(data)}"),
+        InstallCheck("helper sets", bool(names), listed),
+        _check_devices(data),
     ]
 
 
 def _check_extension(data: Path) -> InstallCheck:
-    folder, wanted = extension_folder(data), _manifest(EXTENSION)["version"]
-    if not (folder / "manifest.json").exists():
+    folder = extension_folder(data)
+    try:
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    except OSError:
         return InstallCheck("extension", False, f"not in {folder}; run: trefoil browser install")
-    version = _manifest(folder)["version"]
-    if version != wanted or any(_differs(path, folder) for path in EXTENSION.iterdir()):
-        return InstallCheck(
-            "extension", False, f"{folder} has another version than this Trefoil; run: trefoil browser install"
-        )
-    return InstallCheck("extension", True, f"version {version} in {folder}")
+    if files != _extension_files(data):
+        return InstallCheck("extension", False, f"{folder} is not of this Trefoil; run: trefoil browser install")
+    return InstallCheck("extension", True, f"version {_manifest()['version']} in {folder}")
 
 
-def _differs(path: Path, folder: Path) -> bool:
-    copy = folder / path.name
-    return path.name != "services.js" and (not copy.exists() or copy.read_bytes() != path.read_bytes())
+def _check_devices(data: Path) -> InstallCheck:
+    """Read the settings of every device: one that is damaged keeps its browser without the API."""
+    paths = databases(data)
+    for path in paths:
+        try:
+            stored_limits(path)
+        except TrefoilError as error:
+            return InstallCheck("devices", False, f"{path} cannot be opened: {error}")
+    return InstallCheck("devices", True, f"{len(paths)} in {profiles_folder(data)}")
 
 
 def _check_manifest(kind: BrowserKind) -> list[InstallCheck]:
-    path = manifest_path(kind)
+    path, advice = manifest_path(kind), f"run: trefoil browser install --browser {kind.label}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         program, origins = Path(content["path"]), content["allowed_origins"]
     except FileNotFoundError:
-        return [InstallCheck(kind.label, False, f"no {path}; run: trefoil browser install --browser {kind.label}")]
+        return [InstallCheck(kind.label, False, f"no {path}; {advice}")]
     except (OSError, ValueError, KeyError, TypeError):
-        return [
-            InstallCheck(kind.label, False, f"{path} is damaged; run: trefoil browser install --browser {kind.label}")
-        ]
-    if origins != [f"chrome-extension://{extension_id()}/"]:
-        return [InstallCheck(kind.label, False, f"{path} is for another extension; run: trefoil browser install")]
+        return [InstallCheck(kind.label, False, f"{path} is damaged; {advice}")]
+    if origins != _allowed_origins():
+        return [InstallCheck(kind.label, False, f"{path} is for another extension; {advice}")]
     checked = [InstallCheck(kind.label, True, str(path)), _check_host(program)]
     if kind.confined:
         message = "it is confined (Snap or Flatpak) and may not be able to start the host; use another package of it"

@@ -1,11 +1,12 @@
 """One device for each profile of a browser: where it lies, and how it begins.
 
-A new device is off until the person agrees. One that is made where another stands begins closed: removing the extension
-and adding it again must not renew the budgets of the week.
+A new device is off until the person agrees. One that is made where another was made before begins closed: removing the
+extension and adding it again must not renew the budgets of the week.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -31,8 +32,6 @@ def data_folder() -> Path:
     """Return where a person's devices, the extension and its helper sets are kept."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "Trefoil"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "Trefoil"
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "trefoil"
 
 
@@ -56,11 +55,13 @@ def opened_profile(data: Path, profile: str) -> Iterator[Device[agent.Report]]:
     if not _PROFILE.fullmatch(profile):
         raise TrefoilError("this is not the name of a profile", kind=ErrorKind.MALFORMED)
     folder = profiles_folder(data)
+    # Also where every device was deleted: what they have spent of this week is unknown just the same.
+    made_before = folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(folder / f"{profile}.lock"):
         database = folder / profile / DATABASE
         if not database.exists():
-            _create(data, folder / profile)
+            _create(folder / profile, closed=made_before)
         _trust(database, services_folder(data))
         with agent.opened(database) as device:
             yield device
@@ -83,9 +84,9 @@ def _locked(path: Path, wait: float | None = None) -> Iterator[None]:
         deadline = time.monotonic() + (LOCK_SECONDS if wait is None else wait)
         while True:
             try:
-                _try_lock(file)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except (BlockingIOError, PermissionError):
+            except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TrefoilError(
                         "a browser has the device of this profile open", "Close the browser first.", kind=ErrorKind.BUSY
@@ -96,29 +97,15 @@ def _locked(path: Path, wait: float | None = None) -> Iterator[None]:
         os.close(file)
 
 
-def _try_lock(file: int) -> None:
-    """Take the lock or raise at once. Locks go with the process that holds them."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _create(data: Path, folder: Path) -> None:
+def _create(folder: Path, *, closed: bool) -> None:
     """Create a device beside its place, switched off, and move it there whole: no crash leaves one that is on."""
     draft = folder.with_suffix(".new")
-    # Also where its own database was deleted: what that one has spent is unknown just the same.
-    made_before = bool(databases(data)) or folder.exists()
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
     agent.create(draft / DATABASE)
     with agent.opened(draft / DATABASE) as device:
         device.disable()
-        if made_before:
+        if closed:
             device.clear_browsing_history(forget_visits=True)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)

@@ -40,8 +40,8 @@ def describe_usage(spent: int, capacity: int) -> str:
         return "untouched"
     if spent >= capacity:
         return "nothing left: from this week come empty reports only, and no site can tell"
-    share = f"{round(100 * spent / capacity)} % used"
-    return f"{share}; by itself this moved the odds of any guess about this week by at most {odds_factor(spent)}"
+    share = round(100 * spent / capacity) or "less than 1"
+    return f"{share} % used; by itself this moved the odds of any guess about this week by at most {odds_factor(spent)}"
 
 
 # What each kind of filter bounds.

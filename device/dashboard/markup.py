@@ -33,13 +33,13 @@ def tag(element: str, *children: Node, **attributes: Attribute) -> Markup:
 
 
 def join(children: Node) -> Markup:
-    """Concatenate children: markup as it is, text escaped, None omitted."""
+    """Concatenate children: markup as it is, text escaped and each amount on one line with its ε, None omitted."""
     if children is None:
         return Markup("")
     if isinstance(children, Markup):
         return children
     if isinstance(children, str | int):
-        return Markup(escape(str(children)))
+        return Markup(escape(str(children)).replace(" ε", "&nbsp;ε"))
     return Markup("".join(join(child) for child in children))
 
 

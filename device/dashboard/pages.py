@@ -188,8 +188,8 @@ class OverviewPage:
         if overview.reports:
             sites = len({record.site for record in overview.reports})
             empty = sum(not any(entry.paid for entry in record.epochs) for record in overview.reports)
-            blank = f", {empty:,} of them empty" if empty else ""
-            sentences = [f"{plural(len(overview.reports), 'report')} went to {plural(sites, 'site')}{blank}."]
+            blank = f" ({empty:,} empty)" if empty else ""
+            sentences = [f"{plural(len(overview.reports), 'report')}{blank} went to {plural(sites, 'site')}."]
         if states := self._of_kind(FilterKind.SITE):
             most = max(states, key=lambda state: (state.spent, state.epoch))
             spent = f"{epsilon(most.spent)} of {epsilon(most.capacity)}"

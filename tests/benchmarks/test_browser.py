@@ -98,7 +98,7 @@ def unfold(page: Page) -> None:
 def row(page: Page, table: str, name: str) -> list[str]:
     """The cells of one row."""
     found = page.get_by_role("table", name=table).get_by_role("row").filter(has_text=name).first
-    return found.locator("td").all_inner_texts()
+    return [cell.replace("\xa0", " ") for cell in found.locator("td").all_inner_texts()]
 
 
 def test_the_whole_story(browser: Browser, live: Map) -> None:
@@ -327,7 +327,8 @@ def test_the_budget_runs_out_and_the_shop_is_not_told(page: Page, where: Map) ->
     open_dashboard(page, where)
     unfold(page)
     assert row(page, "Budget of shoes.example", "now")[1:3] == ["0.9 ε", "0.1 ε"]
-    costs = page.get_by_role("table", name="Reports sent").locator("tbody tr td:nth-child(3)").all_inner_texts()
+    cells = page.get_by_role("table", name="Reports sent").locator("tbody tr td:nth-child(3)")
+    costs = [cost.replace("\xa0", " ") for cost in cells.all_inner_texts()]
     assert re.fullmatch(r"0.1 ε in each of [45] weeks; 1 week had too little left and added nothing", costs[0])
     assert len(costs) == 4 and all(re.fullmatch(r"up to 0.3 ε in each of [56] weeks", cost) for cost in costs[1:])
     picture(page, "budget-used-up")

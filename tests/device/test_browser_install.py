@@ -98,9 +98,25 @@ def test_status_names_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[st
     assert wrong() == {"extension", "chrome"}
     trefoil("install", "--browser", "chrome", capsys=capsys)
     assert wrong() == set()
-    script = install.extension_folder(profiles.data_folder()) / "worker.js"
-    script.write_text("// of an older version")
-    assert wrong() == {"extension"}
+    data = profiles.data_folder()
+    folder = install.extension_folder(data)
+
+    def damaged() -> set[str]:
+        """What is wrong beside the browsers, without starting the host."""
+        return {check.name for check in install.checks(data, []) if not check.well} - {"helper sets"}
+
+    for name in ("worker.js", "style.css", "services.js", "manifest.json"):
+        kept = (folder / name).read_bytes()
+        (folder / name).write_text("{")
+        assert damaged() == {"extension"}
+        (folder / name).write_bytes(kept)
+    with profiles.opened_profile(data, PROFILE):
+        assert damaged() == set()
+    (database,) = profiles.databases(data)
+    database.write_bytes(b"no database")
+    assert damaged() == {"devices"}
+    database.unlink()
+    (folder / "added.js").write_text("// by somebody else")
     manifest = install.manifest_path(BrowserKind.CHROME)
     for damage in ("{", "[]", '{"path": "/nowhere", "allowed_origins": []}'):
         manifest.write_text(damage)
@@ -111,10 +127,15 @@ def test_status_names_what_is_wrong(home: Path, capsys: pytest.CaptureFixture[st
     assert wrong() == {"extension", "host"}
 
 
-def test_a_wrong_browser_gets_an_error_and_nothing_is_written(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_browser_gets_an_error_and_nothing_is_written(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert kind_of(trefoil("install", capsys=capsys)) == "file_missing"
     assert kind_of(trefoil("install", "--browser", "firefox", capsys=capsys)) == "unknown_name"
     assert kind_of(trefoil("install", "--browser", "lynx", capsys=capsys)) == "unknown_name"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        assert kind_of(trefoil("install", "--browser", "chrome", capsys=capsys)) == "missing_dependency"
     arguments = ("install", "--browser", "chrome", "--helpers", str(home / "none.json"))
     assert kind_of(trefoil(*arguments, capsys=capsys)).startswith("file")
     assert list(home.iterdir()) == []
@@ -143,8 +164,12 @@ def test_devices_stay_unless_they_are_to_be_forgotten(home: Path, capsys: pytest
         assert kind_of_busy(capsys) == "busy"
     assert trefoil("uninstall", capsys=capsys)[0] == 0 and len(profiles.databases(data)) == 1
     sqlite3.connect(profiles.databases(data)[0]).close()
+    profiles.services_folder(data).mkdir()
     assert trefoil("uninstall", "--forget", capsys=capsys) == (0, {"removed": [], "devices": 1})
-    assert profiles.databases(data) == []
+    assert profiles.databases(data) == [] and not profiles.services_folder(data).exists()
+    # It would have a second budget for this week.
+    with profiles.opened_profile(data, "f" * 32) as device:
+        assert device.overview().barrier is not None and not device.overview().enabled
 
 
 def kind_of_busy(capsys: pytest.CaptureFixture[str]) -> str:
@@ -161,14 +186,12 @@ def kind_of_busy(capsys: pytest.CaptureFixture[str]) -> str:
         ("darwin", BrowserKind.CHROME, "Library/Application Support/Google/Chrome/NativeMessagingHosts"),
         ("darwin", BrowserKind.EDGE, "Library/Application Support/Microsoft Edge/NativeMessagingHosts"),
         ("linux", BrowserKind.CHROME, ".config/google-chrome/NativeMessagingHosts"),
-        ("win32", BrowserKind.EDGE, "AppData/Local/Trefoil"),
     ],
 )
 def test_where_each_browser_looks(
     home: Path, monkeypatch: pytest.MonkeyPatch, platform: str, kind: BrowserKind, expected: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.delenv("LOCALAPPDATA", raising=False)
     assert install.manifest_path(kind).parent == home / expected
 
 

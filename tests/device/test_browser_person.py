@@ -163,7 +163,7 @@ def test_two_profiles_have_two_devices(real: Person, playwright: Playwright, sit
     page.close()
 
 
-SHOWS = {"popup": "#here:not([hidden])", "welcome": "#on", "dashboard": "header.bar"}
+SHOWS = {"popup": "#here:not([hidden])", "welcome": "#on", "dashboard": "#sites"}
 
 
 @pytest.mark.parametrize("name", SHOWS)

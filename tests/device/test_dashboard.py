@@ -162,7 +162,7 @@ class TestFormatting:
 
     def test_a_budget_in_words(self) -> None:
         assert describe_usage(0, 10) == "untouched"
-        assert describe_usage(5, 10).startswith("50 % used")
+        assert describe_usage(5, 10).startswith("50 % used") and "less than 1 %" in describe_usage(1, 1000)
         assert describe_usage(10, 10).startswith("nothing left")
 
     @pytest.mark.parametrize("outcome", EpochOutcome)
@@ -528,7 +528,7 @@ def test_numbers_are_marked_and_every_cell_names_its_column() -> None:
     world.device.save_impression("news.example", ImpressionOptions(1))
     world.device.measure_conversion("shop.example", QUARTER)
     page = world.page()
-    assert re.search(r'<td role="cell" class="number" data-label="Spent">0.25 ε</td>', page)
+    assert re.search(r'<td role="cell" class="number" data-label="Spent">0.25&nbsp;ε</td>', page)
     assert not re.search(r"<td(?![^>]*data-label)", page), "a card on a narrow screen has no heading above it"
 
 

@@ -5,7 +5,7 @@
 const MICROS = 1_000_000;
 const element = (id) => document.getElementById(id);
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-const epsilon = (micros) => `${Number((micros / MICROS).toFixed(3))} ε`;
+const epsilon = (micros) => `${Number((micros / MICROS).toFixed(3))}\u00a0ε`;
 
 function showBudget(bar, words, spent, capacity) {
   const amount = document.createElement("strong");
