@@ -257,9 +257,18 @@ FRAMES = {
     "named": ("<iframe src='https://ads.example/' allow='save-impression https://ads.example'></iframe>", None),
     "another": ("<iframe src='https://ads.example/' allow='save-impression https://x.example'></iframe>", NOT_ALLOWED),
     "src": ("<iframe src='https://ads.example/' allow='save-impression'></iframe>", None),
+    "src, and elsewhere by now": (
+        "<iframe src='https://ads.example/moves' allow='save-impression'></iframe>",
+        NOT_ALLOWED,
+    ),
     "subdomain": ("<iframe src='https://www.news.example/'></iframe>", None),
     "same origin": ("<iframe src='/'></iframe>", None),
     "its own header": ("<iframe src='https://ads.example/none'></iframe>", NOT_ALLOWED),
+    "no scripts of its own": ("<iframe src='https://ads.example/strict'></iframe>", None),
+    "sandboxed by its own header": (
+        "<iframe src='https://ads.example/boxed'></iframe>",
+        {"error": "DOMException", "name": "SyntaxError"},
+    ),
     "about:blank": ("<iframe></iframe>", None),
     "srcdoc": ("<iframe srcdoc='<p>hello</p>'></iframe>", None),
     "sandboxed": (
@@ -280,7 +289,13 @@ FRAMES = {
 
 
 def test_frames_and_their_allow_attributes(person: Person) -> None:
-    person.sites.pages["/none"] = Answer(headers=NONE)
+    policy = "Content-Security-Policy"
+    person.sites.pages |= {
+        "/none": Answer(headers=NONE),
+        "/strict": Answer(headers=[(policy, "script-src 'none'")]),
+        "/boxed": Answer(headers=[(policy, "sandbox allow-scripts")]),
+        "/moves": Answer("<!doctype html><script>location.replace('https://other.example/')</script>"),
+    }
     person.sites.pages["news.example/frames"] = Answer(
         "<!doctype html><title>Frames</title>" + "".join(element for element, _ in FRAMES.values())
     )
@@ -291,6 +306,19 @@ def test_frames_and_their_allow_attributes(person: Person) -> None:
     assert outcomes == {name: expected for name, (_, expected) in FRAMES.items()}
     callers = {caller for _, site, caller in person.stored() if site == "news.example"}
     assert callers == {"news.example", "ads.example"}
+    page.close()
+
+
+def test_insecure_pages_and_the_frames_in_them_have_no_api(person: Person) -> None:
+    """http, https inside http, and data: inside https."""
+    page = person.open("https://secure.example/")
+    inside = "<!doctype html><iframe src='https://ads.example/'></iframe>"
+    page.route("http://insecure.example/", lambda route: route.fulfill(body=inside, content_type="text/html"))
+    page.goto("http://insecure.example/")
+    assert [call(frame, "saveImpression", AD) for frame in page.frames] == ["no API"] * 2
+    person.sites.pages["secure.example/data"] = Answer("<!doctype html><iframe src='data:text/html,hello'></iframe>")
+    page.goto("https://secure.example/data")
+    assert [call(frame, "saveImpression", AD) for frame in page.frames] == [None, "no API"]
     page.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Playwright
 
 from benchmarks.workloads.chromium import Installation
+from device.browser import install
 from tests.support.browser import needs_chromium
 from tests.support.extension import (
     ID,
@@ -177,7 +178,8 @@ def test_policies_outlast_the_cache_and_nothing_outlasts_its_tab(plain: Person) 
     page.evaluate(f"() => {{ {frames} for (const one of document.querySelectorAll('iframe')) one.src = '/nothing'; }}")
     wait_for(lambda: sum(one.path == "/nothing" for one in plain.sites.requests) == 20)
     wait_for(lambda: plain.worker.evaluate("arriving.size") == 0)
-    plain.worker.evaluate("forgetPolicies(-1)")
+    # As in a worker that has started again.
+    plain.worker.evaluate("() => { forgetPolicies(-1); policies.clear(); }")
     page.go_back(wait_until="commit")
     refused = {"error": "DOMException", "name": "NotAllowedError"}
     assert page.evaluate("window.mark") == 1 and call(page, "saveImpression", {"histogramIndex": 1}) == refused
@@ -229,6 +231,44 @@ def test_a_content_script_may_call_and_no_more(plain: Person) -> None:
       func: () => chrome.storage.local.get().then(Object.keys, () => "refused") }).then(([{ result }]) => result)"""
     assert plain.worker.evaluate("chrome.storage.local.get().then(Object.keys)") == ["profile"]
     assert plain.worker.evaluate(look, tab) == "refused"
+    page.close()
+
+
+def test_a_frame_that_lies_about_its_place_has_none(plain: Person) -> None:
+    """As a compromised renderer would, so that its holder does not find the frame that forbids the call."""
+    plain.sites.pages["/forbids-frame"] = Answer(
+        "<!doctype html><iframe src='https://ads.example/' allow=\"save-impression 'none'\"></iframe>"
+    )
+    page = plain.open("https://strict-holder.example/forbids-frame")
+    forge = """async (places) => {
+      const [tab] = await chrome.tabs.query({ url: "https://strict-holder.example/*" });
+      const { frameId } = (await chrome.webNavigation.getAllFrames({ tabId: tab.id })).find((one) => one.frameId);
+      const func = (places) => Promise.all(places.map((place) => chrome.runtime.sendMessage(
+        { kind: "call", call: "save", options: { histogramIndex: 1 }, place, acted: true })));
+      const target = { tabId: tab.id, frameIds: [frameId] };
+      return (await chrome.scripting.executeScript({ target, args: [places], func }))[0].result; }"""
+    places = [0, None, -1, -7, 99, "x", "parent", "0", {}, [], True, 1e99]
+    assert [answer["error"] for answer in plain.worker.evaluate(forge, places)] == ["NotAllowedError"] * len(places)
+    page.close()
+
+
+def test_notes_of_input_that_flood_leave_room_for_the_person(plain: Person) -> None:
+    """As a compromised renderer would send them, while the host is at work."""
+    page = plain.open("https://noted.example/")
+    assert page.evaluate(SAVE) == "saved"
+    host = plain.installation.processes[-1]
+    os.kill(host, signal.SIGSTOP)
+    try:
+        flood = """async () => {
+          const [{ id }] = await chrome.tabs.query({ url: "https://noted.example/*" });
+          const func = () => { for (let one = 0; one < 1200; one++) chrome.runtime.sendMessage({ kind: "acted" }); };
+          await chrome.scripting.executeScript({ target: { tabId: id }, func }); }"""
+        plain.worker.evaluate(flood)
+        wait_for(lambda: plain.worker.evaluate("device.pending.size") >= 1100)
+        plain.worker.evaluate("() => { globalThis.asked = device.ask({ kind: 'overview', origin: '' }); }")
+    finally:
+        os.kill(host, signal.SIGCONT)
+    assert plain.worker.evaluate("asked")["enabled"] is True
     page.close()
 
 
@@ -362,6 +402,32 @@ def test_two_tabs_have_two_activations(plain: Person) -> None:
     other.close()
 
 
+def test_a_tab_that_a_page_opens_has_no_action_of_its_own(plain: Person) -> None:
+    """Neither by a link nor by a script, and the action of the first tab is not used by them."""
+    plain.sites.pages["/opens"] = Answer("<!doctype html><a href='https://opened.example/' target='_blank'>Go</a>")
+    page = plain.open_by_script("https://opener.example/opens")
+    with plain.context.expect_page() as opened:
+        page.get_by_role("link").click()
+    opened.value.wait_for_load_state()
+    assert quietly(opened.value, SAVE) == "NotAllowedError"
+    with plain.context.expect_page() as written:
+        quietly(page, "void (window.other = open('about:blank'))")
+    # It has its opener's origin, and no secure context where that has none.
+    assert quietly(page, SAVE.replace("navigator", "other.navigator")) == "NotAllowedError"
+    assert quietly(page, SAVE) == "saved"
+    for each in (written.value, opened.value, page):
+        each.close()
+
+
+def test_a_private_window_has_no_api(plain: Person) -> None:
+    plain.sites.pages["/tells"] = Answer("<!doctype html><script>fetch('/is-' + ('attribution' in navigator))</script>")
+    plain.worker.evaluate(
+        "chrome.windows.create({ incognito: true, url: 'https://private.example/tells' }).then(() => 0)"
+    )
+    wait_for(lambda: any(one.path.startswith("/is-") for one in plain.sites.requests))
+    assert [one.path for one in plain.sites.requests if one.path.startswith("/is-")] == ["/is-false"]
+
+
 def test_an_address_that_was_entered_is_an_action_and_a_reload_is_none(plain: Person) -> None:
     page = plain.open("https://entered.example/")
     assert quietly(page, SAVE) == "saved"
@@ -380,6 +446,10 @@ def test_the_badge_counts_the_reports_of_a_site(plain: Person) -> None:
     text = """chrome.tabs.query({ url: "https://badge.example/*" })
       .then(([tab]) => chrome.action.getBadgeText({ tabId: tab.id }))"""
     wait_for(lambda: plain.worker.evaluate(text) == "2")
+    page.goto("https://badge.example/?again")
+    assert plain.worker.evaluate(text) == "2"
+    page.goto("https://other.example/")
+    wait_for(lambda: plain.worker.evaluate(text.replace("badge.example", "other.example")) == "")
     page.close()
 
 
@@ -446,6 +516,14 @@ def test_without_a_host_pages_see_a_plain_browser(playwright: Playwright, sites:
         person.wait_ready()
         page.reload()
         assert call(page, "saveImpression", {"histogramIndex": 1}) is None
+        # A set that was installed meanwhile shows when the host starts again.
+        services = install.extension_folder(installation.data) / "services.js"
+        services.write_text(install.services_script(["north", "trefoil"]))
+        os.kill(installation.processes[-1], signal.SIGKILL)
+        wait_for(lambda: person.worker.evaluate("device.port === null"))
+        call(page, "saveImpression", {"histogramIndex": 1})
+        page.reload()
+        assert page.evaluate("[...navigator.attribution.aggregationServices.keys()]") == ["north", "trefoil"]
         # Gone in a call, and gone for good.
         manifest.unlink()
         os.kill(installation.processes[-1], signal.SIGKILL)

@@ -33,7 +33,7 @@ from tests.support.browser import (
     stretched,
     too_wide,
 )
-from tests.support.extension import MEASURE, REAL_HOST, SAVE, Answer, Person, Sites, browser_with, wait_for
+from tests.support.extension import MEASURE, REAL_HOST, SAVE, Answer, Person, Sites, browser_with, call, wait_for
 from tests.support.processes import TREFOIL
 
 pytestmark = needs_chromium
@@ -157,6 +157,12 @@ def test_two_profiles_have_two_devices(real: Person, playwright: Playwright, sit
         second.wait_ready()
         assert len(databases(real.installation.data)) == 2 and databases(second.installation.data) == []
         overviews = [one.ask("overview", origin="https://profile.example") for one in (real, second)]
+        # A document that outlives the extension is refused at once; the next host waits for the end of the first.
+        outlived = second.open("https://outlived.example/")
+        second.worker.evaluate("void setTimeout(() => chrome.runtime.reload())")
+        wait_for(lambda: outlived.evaluate(SAVE) == "OperationError")
+        wait_for(lambda: len(second.installation.processes) == 2)
+        wait_for(lambda: (outlived.reload(), call(outlived, "saveImpression", {"histogramIndex": 1}))[1] is None)
     assert [(one["enabled"], one["ads"]) for one in overviews] == [(True, 1), (False, 0)]
     (other,) = {*databases(real.installation.data)} - {first}
     shutil.rmtree(other.parent)

@@ -77,7 +77,6 @@
   }
   // All of these must allow the document in the frame: where the index does not tell which element it is, any may be.
   function containersOf(index) {
-    if (index === null) return [];
     const inDocument = () => [...document.querySelectorAll("iframe, frame, object")].filter((one) => one.contentWindow === window[index]);
     const frames = index >= 0 ? inDocument() : [...framesInShadows(document)];
     return frames.length && frames.length <= MAX_ENTRIES ? frames.map(describe) : [FORBIDDEN];

@@ -355,7 +355,7 @@ chrome.runtime.onMessage.addListener((message, sender, reply) => {
     onCall(message, sender).then(reply, () => reply(UNREACHABLE));
     return true;
   }
-  if (message.kind === "acted" && sender.tab && sender.documentLifecycle === "active") device.ask({ kind: "acted", tab: sender.tab.id });
+  if (message.kind === "acted" && sender.tab && sender.documentLifecycle === "active") device.ask({ kind: "acted", tab: sender.tab.id }, sender.tab.id);
   if (message.kind === "spoken") hear(message, sender);
   return false;
 });
