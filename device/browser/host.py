@@ -9,6 +9,7 @@ turns: a flood delays the site that holds it. Nothing is logged: a log would hol
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -24,8 +25,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any, BinaryIO, Generic, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -167,37 +166,20 @@ class Timer:
     """Runs each piece of work at its own moment of the monotonic clock. What is left at the end is dropped."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+        # Its clock is `time.monotonic`.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="answers", daemon=True)
         self._thread.start()
 
     def at(self, moment: float, work: Callable[[], None]) -> None:
-        with self._changed:
-            heappush(self._due, (moment, next(self._numbers), work))
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while (work := self._next()) is not None:
-            work()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._changed:
-            while not self._closed:
-                left = self._due[0][0] - time.monotonic() if self._due else None
-                if left is not None and left <= 0:
-                    return heappop(self._due)[-1]
-                self._changed.wait(left)
-        return None
+        self._loop.call_soon_threadsafe(self._loop.call_at, moment, work)
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._loop.call_soon_threadsafe(self._loop.stop)
         # It may be writing to a browser that no longer reads.
         self._thread.join(DRAIN_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 OpenProfile = Callable[[str], AbstractContextManager[Device[R]]]
@@ -216,7 +198,6 @@ class Host(Generic[R]):
         self._commands = CallQueues(2, side_by_side=1)
         # The sites of which a Clear-Site-Data header waits to be heeded.
         self._to_clear: set[str] = set()
-        self._device: Device[R] | None = None
         self._browser: Browser[R] | None = None
         self._opened = ExitStack()
         # What is answered by the reading thread, and what by the person's queue.
@@ -294,9 +275,7 @@ class Host(Generic[R]):
 
     @property
     def device(self) -> Device[R]:
-        if self._device is None:
-            raise ProtocolError("the extension must say hello first", kind=ErrorKind.NOT_OPENED)
-        return self._device
+        return self.browser.device
 
     @property
     def browser(self) -> Browser[R]:
@@ -308,10 +287,10 @@ class Host(Generic[R]):
         """Open the device of the profile. A worker that starts again under the same host says it again."""
         if message.get("version") != VERSION:
             raise ProtocolError("the extension is of another version", kind=ErrorKind.UNKNOWN_VERSION)
-        if self._device is None:
-            self._device = self._opened.enter_context(self._open_profile(_text(message, "profile")))
-            self._browser = Browser(self._device, agent.system_clock)
-        overview = self._device.overview()
+        if self._browser is None:
+            device = self._opened.enter_context(self._open_profile(_text(message, "profile")))
+            self._browser = Browser(device, agent.system_clock)
+        overview = self.device.overview()
         return {"services": sorted(overview.limits.aggregation_services), "enabled": overview.enabled}
 
     def _acted(self, message: Message) -> None:
@@ -412,30 +391,21 @@ class Host(Generic[R]):
 
     def _page(self, message: Message) -> Answer:
         fields = message.get("fields")
-        return dashboard_page(self.device, _text(message, "path"), fields if isinstance(fields, dict) else None)
+        return page_at(self.device, _text(message, "path"), fields if isinstance(fields, dict) else None)
 
 
-def dashboard_page(device: Device[R], path: str, fields: Mapping[str, object] | None) -> Answer:
+def page_at(device: Device[R], path: str, fields: Mapping[str, object] | None) -> Answer:
     """Return a page of the dashboard, compressed, or where to go on after its form was sent with `fields`."""
-    # Imported here: only a person who opens the dashboard needs it, and it brings an HTTP server.
+    # Imported here: only a person who opens the dashboard needs it.
     from device.dashboard.formatting import LocalTime
-    from device.dashboard.pages import OverviewPage
-    from device.dashboard.server import Action, ConfirmedAction, confirmation_page
+    from device.dashboard.pages import Action, dashboard_page, perform
 
     address = urlsplit(path)
-    query: Mapping[str, object] = dict(parse_qsl(address.query))
-    actions = {action.value: action for action in Action}
-    action = actions.get(address.path.strip("./"))
-    if action is None:
-        performed = actions.get(str(query.get("done")))
-        every_row = query.get("all") == "1"
-        notice = performed.notice if performed else ""
-        return _compressed(OverviewPage(device.overview(), LocalTime(), done=notice, all_rows=every_row).render())
-    site = parse_site((query if fields is None else fields).get("site")) if action is Action.CLEAR_SITE else ""
-    if fields is None:
-        return _compressed(confirmation_page(action, "", site=site))
-    ConfirmedAction(action, site).run(device)
-    return {"path": f"./?done={action.value}"}
+    name = address.path.strip("./")
+    action = Action(name) if name else None
+    if action is not None and fields is not None:
+        return {"path": f"./{perform(device, action, fields)}"}
+    return _compressed(dashboard_page(device, action, dict(parse_qsl(address.query)), LocalTime()))
 
 
 def _compressed(page: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Render the dashboard's overview page from one `Overview` of the device. Rendering is read-only.
+"""Render the dashboard's pages: the overview, from one `Overview` of the device, and a confirmation of each action.
 
 Totals by recipient (a site, or an intermediary on its pages: paper, Figure 1) come from the log of reports. Each week
 has its own budget, so charges are summed within a week and never across weeks.
@@ -10,19 +10,22 @@ and lists are folded; a browser unfolds them without a script.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from device.budget import FilterKind, FilterState
 from device.dashboard import formatting
 from device.dashboard.formatting import LocalTime, epsilon, plural
 from device.dashboard.markup import Link, Markup, Node, budget_bar, button_link, fold, notice, page, section, table, tag
+from device.device import Device
 from device.epoch import EpochCalendar
 from device.events import SavedConversion, SavedImpression
 from device.limits import OwnSite
 from device.overview import Overview
+from device.site import parse_site
 from device.stores.storage import EpochEntry, ReportRecord, Side
 from protocol.units import show
 
@@ -369,3 +372,118 @@ class OverviewPage:
     def _closed(self, epoch: int) -> bool:
         barrier = self._overview.barrier
         return barrier is not None and epoch <= self._calendar().index(barrier)
+
+
+class Action(Enum):
+    """What the person can change here; the values are URL paths."""
+
+    CLEAR_SITE = "clear-site"
+    CLEAR_HISTORY = "clear-history"
+    SWITCH_OFF = "switch-off"
+    SWITCH_ON = "switch-on"
+
+
+class _Text(NamedTuple):
+    """A confirmation page: the question, what will happen, and the button; and what is said afterwards."""
+
+    title: str
+    consequences: tuple[str, ...]
+    button: str
+    done: str
+
+
+_TEXTS = {
+    Action.CLEAR_SITE: _Text(
+        "Clear {site}?",
+        ("This means: {clearing}.", "It gets no new budget by this, and no site is told."),
+        "Clear this site",
+        "the site is cleared.",
+    ),
+    Action.CLEAR_HISTORY: _Text(
+        "Clear your history?",
+        (
+            "Everything goes: impressions, conversions, what each site has spent, and the log of reports.",
+            "Since nobody knows any more what these weeks have paid, they are closed: no site measures anything "
+            "that happened before now. This cannot be undone.",
+        ),
+        "Clear everything",
+        "your history is cleared, and every week so far is closed to all sites.",
+    ),
+    Action.SWITCH_OFF: _Text(
+        "Switch measurement off?",
+        (
+            "From now on no impression is stored, and every report is empty. Sites go on getting reports and "
+            "cannot tell.",
+            "What is stored stays until you clear it.",
+        ),
+        "Switch off",
+        "measurement is off. Sites get empty reports, and cannot tell.",
+    ),
+    Action.SWITCH_ON: _Text(
+        "Switch measurement on?",
+        ("Sites can have ads remembered again and measure purchases, within the budgets.",),
+        "Switch on",
+        "measurement is on.",
+    ),
+}
+
+
+def confirmation_page(action: Action, csrf_token: str, site: str) -> str:
+    """Return the page that says what `action` will do, and whose form performs it."""
+    text, names = _TEXTS[action], {"site": site, "clearing": formatting.describe_clearing(site)}
+    title = text.title.format(**names)
+    fields = [
+        tag("input", type="hidden", name="token", value=csrf_token),
+        tag("input", type="hidden", name="site", value=site) if site else None,
+    ]
+    kind = "primary" if action is Action.SWITCH_ON else "primary danger"
+    buttons = tag("p", tag("button", text.button, class_=kind), button_link("No, go back", "./"), class_="actions")
+    form = tag("form", fields, buttons, method="post", action=action.value)
+    paragraphs = [tag("p", each.format(**names)) for each in text.consequences]
+    return page(title, [tag("h1", title), paragraphs, form])
+
+
+def dashboard_page(
+    device: Device[Any],
+    action: Action | None,
+    query: Mapping[str, str],
+    local_time: LocalTime,
+    *,
+    csrf_token: str = "",
+    back_link: Link | None = None,
+    below: Node = None,
+) -> str:
+    """Return the confirmation page of `action`, or without one the overview, as the query of its address wants it."""
+    if action is not None:
+        return confirmation_page(action, csrf_token, _site_of(action, query))
+    notices = {each.value: f"Done: {_TEXTS[each].done}" for each in Action}
+    rendered = OverviewPage(
+        device.overview(),
+        local_time,
+        done=notices.get(query.get("done", ""), ""),
+        all_rows=query.get("all") == "1",
+        back_link=back_link,
+        below=below,
+    )
+    return rendered.render()
+
+
+def perform(device: Device[Any], action: Action, form: Mapping[str, object]) -> str:
+    """Perform what the person has confirmed; return the address of the page that says so."""
+    site = _site_of(action, form)
+    match action:
+        case Action.CLEAR_SITE:
+            device.clear_site(site)
+        case Action.CLEAR_HISTORY:
+            device.clear_browsing_history(forget_visits=True)
+        case Action.SWITCH_OFF:
+            device.disable()
+        case Action.SWITCH_ON:
+            device.enable()
+        case _:
+            assert_never(action)
+    return f"?done={action.value}"
+
+
+def _site_of(action: Action, fields: Mapping[str, object]) -> str:
+    return parse_site(fields.get("site")) if action is Action.CLEAR_SITE else ""

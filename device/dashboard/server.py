@@ -1,32 +1,29 @@
 """Serve the dashboard over HTTP to one browser on this machine.
 
-A login URL with a single-use token sets the session cookie, which every other page requires. Each action has
-a confirmation page that says what will happen.
+A login URL with a single-use token sets the session cookie, which every other page requires.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import webbrowser
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from socket import socket
-from typing import Any, NamedTuple, TypeAlias, TypeVar, assert_never
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote
 
 from aiohttp import web
 
 from device import agent
-from device.dashboard.formatting import LocalTime, describe_clearing
-from device.dashboard.markup import STATIC, Link, Node, button_link, page, tag
-from device.dashboard.pages import OverviewPage
+from device.dashboard.formatting import LocalTime
+from device.dashboard.markup import STATIC, Link, Node, page, tag
+from device.dashboard.pages import Action, dashboard_page, perform
 from device.dashboard.security import MAX_BODY, Session, bind_loopback, origin_of, security_middleware
 from device.device import Device
 from device.errors import DatabaseUnavailable, StandardError
-from device.site import parse_site
 from protocol.cli.console import say, write_json
 from protocol.cli.stopping import stop_event
 
@@ -36,101 +33,6 @@ T = TypeVar("T")
 SHUTDOWN_SECONDS = 1.0
 _TYPES = {".css": "text/css", ".svg": "image/svg+xml", ".js": "text/javascript"}
 _FILES = {path.name: path for path in STATIC.iterdir()}
-
-
-class Action(Enum):
-    """What the person can change here; the values are URL paths."""
-
-    CLEAR_SITE = "clear-site"
-    CLEAR_HISTORY = "clear-history"
-    SWITCH_OFF = "switch-off"
-    SWITCH_ON = "switch-on"
-
-    @property
-    def notice(self) -> str:
-        """Return the status message on the overview after the action."""
-        return f"Done: {_TEXTS[self].done}"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfirmedAction:
-    """An action with the choices that the person made on its confirmation page."""
-
-    action: Action
-    site: str = ""
-
-    def run(self, device: AnyDevice) -> None:
-        match self.action:
-            case Action.CLEAR_SITE:
-                device.clear_site(self.site)
-            case Action.CLEAR_HISTORY:
-                device.clear_browsing_history(forget_visits=True)
-            case Action.SWITCH_OFF:
-                device.disable()
-            case Action.SWITCH_ON:
-                device.enable()
-            case _:
-                assert_never(self.action)
-
-
-class _Text(NamedTuple):
-    """A confirmation page: the question, what will happen, and the button; and what is said afterwards."""
-
-    title: str
-    consequences: tuple[str, ...]
-    button: str
-    done: str
-
-
-_TEXTS = {
-    Action.CLEAR_SITE: _Text(
-        "Clear {site}?",
-        ("This means: {clearing}.", "It gets no new budget by this, and no site is told."),
-        "Clear this site",
-        "the site is cleared.",
-    ),
-    Action.CLEAR_HISTORY: _Text(
-        "Clear your history?",
-        (
-            "Everything goes: impressions, conversions, what each site has spent, and the log of reports.",
-            "Since nobody knows any more what these weeks have paid, they are closed: no site measures anything "
-            "that happened before now. This cannot be undone.",
-        ),
-        "Clear everything",
-        "your history is cleared, and every week so far is closed to all sites.",
-    ),
-    Action.SWITCH_OFF: _Text(
-        "Switch measurement off?",
-        (
-            "From now on no impression is stored, and every report is empty. Sites go on getting reports and "
-            "cannot tell.",
-            "What is stored stays until you clear it.",
-        ),
-        "Switch off",
-        "measurement is off. Sites get empty reports, and cannot tell.",
-    ),
-    Action.SWITCH_ON: _Text(
-        "Switch measurement on?",
-        ("Sites can have ads remembered again and measure purchases, within the budgets.",),
-        "Switch on",
-        "measurement is on.",
-    ),
-}
-
-
-def confirmation_page(action: Action, csrf_token: str, *, site: str = "") -> str:
-    """Return the page whose form performs `action`."""
-    text, names = _TEXTS[action], {"site": site, "clearing": describe_clearing(site)}
-    title = text.title.format(**names)
-    fields = [
-        tag("input", type="hidden", name="token", value=csrf_token),
-        tag("input", type="hidden", name="site", value=site) if site else None,
-    ]
-    kind = "primary" if action is Action.SWITCH_ON else "primary danger"
-    buttons = tag("p", tag("button", text.button, class_=kind), button_link("No, go back", "./"), class_="actions")
-    form = tag("form", fields, buttons, method="post", action=action.value)
-    paragraphs = [tag("p", each.format(**names)) for each in text.consequences]
-    return page(title, [tag("h1", title), paragraphs, form])
 
 
 class Dashboard:
@@ -161,10 +63,9 @@ class Dashboard:
         base = self._session.path
         app.router.add_get("/open", self._log_in)
         app.router.add_get("/static/{name}", static_file)
-        app.router.add_get(f"{base}/", self._overview)
         app.router.add_get(f"{base}/static/{{name}}", static_file)
-        app.router.add_get(f"{base}/{{action}}", self._confirm)
-        app.router.add_post(f"{base}/{{action}}", self._perform)
+        app.router.add_get(f"{base}/{{action:[^/]*}}", self._show)
+        app.router.add_post(f"{base}/{{action:[^/]*}}", self._perform)
         app.router.add_get("/{rest:.*}", self._without_login)
         return app
 
@@ -183,25 +84,19 @@ class Dashboard:
         self._session.set_cookie(response)
         return response
 
-    async def _overview(self, request: web.Request) -> web.Response:
+    async def _show(self, request: web.Request) -> web.Response:
         self._require_cookie(request)
-        overview = await _in_thread(self._device.overview)
-        performed = _action_or_none(request.query.get("done", ""))
-        rendered = OverviewPage(
-            overview,
+        wanted = functools.partial(
+            dashboard_page,
+            self._device,
+            _action(request),
+            request.query,
             self._local_time,
-            done=performed.notice if performed else "",
-            all_rows=request.query.get("all") == "1",
+            csrf_token=self._session.csrf_token,
             back_link=self._back_link,
             below=self._below,
         )
-        return _html(rendered.render())
-
-    async def _confirm(self, request: web.Request) -> web.Response:
-        self._require_cookie(request)
-        action = _action(request)
-        site = _site(request.query.get("site", "")) if action is Action.CLEAR_SITE else ""
-        return _html(confirmation_page(action, self._session.csrf_token, site=site))
+        return _html(await _in_thread(wanted))
 
     async def _perform(self, request: web.Request) -> web.Response:
         self._require_cookie(request)
@@ -209,10 +104,10 @@ class Dashboard:
         form = await request.post()
         if not self._session.csrf_token_matches(form.get("token")):
             raise web.HTTPForbidden(text="Refused. This form is not one of this page's.\n")
-        site = _site(str(form.get("site", ""))) if action is Action.CLEAR_SITE else ""
-        confirmed = ConfirmedAction(action, site)
-        await _in_thread(lambda: confirmed.run(self._device))
-        raise web.HTTPSeeOther(f"{self._session.path}/?done={action.value}")
+        if action is None:
+            raise web.HTTPMethodNotAllowed("POST", ["GET"])
+        onward = await _in_thread(functools.partial(perform, self._device, action, form))
+        raise web.HTTPSeeOther(f"{self._session.path}/{onward}")
 
     async def _without_login(self, _request: web.Request) -> web.Response:
         return _forbidden("Open the dashboard with the link that the command has printed.")
@@ -231,31 +126,24 @@ async def static_file(request: web.Request) -> web.Response:
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """Call the device without blocking the event loop; answer 503 if its database is locked."""
+    """Call the device without blocking the event loop; answer 503 if its database is locked, 400 if a site is none."""
     try:
         return await asyncio.to_thread(call)
+    except StandardError:
+        raise web.HTTPBadRequest(text="This is not the name of a site.\n") from None
     except DatabaseUnavailable:
         raise web.HTTPServiceUnavailable(
             text="The device's database is busy. Reload this page in a moment.\n"
         ) from None
 
 
-def _action(request: web.Request) -> Action:
-    action = _action_or_none(request.match_info["action"])
-    if action is None:
-        raise web.HTTPNotFound(text="There is no such page.\n")
-    return action
-
-
-def _action_or_none(name: str) -> Action | None:
-    return next((action for action in Action if action.value == name), None)
-
-
-def _site(name: str) -> str:
+def _action(request: web.Request) -> Action | None:
+    """Return the action that an address names; the overview's names none."""
+    name = request.match_info["action"]
     try:
-        return parse_site(name)
-    except StandardError:
-        raise web.HTTPBadRequest(text="This is not the name of a site.\n") from None
+        return Action(name) if name else None
+    except ValueError:
+        raise web.HTTPNotFound(text="There is no such page.\n") from None
 
 
 def _html(text: str, status: int = 200) -> web.Response:

@@ -247,28 +247,28 @@ class Browser(Generic[R]):
     """A device behind web pages. Report what users do in their tabs to `activations`."""
 
     def __init__(self, device: Device[R], clock: Callable[[], int], limits: DeviceLimits | None = None) -> None:
-        self._device = device
+        self.device = device
         self.activations = Activations(clock, (limits or DeviceLimits()).activation_seconds)
 
     def save_impression(self, page: Page, options: ImpressionOptions) -> None:
         """Call `Device.save_impression` if the page is allowed to."""
         action = self.check(page, Feature.SAVE_IMPRESSION)
-        self._device.save_impression(page.site, options, intermediary=page.intermediary, action=action)
+        self.device.save_impression(page.site, options, intermediary=page.intermediary, action=action)
 
     def measure_conversion(self, page: Page, options: ConversionOptions) -> R:
         """Call `Device.measure_conversion` if the page is allowed to."""
         action = self.check(page, Feature.MEASURE_CONVERSION)
-        return self._device.measure_conversion(page.site, options, intermediary=page.intermediary, action=action)
+        return self.device.measure_conversion(page.site, options, intermediary=page.intermediary, action=action)
 
     def save_conversion(self, page: Page, options: ConversionEventOptions) -> None:
         """Call `Device.save_conversion` if the page may save: the display side has no policy of its own."""
         action = self.check(page, Feature.SAVE_IMPRESSION)
-        self._device.save_conversion(page.site, options, intermediary=page.intermediary, action=action)
+        self.device.save_conversion(page.site, options, intermediary=page.intermediary, action=action)
 
     def measure_impression(self, page: Page, options: LabelOptions) -> R:
         """Call `Device.measure_impression` if the page may measure."""
         action = self.check(page, Feature.MEASURE_CONVERSION)
-        return self._device.measure_impression(page.site, options, intermediary=page.intermediary, action=action)
+        return self.device.measure_impression(page.site, options, intermediary=page.intermediary, action=action)
 
     def check(self, page: Page, feature: Feature, *, acted: bool = False) -> str | None:
         """Raise NotAllowedError if an insecure context, the page's policy or a missing activation forbids the call.

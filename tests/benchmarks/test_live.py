@@ -190,18 +190,13 @@ class TestAgent:
             news = visitor.where[Place.NEWS]
             assert (await visitor.post(Place.AGENT, "/saveImpression", '{"histogramIndex": 1}', news))[0] == 415
 
-    async def test_headers_do_the_same_as_the_calls(self, tmp_path: Path, trio: Trio) -> None:
-        """The blog's answer saves; the shop's answer measures, and the report goes to its report-url."""
+    async def test_a_header_does_the_same_as_a_call(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:
             blog = visitor.where[Place.BLOG]
             async with visitor.session.post(f"{blog}/clicked", data="3", headers={"Origin": blog}) as response:
                 told = {"saveImpression": response.headers["Save-Impression"]}
             assert (await visitor.call("responseHeaders", told, blog)).status == 200
-            options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
-            measure = f'{options}, report-url="/reports"'
-            await visitor.call("responseHeaders", {"measureConversion": measure}, visitor.where[Place.SHOP])
-            (report,) = collected(tmp_path)
-            assert opened(report, trio) == [0, 0, 0, 1]
+            assert opened(SealedReport.decode(await visitor.measure()), trio) == [0, 0, 0, 1]
 
     @pytest.mark.parametrize(
         "headers",
@@ -209,8 +204,8 @@ class TestAgent:
             {"saveImpression": "histogram-index=x y"},
             {"saveImpression": "histogram-index=1000000"},
             {"saveImpression": 5},
-            {"measureConversion": 'aggregation-service="other", histogram-size=4, report-url="/reports"'},
-            {"measureConversion": "rubbish("},
+            {"saveImpression": "rubbish("},
+            {},
         ],
     )
     async def test_a_header_that_is_refused_is_ignored(
@@ -221,15 +216,6 @@ class TestAgent:
             assert response.status == 200 and await response.json() == {}
             overview = visitor.device.overview()
             assert not overview.impressions and not overview.reports
-
-    async def test_reports_are_delivered_to_sites_of_the_demonstration_only(self, tmp_path: Path, trio: Trio) -> None:
-        async with visiting(tmp_path, trio) as visitor:
-            options = f'aggregation-service="trefoil", histogram-size={BUCKETS}, epsilon=0.2, kappa=1'
-            for url in ("https://elsewhere.example/reports", "https://news.example/reports"):
-                told = {"measureConversion": f'{options}, report-url="{url}"'}
-                response = await visitor.call("responseHeaders", told, visitor.where[Place.SHOP])
-                assert response.status == 200
-            assert collected(tmp_path) == []
 
     async def test_errors_have_the_standards_names(self, tmp_path: Path, trio: Trio) -> None:
         async with visiting(tmp_path, trio) as visitor:

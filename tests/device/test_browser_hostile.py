@@ -247,7 +247,7 @@ def test_a_frame_that_lies_about_its_place_has_none(plain: Person) -> None:
         { kind: "call", call: "save", options: { histogramIndex: 1 }, place, acted: true })));
       const target = { tabId: tab.id, frameIds: [frameId] };
       return (await chrome.scripting.executeScript({ target, args: [places], func }))[0].result; }"""
-    places = [0, None, -1, -7, 99, "x", "parent", "0", {}, [], True, 1e99]
+    places: list[object] = [0, None, -1, -7, 99, "x", "parent", "0", {}, [], True, 1e99]
     assert [answer["error"] for answer in plain.worker.evaluate(forge, places)] == ["NotAllowedError"] * len(places)
     page.close()
 

@@ -35,13 +35,15 @@ from device.dashboard.markup import Markup, budget_bar, join, tag
 from device.dashboard.pages import (
     MAX_ROWS,
     SHOWN_SITES,
+    Action,
     OverviewPage,
     RecipientTotal,
+    confirmation_page,
     totals_by_intermediary,
     totals_by_site,
 )
 from device.dashboard.security import HOST, Session, bind_loopback, content_security_policy, origin_of
-from device.dashboard.server import Action, Dashboard, confirmation_page, serve
+from device.dashboard.server import Dashboard, serve
 from device.device import Device
 from device.events import ImpressionOptions
 from device.limits import DeviceLimits, OwnSite
@@ -427,9 +429,7 @@ class TestActions:
 
     async def test_clearing_a_site_takes_what_it_stored_and_closes_the_past_to_it(self, world: World) -> None:
         spent = [state for state in world.device.budget() if state.site != "news.example"]
-        assert describe_clearing("news.example") in text_of(
-            confirmation_page(Action.CLEAR_SITE, "", site="news.example")
-        )
+        assert describe_clearing("news.example") in text_of(confirmation_page(Action.CLEAR_SITE, "", "news.example"))
         await self._do(world, "clear-site", site="news.example")
         closed = [
             state for state in world.device.budget() if state.kind is FilterKind.SITE and state.site == "news.example"

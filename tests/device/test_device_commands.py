@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from device import agent
 from device.budget import FilterKind
 from device.dashboard.formatting import describe_clearing
-from device.dashboard.server import Action, ConfirmedAction
+from device.dashboard.pages import Action, perform
 from device.errors import DatabaseUnavailable
 from device.events import ImpressionOptions
 from device.limits import DeviceLimits, OwnSite
@@ -387,7 +387,7 @@ def test_clearing_a_site_means_the_same_on_the_command_line_and_on_the_page(db: 
 
 def _clear_on_the_page(path: Path) -> None:
     with agent.opened(path) as device:
-        ConfirmedAction(Action.CLEAR_SITE, "shop.example").run(device)
+        perform(device, Action.CLEAR_SITE, {"site": "shop.example"})
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class PlainHost(Host[tuple[int, ...]]):
         self._now = message.get("now", NOW)
         if (scenarios := message.get("scenarios")) is not None:
             new = self._new_device(ScenarioConfig.load(Path(scenarios or "no such folder") / CONFIG))
-            self._device = self.browser._device = new
+            self.browser.device = new
         return {}
 
     def _history(self, message: Message) -> Answer:

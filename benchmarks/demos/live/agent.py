@@ -1,4 +1,4 @@
-"""The device agent: one person's device, called from the websites by the standard's two calls and two headers.
+"""The device agent: one person's device, called from the websites by the standard's two calls and one of its headers.
 
 It stands in for the browser. A page states its request, never its identity: that is the browser's Origin header, and an
 unknown origin is rejected. It has no tabs, so no user activation is required. Calls wait for answers in the agent's
@@ -14,13 +14,12 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
-from urllib.parse import urlsplit
 
-import aiohttp
 from aiohttp import web
 
 from benchmarks.demos.live.web import CAMPAIGNS
 from device.agent import Report, system_clock
+from device.browser.host import sealed_bytes
 from device.conversion import ConversionOptions
 from device.dashboard.formatting import plural
 from device.dashboard.markup import bare_page, tag
@@ -32,11 +31,9 @@ from device.events import ImpressionOptions
 from device.overview import Overview
 from device.web.browser import Browser, Page
 from device.web.dictionaries import WrongType, read_options
-from device.web.http_headers import parse_measure_conversion, parse_save_impression
+from device.web.http_headers import parse_save_impression
 from protocol.errors import TrefoilError
-from protocol.report import SealedReport
 
-DELIVERY_SECONDS = 10.0
 # Calls that are in their turns at the same time, and calls that may wait for that.
 THREADS = 32
 MOST_WAITING = 200
@@ -120,38 +117,21 @@ class Agent:
         return {}
 
     async def _measure(self, site: str, passed: object) -> dict[str, object]:
-        report = await self._report(site, read_options(ConversionOptions, passed))
-        return {"report": base64.b64encode(report).decode()}
-
-    async def _report(self, site: str, options: ConversionOptions) -> bytes:
+        options = read_options(ConversionOptions, passed)
         report = await self._in_a_thread(self._browser.measure_conversion, self._pages[site], options)
-        sealed = report if isinstance(report, SealedReport) else report.sealed
-        return sealed.encode()
+        return {"report": base64.b64encode(sealed_bytes(report)).decode()}
 
     async def _headers(self, site: str, passed: object) -> dict[str, object]:
-        """Process the headers of a response of `site`. A rejected header is ignored: no script could be told."""
+        """Process the Save-Impression header of a response of `site`; no site here sends the standard's other one.
+
+        A rejected header is ignored: no script could be told.
+        """
         if not isinstance(passed, dict):
             raise WrongType("headers must be a dictionary")
-        save, measure = passed.get("saveImpression"), passed.get("measureConversion")
         with contextlib.suppress(TrefoilError):
-            if isinstance(save, str):
-                await self._in_a_thread(self._browser.save_impression, self._pages[site], parse_save_impression(save))
-        with contextlib.suppress(TrefoilError):
-            if isinstance(measure, str):
-                wanted = parse_measure_conversion(measure, f"https://{site}/")
-                await self._deliver(wanted.report_url, await self._report(site, wanted.options))
+            if isinstance(header := passed.get("saveImpression"), str):
+                await self._in_a_thread(self._browser.save_impression, self._pages[site], parse_save_impression(header))
         return {}
-
-    async def _deliver(self, report_url: str, report: bytes) -> None:
-        """Send a report to the address in a header. In the demonstration only its own sites can be reached."""
-        address = urlsplit(report_url)
-        origin = next((origin for origin, site in self._sites.items() if site == address.hostname), None)
-        if origin is None:
-            return
-        timeout = aiohttp.ClientTimeout(total=DELIVERY_SECONDS)
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with aiohttp.ClientSession(timeout=timeout, headers={"Origin": origin}) as session:
-                await session.post(f"{origin}{address.path}", data=report)
 
 
 def says_page(overview: Overview) -> str:

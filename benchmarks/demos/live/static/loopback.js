@@ -1,5 +1,5 @@
-// What stands in for the extension here: the calls of attribution.js go to the device agent on this machine, and so do
-// the headers of responses to a page's own fetch. What comes with a page itself only a real browser could see.
+// What stands in for the extension here: the calls of attribution.js go to the device agent on this machine, and so does
+// the Save-Impression header of a response to a page's own fetch. What comes with a page itself only a real browser could see.
 "use strict";
 
 (() => {
@@ -27,8 +27,7 @@
   window.fetch = async (...passed) => {
     const response = await request(...passed);
     const saveImpression = response.headers.get("Save-Impression");
-    const measureConversion = response.headers.get("Measure-Conversion");
-    if (saveImpression !== null || measureConversion !== null) await post("responseHeaders", { saveImpression, measureConversion });
+    if (saveImpression !== null) await post("responseHeaders", { saveImpression });
     return response;
   };
 })();
