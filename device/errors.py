@@ -8,21 +8,26 @@ from protocol.errors import ErrorKind, TrefoilError
 class StandardError(TrefoilError):
     """An error that W3C Attribution Level 1 reports to the caller. It never depends on the person's data."""
 
+    # As the page's own error is called.
+    name: str
+
     @property
     def standard_name(self) -> str | dict[str, str]:
         """Return this error as scenario files write it."""
-        return type(self).__name__
+        return self.name
 
 
 class RangeError(StandardError):
     """An option is outside the range that the standard or the device's limits allow."""
 
+    name = "RangeError"
     kind = ErrorKind.OUT_OF_RANGE
 
 
 class ReferenceError(StandardError):  # noqa: A001 - the standard's name; always used through this module
     """The aggregation service is not one that this device knows."""
 
+    name = "ReferenceError"
     kind = ErrorKind.UNKNOWN_NAME
 
 

@@ -33,7 +33,7 @@ from device.browser.profiles import data_folder, opened_profile
 from device.budget import FilterKind
 from device.conversion import ConversionOptions
 from device.device import Device
-from device.errors import DOMException, StandardError
+from device.errors import StandardError
 from device.events import ImpressionOptions
 from device.overview import Overview
 from device.schedule import DRAIN_SECONDS, random_spread, soon
@@ -267,8 +267,7 @@ class Host(Generic[R]):
         try:
             return work()
         except StandardError as error:
-            name = error.name if isinstance(error, DOMException) else str(error.standard_name)
-            return {"error": name, "message": str(error)}
+            return {"error": error.name, "message": str(error)}
         except Exception:
             # Whatever it is, it must not end the host, which a site could then do to all others.
             return UNAVAILABLE

@@ -142,6 +142,7 @@ def _recipient_row(total: RecipientTotal) -> list[Node]:
     return [total.name, through, f"{total.reports:,}", f"{total.paid_for:,}", epsilon(total.most)]
 
 
+@dataclass(frozen=True, slots=True)
 class OverviewPage:
     """The overview of one device for its person.
 
@@ -149,25 +150,15 @@ class OverviewPage:
     navigation, and `below` under the header.
     """
 
-    def __init__(
-        self,
-        overview: Overview,
-        local_time: LocalTime,
-        *,
-        done: str = "",
-        all_rows: bool = False,
-        back_link: Link | None = None,
-        below: Node = None,
-    ) -> None:
-        self._below = below
-        self._overview = overview
-        self._local_time = local_time
-        self._done = done
-        self._all_rows = all_rows
-        self._links = () if back_link is None else (back_link,)
+    overview: Overview
+    local_time: LocalTime
+    done: str = ""
+    all_rows: bool = False
+    back_link: Link | None = None
+    below: Node = None
 
     def render(self) -> str:
-        overview = self._overview
+        overview = self.overview
         lists = [
             self._list("reports", "report", "sent", _REPORTS, overview.reports, self._report_row),
             self._list("impressions", "impression", "stored", _IMPRESSIONS, overview.impressions, self._impression_row),
@@ -175,18 +166,18 @@ class OverviewPage:
         ]
         parts = [
             tag("h1", "What measurement has cost you"),
-            notice(self._done) if self._done else None,
+            notice(self.done) if self.done else None,
             self._controls(),
             self._summary(),
             self._sites(),
             section("more", "Everything in detail", self._all_sites(), self._recipients(), lists, self._meaning()),
             self._footer(),
         ]
-        return page("Privacy dashboard", parts, links=self._links, below=self._below)
+        return page("Privacy dashboard", parts, links=(self.back_link,) if self.back_link else (), below=self.below)
 
     def _summary(self) -> Node:
         """Return the state of the device in a few sentences. They hold after clearing, too."""
-        overview = self._overview
+        overview = self.overview
         sentences = ["Nothing is on record."]
         if overview.reports:
             sites = len({record.site for record in overview.reports})
@@ -202,7 +193,7 @@ class OverviewPage:
             sentences.append("This week is closed: no site can measure anything of it.")
         else:
             sentences.append(f"This week all sites together have spent {epsilon(now)} of {epsilon(capacity)}.")
-        cleared = formatting.describe_barrier(overview, self._local_time)
+        cleared = formatting.describe_barrier(overview, self.local_time)
         return [
             tag("p", " ".join(sentences), class_="lead"),
             None if closed else budget_bar(now, capacity),
@@ -210,19 +201,19 @@ class OverviewPage:
         ]
 
     def _controls(self) -> Markup:
-        on = self._overview.enabled
+        on = self.overview.enabled
         state = tag("span", "Measurement is on" if on else "Measurement is off", class_=f"pill {'on' if on else 'off'}")
         debug = tag("span", "A debug device: its reports can be read", class_="pill off")
         switch = button_link("Switch measurement off…", "switch-off", danger=True)
         if not on:
             switch = button_link("Switch measurement on…", "switch-on")
         clear = button_link("Clear history…", "clear-history", danger=True)
-        return tag("p", state, debug if self._overview.debug else None, switch, clear, class_="actions")
+        return tag("p", state, debug if self.overview.debug else None, switch, clear, class_="actions")
 
     def _meaning(self) -> Markup:
-        length = formatting.describe_epoch_length(self._overview.limits.epoch_length)
-        together = epsilon(2 * self._overview.limits.global_budget)
-        own_ads = "counts ads on its own pages, " if self._overview.limits.own_site is OwnSite.COUNTED else ""
+        length = formatting.describe_epoch_length(self.overview.limits.epoch_length)
+        together = epsilon(2 * self.overview.limits.global_budget)
+        own_ads = "counts ads on its own pages, " if self.overview.limits.own_site is OwnSite.COUNTED else ""
         limits = {"length": length, "together": together, "own_ads": own_ads}
         example = {"example": epsilon(_EXAMPLE), "sure": formatting.guess_probability(_EXAMPLE)}
         paragraphs = [text.format(**limits, **example) for text in _MEANING]
@@ -236,7 +227,7 @@ class OverviewPage:
         sites = [self._site(group) for group in groups]
         further = plural(len(sites) - SHOWN_SITES, "more site", "more sites")
         rest = fold("further", f"{further} with less", sites[SHOWN_SITES:]) if sites[SHOWN_SITES:] else None
-        capacity = epsilon(self._overview.limits.site_budget)
+        capacity = epsilon(self.overview.limits.site_budget)
         explained = f"Most spent first. A site may spend {capacity} of every week, the mark at the end of each bar."
         nothing = tag("p", "No site is on record.", class_="empty")
         content = [tag("p", explained), sites[:SHOWN_SITES], rest] if sites else nothing
@@ -266,7 +257,7 @@ class OverviewPage:
     def _budget_table(self, caption: str, states: Sequence[FilterState], *, named: bool = False) -> Node:
         ordered = sorted(states, key=lambda state: (-state.spent if named else 0, -state.epoch, state.site))
         columns = ["Site and week" if named else "Week", "Up to the capacity", "Spent", "Left", "In words"]
-        rows = [self._budget_row(state, named) for state in (ordered if self._all_rows else ordered[:MAX_ROWS])]
+        rows = [self._budget_row(state, named) for state in (ordered if self.all_rows else ordered[:MAX_ROWS])]
         listing = table(caption, columns, rows, numbers=("Spent", "Left"), class_="budgets")
         return [listing, _show_all(len(ordered)) if len(rows) < len(ordered) else None]
 
@@ -282,7 +273,7 @@ class OverviewPage:
         return [name, bar, epsilon(state.spent), epsilon(state.remaining), usage]
 
     def _recipients(self) -> Markup:
-        records = self._overview.reports
+        records = self.overview.reports
         tables: list[Node] = []
         for who, through, totals in (
             ("Site", "Intermediaries on its pages", totals_by_site(records)),
@@ -304,7 +295,7 @@ class OverviewPage:
             to = [to, tag("br"), "about conversions after its ad"]
         weeks = tag("ul", [tag("li", line) for line in self._cost_lines(record.epochs)])
         noise = f"ε {show(record.epsilon_micros)}, sensitivity {record.query_sensitivity:,}"
-        return [self._local_time.moment(record.time), to, formatting.describe_cost(record.epochs), weeks, noise]
+        return [self.local_time.moment(record.time), to, formatting.describe_cost(record.epochs), weeks, noise]
 
     def _cost_lines(self, entries: Sequence[EpochEntry]) -> list[str]:
         """Return one line per run of weeks with the same outcome."""
@@ -319,11 +310,11 @@ class OverviewPage:
         ad = saved.impression
         where: Node = ad.site if ad.caller == ad.site else [ad.site, tag("br"), f"by {ad.caller}"]
         who = ", ".join(sorted(saved.conversion_sites | saved.conversion_callers)) or "any site"
-        times = self._local_time
+        times = self.local_time
         return [times.moment(ad.time), where, ad.histogram_index, who, times.moment(saved.expires)]
 
     def _conversion_row(self, saved: SavedConversion) -> list[Node]:
-        event, times = saved.event, self._local_time
+        event, times = saved.event, self.local_time
         where: Node = event.site if event.caller == event.site else [event.site, tag("br"), f"by {event.caller}"]
         who = ", ".join(sorted(saved.publishers))
         return [times.moment(event.time), where, event.label, who, times.moment(saved.expires)]
@@ -340,37 +331,37 @@ class OverviewPage:
         """Return a folded table of the latest entries, with a link to the rest."""
         if not stored:
             return fold(name, f"No {one} is {'stored' if done == 'stored' else 'on record'}", tag("p", explained))
-        latest = stored if self._all_rows else stored[-MAX_ROWS:]
+        latest = stored if self.all_rows else stored[-MAX_ROWS:]
         rows = [row(each) for each in reversed(latest)]
         listing = table(f"{name.capitalize()} {done}, latest first", _COLUMNS[name], rows)
         rest = _show_all(len(stored)) if len(latest) < len(stored) else None
         heading = f"{plural(len(stored), one)} {done}"
-        return fold(name, heading, tag("p", explained), listing, rest, unfolded=self._all_rows)
+        return fold(name, heading, tag("p", explained), listing, rest, unfolded=self.all_rows)
 
     def _footer(self) -> Markup:
-        zone = self._local_time.zone_name(self._overview.now)
-        read = f"Read from this device's own store on {self._local_time.day(self._overview.now)}; times in {zone}. "
+        zone = self.local_time.zone_name(self.overview.now)
+        read = f"Read from this device's own store on {self.local_time.day(self.overview.now)}; times in {zone}. "
         return tag("p", read + _SERVED, class_="soft small")
 
     def _of_kind(self, kind: FilterKind) -> list[FilterState]:
-        return [state for state in self._overview.filters if state.kind is kind]
+        return [state for state in self.overview.filters if state.kind is kind]
 
     def _spent_now(self) -> int:
-        calendar = self._overview.calendar
+        calendar = self.overview.calendar
         if calendar is None:
             return 0
-        current = calendar.index(self._overview.now)
+        current = calendar.index(self.overview.now)
         return sum(state.spent for state in self._of_kind(FilterKind.GLOBAL) if state.epoch == current)
 
     def _calendar(self) -> EpochCalendar:
         """Return the device's calendar, or one that starts now if it has none yet."""
-        return self._overview.calendar or EpochCalendar(self._overview.now, self._overview.limits.epoch_length)
+        return self.overview.calendar or EpochCalendar(self.overview.now, self.overview.limits.epoch_length)
 
     def _week(self, epoch: int) -> str:
-        return self._local_time.week(self._calendar(), epoch, self._overview.now)
+        return self.local_time.week(self._calendar(), epoch, self.overview.now)
 
     def _closed(self, epoch: int) -> bool:
-        barrier = self._overview.barrier
+        barrier = self.overview.barrier
         return barrier is not None and epoch <= self._calendar().index(barrier)
 
 
@@ -457,15 +448,8 @@ def dashboard_page(
     if action is not None:
         return confirmation_page(action, csrf_token, _site_of(action, query))
     notices = {each.value: f"Done: {_TEXTS[each].done}" for each in Action}
-    rendered = OverviewPage(
-        device.overview(),
-        local_time,
-        done=notices.get(query.get("done", ""), ""),
-        all_rows=query.get("all") == "1",
-        back_link=back_link,
-        below=below,
-    )
-    return rendered.render()
+    done, all_rows = notices.get(query.get("done", ""), ""), query.get("all") == "1"
+    return OverviewPage(device.overview(), local_time, done, all_rows, back_link, below).render()
 
 
 def perform(device: Device[Any], action: Action, form: Mapping[str, object]) -> str:

@@ -7,8 +7,8 @@ which converts "3" and true to numbers: behind our own bindings (`device/browser
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from device.conversion import ConversionOptions
 from device.errors import StandardError
@@ -20,23 +20,10 @@ Options = TypeVar("Options", ImpressionOptions, ConversionOptions)
 class WrongType(StandardError):
     """A member is missing or of the wrong type."""
 
-    @property
-    def standard_name(self) -> str:
-        return "TypeError"
+    name = "TypeError"
 
 
-_INTEGERS = (
-    *("histogram_index", "match_value", "lifetime_days", "priority", "histogram_size", "value", "max_value"),
-    *("lookback_days", "kappa"),
-)
-_LISTS = {
-    "conversion_sites": str,
-    "conversion_callers": str,
-    "impression_sites": str,
-    "impression_callers": str,
-    "match_values": int,
-    "credit": float,
-}
+_TYPES: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in (ImpressionOptions, ConversionOptions)}
 
 
 def read_options(kind: type[Options], passed: object) -> Options:
@@ -44,10 +31,11 @@ def read_options(kind: type[Options], passed: object) -> Options:
     if not isinstance(passed, dict):
         raise WrongType("options must be a dictionary")
     members: dict[str, Any] = {}
+    types = _TYPES[kind]
     for member in dataclasses.fields(kind):
         name = _camel(member.name)
         if passed.get(name) is not None:
-            members[member.name] = _member(member.name, name, passed)
+            members[member.name] = _member(types[member.name], name, passed[name])
         elif member.default is dataclasses.MISSING:
             raise WrongType(f"the required member {name} is missing")
     return kind(**members)
@@ -57,18 +45,15 @@ def member_names(kind: type[Options]) -> set[str]:
     return {_camel(member.name) for member in dataclasses.fields(kind)}
 
 
-def _member(field: str, name: str, passed: Mapping[str, object]) -> object:
-    value = passed[name]
-    if field in _LISTS:
+def _member(wanted: Any, name: str, value: object) -> object:  # Any: an annotation is no type
+    if get_origin(wanted) is Sequence:
         if not isinstance(value, list):
             raise WrongType(f"{name} must be a sequence")
-        return tuple(_scalar(_LISTS[field], name, each) for each in value)
-    if field in _INTEGERS:
-        return _scalar(int, name, value)
-    return _scalar(float if field == "epsilon" else str, name, value)
+        return tuple(_scalar(get_args(wanted)[0], name, each) for each in value)
+    return _scalar(wanted, name, value)
 
 
-def _scalar(wanted: type, name: str, value: object) -> object:
+def _scalar(wanted: object, name: str, value: object) -> object:
     """Check a scalar. JavaScript has one kind of number: 1 is a valid double, 1.0 a valid integer; true is neither."""
     if wanted is str:
         if not isinstance(value, str):

@@ -223,7 +223,7 @@ def look_over_the_helpers_shoulders(page: Page, where: Map) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_page_is_accessible(browser: Browser, live: Map, dark: bool) -> None:
-    """Our own rules always, axe-core's serious and critical ones where npm can fetch it. After the story, so that
+    """Our own rules always, axe-core's where npm can fetch it. After the story, so that
     every page has something to show.
     """
     axe = axe_source()

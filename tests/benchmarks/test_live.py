@@ -553,7 +553,7 @@ class TestHome:
 class TestPlaces:
     def test_every_place_has_an_origin_of_its_own_and_three_are_sites(self) -> None:
         with ports_taken(0) as (where, _):
-            assert len(set(where.origins.values())) == len(Place)
+            assert len(set(where.values())) == len(Place)
             assert sorted(where.sites().values()) == ["blog.example", "news.example", "shoes.example"]
 
     def test_a_taken_port_is_an_error_with_a_hint(self) -> None:

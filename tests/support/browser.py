@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -164,18 +165,21 @@ def axe_source() -> str | None:
         if npm is None:
             return None
         ARTEFACTS.mkdir(exist_ok=True)
-        command = [npm, "pack", f"axe-core@{AXE_VERSION}", "--silent", "--pack-destination", str(ARTEFACTS)]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=ARTEFACTS)
-        except (subprocess.SubprocessError, OSError):
-            return None
+        # Moved there whole: another worker may be reading.
+        with tempfile.TemporaryDirectory(dir=ARTEFACTS) as name:
+            command = [npm, "pack", f"axe-core@{AXE_VERSION}", "--silent", "--pack-destination", name]
+            try:
+                subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=name)
+                (Path(name) / kept.name).replace(kept)
+            except (subprocess.SubprocessError, OSError):
+                return None
     with tarfile.open(kept) as package:
         member = package.extractfile("package/axe.min.js")
         return None if member is None else member.read().decode()
 
 
 def axe_findings(page: Page, source: str, rules: tuple[str, ...] = ()) -> list[str]:
-    """What axe-core finds serious or critical, by all of its rules or by those named."""
+    """What axe-core finds, by all of its rules or by those named."""
     loaded(page).evaluate(source)
     # A frame of another origin cannot be looked into; its page is looked at alone.
     options: dict[str, object] = {"iframes": False} | ({"runOnly": list(rules)} if rules else {})
@@ -183,7 +187,6 @@ def axe_findings(page: Page, source: str, rules: tuple[str, ...] = ()) -> list[s
     return [
         f"{page.url}: {violation['id']} at {node['target']}: {violation['help']}"
         for violation in json.loads(result)
-        if violation["impact"] in ("serious", "critical")
         for node in violation["nodes"]
     ]
 

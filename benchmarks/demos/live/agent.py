@@ -26,7 +26,7 @@ from device.dashboard.markup import bare_page, tag
 from device.dashboard.security import MAX_BODY, content_security_policy, security_middleware
 from device.dashboard.server import static_file
 from device.device import Device
-from device.errors import DOMException, StandardError
+from device.errors import StandardError
 from device.events import ImpressionOptions
 from device.overview import Overview
 from device.web.browser import Browser, Page
@@ -85,7 +85,7 @@ class Agent:
             try:
                 answer = await call(site, await _dictionary(request))
             except StandardError as error:
-                return _json(origin, {"error": _name(error), "message": str(error)}, status=400)
+                return _json(origin, {"error": error.name, "message": str(error)}, status=400)
             return _json(origin, answer)
 
         return handle
@@ -155,10 +155,6 @@ async def _dictionary(request: web.Request) -> object:
         return json.loads(await request.read())
     except ValueError:
         raise WrongType("options must be a dictionary") from None
-
-
-def _name(error: StandardError) -> str:
-    return error.name if isinstance(error, DOMException) else str(error.standard_name)
 
 
 def _shared_with(origin: str) -> dict[str, str]:

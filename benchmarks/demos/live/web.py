@@ -59,17 +59,11 @@ class Place(Enum):
 _SITES = {Place.NEWS: "news.example", Place.BLOG: "blog.example", Place.SHOP: SHOP_SITE}
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(dict[Place, str]):
     """The origin of every place."""
 
-    origins: Mapping[Place, str]
-
-    def __getitem__(self, place: Place) -> str:
-        return self.origins[place]
-
     def sites(self) -> dict[str, str]:
-        return {self.origins[place]: place.site for place in Place if place.site is not None}
+        return {self[place]: place.site for place in Place if place.site is not None}
 
 
 @contextlib.contextmanager
