@@ -24,6 +24,8 @@ from protocol.noise import NoiseMode
 from protocol.units import DAY
 
 FORMAT = 1
+# Options of libpq that are a password, or open a key.
+_SECRETS = {"password", "sslpassword", "oauth_client_secret"}
 _HINT = "See mpc_helpers/DEPLOY.md, or let trefoil launch or trefoil keygen helper write one."
 
 _RANGE = ErrorKind.OUT_OF_RANGE
@@ -92,19 +94,24 @@ class PostgresLocation:
     @classmethod
     def parse(cls, url: str) -> PostgresLocation:
         """Check a URL. Another host is reached only over TLS with a verified certificate."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            host = parts.hostname or ""
+        except ValueError as error:
+            raise ConfigError(f"the ledger's URL is malformed: {error}", _HINT) from None
         options = dict(parse_qsl(parts.query))
         schema = options.pop("schema", "trefoil")
-        if parts.password is not None or "password" in options:
+        if parts.password is not None or not _SECRETS.isdisjoint(options):
             message = "the ledger's URL has a password, which would be in logs and process lists"
             raise ConfigError(message, "Put it in a file that only the helper reads, and name it: passfile=/path")
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,50}", schema):
             raise ConfigError(f"a ledger's schema is a short name in lower case, not {schema!r}", _HINT)
-        host = options.get("host", parts.hostname or "")
-        # On a socket libpq ignores it.
-        if options.setdefault("sslmode", "verify-full") != "verify-full" and not host.startswith("/"):
+        if options.get("sslmode", "verify-full") != "verify-full" and not options.get("host", host).startswith("/"):
             message = f"the ledger's URL has sslmode={options['sslmode']} for another host"
             raise ConfigError(message, "Use sslmode=verify-full, with sslrootcert=/path; or a socket on this host.")
+        # Also for a socket, where libpq ignores it: a second host of a list, or a `hostaddr` in the URL, in a service
+        # or in the environment, is reached over TCP. Encryption by Kerberos would take the place of TLS.
+        options |= {"sslmode": "verify-full", "gssencmode": "disable"}
         return cls(f"{parts.scheme}://{parts.netloc}{parts.path}?{urlencode(options)}", schema)
 
     def with_schema(self, schema: str) -> PostgresLocation:

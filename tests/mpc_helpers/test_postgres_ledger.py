@@ -566,13 +566,36 @@ def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_ba
         ("postgresql://db.example/trefoil?password=secret", "password"),
         ("postgresql://db.example/trefoil?sslmode=require", "sslmode=require"),
         ("postgresql:///trefoil?sslmode=disable&service=x", "sslmode=disable"),
+        ("postgresql://db.example/trefoil?sslkey=/key&sslpassword=secret", "password"),
         ("postgresql:///trefoil?schema=Robert'); DROP", "schema"),
+        ("postgresql://[::1/trefoil", "malformed"),
     ],
 )
 def test_a_location_that_is_not_safe_is_refused_and_no_password_is_shown(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         PostgresLocation.parse(url)
     assert "secret" not in str(refused.value) + refused.value.hint
+
+
+@pytest.mark.parametrize("hosts", ["host=/nowhere&hostaddr=127.0.0.1", "host=/nowhere,localhost", "host=/nowhere"])
+def test_what_begins_as_a_socket_never_ends_as_plain_tcp(monkeypatch: pytest.MonkeyPatch, hosts: str) -> None:
+    if hosts == "host=/nowhere":
+        monkeypatch.setenv("PGHOSTADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        location = PostgresLocation.parse(f"postgresql://me@/x?{hosts}&port={listener.getsockname()[1]}&sslmode=disable")
+        caller = threading.Thread(target=lambda: why_it_cannot_be_reached(location))
+        caller.start()
+        with closing(listener.accept()[0]) as connection:
+            # SSLRequest: a length of 8 bytes and the code 80877103.
+            assert connection.recv(100) == (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
+        caller.join(30)
+
+
+def why_it_cannot_be_reached(location: PostgresLocation) -> str:
+    with pytest.raises(LedgerError) as refused:
+        engine_at(location).exists()
+    return str(refused.value)
 
 
 def test_another_host_is_reached_over_verified_tls_only() -> None:
