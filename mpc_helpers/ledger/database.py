@@ -53,7 +53,7 @@ class Database:
         """Close the connection. An open transaction is rolled back, as in a crash."""
         # A caller may wait for a database that hangs, and would hold the lock as long.
         if not self._lock.acquire(timeout=CLOSE_SECONDS):
-            self.engine.interrupt(self.connection)
+            self.connection.interrupt()
             if not self._lock.acquire(timeout=CLOSE_SECONDS):
                 # The end of the process closes it, which is a crash like any other.
                 return
@@ -72,11 +72,11 @@ class Database:
             if self.statements != ended:
                 return
         try:
-            with self.reading() as connection:
+            with self.reading():
                 try:
-                    self.engine.begin(connection)
+                    self.connection.begin()
                 finally:
-                    self.engine.roll_back(connection)
+                    self.connection.roll_back()
         finally:
             self._lock.release()
 
@@ -114,15 +114,15 @@ class Database:
         """Run the block atomically; its effect is durable when the block has ended."""
         with self.timed() as connection:
             try:
-                self.engine.begin(connection)
+                self.connection.begin()
                 yield connection
                 if before:
                     self.failpoint(before)
-                self.engine.commit(connection)
+                self.connection.commit()
                 for call in self._committed:
                     call()
             except BaseException:
-                self.engine.roll_back(connection)
+                self.connection.roll_back()
                 raise
         # Outside the lock: a test that stops the helper here closes the ledger.
         if after:

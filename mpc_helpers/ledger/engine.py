@@ -89,9 +89,21 @@ class Cursor(Protocol):
 
 
 class LedgerConnection(Protocol):
-    """An open ledger. Outside a transaction of `LedgerEngine.begin`, each statement is one."""
+    """An open ledger. Outside a transaction of `begin`, each statement is one."""
 
     def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Cursor: ...
+
+    def begin(self) -> None:
+        """Begin a transaction under which nothing of the ledger changes, or raise if this process was fenced."""
+
+    def commit(self) -> None:
+        """Commit durably, or raise."""
+
+    def roll_back(self) -> None:
+        """Roll back, if a transaction is open. Never raises."""
+
+    def interrupt(self) -> None:
+        """Have the statement that another thread waits for fail, and every later one."""
 
     def close(self) -> None: ...
 
@@ -125,18 +137,6 @@ class LedgerEngine(Protocol):
 
     def errors(self) -> AbstractContextManager[None]:
         """Translate the database's errors into a `LedgerError` that an operator can act on."""
-
-    def begin(self, connection: Any) -> None:
-        """Begin a transaction under which nothing of the ledger changes, or raise if this process was fenced."""
-
-    def commit(self, connection: Any) -> None:
-        """Commit durably, or raise."""
-
-    def roll_back(self, connection: Any) -> None:
-        """Roll back, if a transaction is open. Never raises."""
-
-    def interrupt(self, connection: Any) -> None:
-        """Have the statement that another thread waits for fail, and every later one."""
 
     def erase_log(self, connection: Any) -> None:
         """Remove erased data from the log too, best effort."""

@@ -35,7 +35,7 @@ from mpc_helpers.ledger.engine import (
     check_owner,
     damaged,
 )
-from mpc_helpers.ledger.postgres_schema import drop_functions, guards, reports_table, tables
+from mpc_helpers.ledger.postgres_schema import drop_functions, guards, reports_table, tables, triggers
 from mpc_helpers.ledger.schema import (
     APPLICATION_ID,
     ELSEWHERE,
@@ -43,6 +43,7 @@ from mpc_helpers.ledger.schema import (
     NEVER_PRUNED,
     SCHEMA_VERSION,
     UNDATED,
+    day_table,
 )
 from protocol.errors import ErrorKind
 
@@ -79,6 +80,7 @@ _DEADLINES: dict[str, Any] = {
 _DURABLE = ("fsync", "full_page_writes")
 _STOP = "Another process has it open. Stop that helper first; if its host is dead or paused: trefoil ledger take-over"
 _REACH = "The helper resumes by itself when the database can be reached. Nothing was half written."
+_READ_ONLY = "Promote this server if it is a standby that should take over. Or name the one that may be written to."
 _SPACE = "Free disk space or repair the disk. Voted attempts resume by themselves."
 
 
@@ -187,6 +189,10 @@ class PostgresConnection:
         return error
 
     def _hold(self, epoch: int) -> None:
+        # In a session of a replica no trigger runs, and with them neither the rules nor the fence.
+        if self.raw.execute("SHOW session_replication_role").fetchone() != ("origin",):
+            message = f"sessions of the ledger {self._location} run no triggers"
+            raise LedgerError(message, "Reset session_replication_role of its role and its database.")
         self._epoch = epoch
         self.raw.execute("SELECT set_config('trefoil.epoch', %s, false)", (str(epoch),))
 
@@ -225,6 +231,11 @@ class PostgresConnection:
             raise self._end(LedgerTakenOver(self._location))
 
 
+# Those that run in a session of the helper.
+_TRIGGERS = (
+    "SELECT relname, tgname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid"
+    " WHERE relnamespace = ?::regnamespace AND tgenabled IN ('O', 'A')"
+)
 LOCK = f"{APPLICATION_ID}, 'ledger'::regclass::oid::bigint::bit(32)::integer"
 
 
@@ -329,8 +340,7 @@ class PostgresEngine:
 
     def verify(self, connection: PostgresConnection) -> None:
         """Read every table of reports through its index."""
-        for (day,) in connection.execute("SELECT day FROM days").fetchall():
-            table = UNDATED if day < 0 else f"reports_{day:d}"
+        for table in _report_tables(connection):
             lost = "(SELECT 1 FROM attempts WHERE attempts.attempt = reports.attempt)"
             held = f"SELECT count(*) FROM {table} reports WHERE NOT EXISTS {lost}"  # noqa: S608  (an integer)
             if connection.execute(held).fetchone() != (0,):
@@ -356,26 +366,12 @@ class PostgresEngine:
                 return LedgerError(f"cannot use the ledger {self}: {text}", _STOP, kind=ErrorKind.BUSY)
             case psycopg.errors.DiskFull() | psycopg.errors.IoError():
                 return LedgerError(f"cannot use the ledger {self}: {text}", _SPACE, kind=ErrorKind.NO_SPACE)
+            case psycopg.errors.ReadOnlySqlTransaction():
+                return LedgerError(f"cannot use the ledger {self}: {text}", _READ_ONLY)
             case psycopg.InterfaceError():
                 return LedgerClosed(f"the ledger {self} is not open: {text}")
             case _:
                 return LedgerError(f"cannot use the ledger {self}: {text}", _REACH)
-
-    def begin(self, connection: PostgresConnection) -> None:
-        """Begin a transaction, fenced by the epoch."""
-        connection.begin()
-
-    def commit(self, connection: PostgresConnection) -> None:
-        """Commit, with the reply lost or not."""
-        connection.commit()
-
-    def roll_back(self, connection: PostgresConnection) -> None:
-        """Roll back, if a transaction is open."""
-        connection.roll_back()
-
-    def interrupt(self, connection: PostgresConnection) -> None:
-        """Break the connection, whose server may not respond."""
-        connection.interrupt()
 
     def erase_log(self, connection: PostgresConnection) -> None:
         """Do nothing: what pages and logs keep of a share cannot be read without its key (`share_keys`)."""
@@ -429,9 +425,20 @@ class PostgresEngine:
                 )
         # One snapshot for all statements: the process that holds the ledger may commit a move between two of them.
         connection.run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        enabled = connection.execute(_TRIGGERS, (self.location.schema,)).fetchall()
+        if off := triggers(_report_tables(connection)) - set(enabled):
+            table, name = min(off)
+            message = f"the trigger {name} on the table {table} of {self} is missing or disabled"
+            hint = "Enable what was disabled: ALTER TABLE … ENABLE TRIGGER USER. "
+            raise LedgerError(message, hint + NEVER_RESTORE, kind=ErrorKind.FILE_DAMAGED)
         check_owner(connection, self, owner)
         check_chain(connection, self)
         connection.run("ROLLBACK")
+
+
+def _report_tables(connection: PostgresConnection) -> set[str]:
+    days = connection.execute("SELECT day FROM days").fetchall()
+    return {UNDATED} | {day_table(day) for (day,) in days}
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,7 @@ each row. All others are checked row by row, before the change, as SQLite does.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 from mpc_helpers.ledger.schema import (
@@ -102,6 +102,13 @@ def reports_table(table: str) -> Iterator[str]:
     yield _REPORTS.format(table=table, size=size, check=AFTER)
     yield from _rules(reports_rules(table), _set_wise)
     yield from _fences(table, "INSERT OR UPDATE OR DELETE")
+
+
+def triggers(report_tables: Iterable[str]) -> set[tuple[str, str]]:
+    """Return the triggers of a ledger with these tables of reports: the table and the name of each."""
+    statements = (*guards(), *(statement for table in report_tables for statement in reports_table(table)))
+    made = (re.findall(r"CREATE TRIGGER (\w+) .*? ON (\w+)", statement) for statement in statements)
+    return {(table, name) for each in made for name, table in each}
 
 
 def drop_functions(table: str) -> str:

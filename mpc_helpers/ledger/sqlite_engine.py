@@ -43,6 +43,23 @@ UNDATED_VERSION = 4
 _MAGIC = b"SQLite format 3\x00"
 
 
+class SqliteConnection(sqlite3.Connection):
+    """A `LedgerConnection`, most of which the library's own is."""
+
+    def begin(self) -> None:
+        """Take the write lock before anything is read that could change meanwhile."""
+        self.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Commit and sync. Raises if no transaction is open any more, where the library's own would return."""
+        self.execute("COMMIT")
+
+    def roll_back(self) -> None:
+        """Roll back, unless the file was closed meanwhile, which also does."""
+        with suppress(sqlite3.ProgrammingError):
+            self.rollback()
+
+
 class SqliteEngine:
     """The `LedgerEngine` of a ledger in a file."""
 
@@ -97,7 +114,7 @@ class SqliteEngine:
             for leftover in _files_of(draft):
                 leftover.unlink(missing_ok=True)
 
-    def open(self, owner: LedgerOwner) -> sqlite3.Connection:
+    def open(self, owner: LedgerOwner) -> SqliteConnection:
         """Open the ledger of `owner`, locked by this process. A damaged, newer or foreign file is refused, untouched.
 
         Reads the file's header, the owner and the last moves, and nothing that grows with the ledger.
@@ -114,11 +131,11 @@ class SqliteEngine:
             check_owner(db, self, owner)
             check_chain(db, self)
 
-    def _connect_new(self) -> sqlite3.Connection:
+    def _connect_new(self) -> SqliteConnection:
         self.path.touch(mode=0o600)
         return _connect(self.path, "rw")
 
-    def _open_locked(self) -> sqlite3.Connection:
+    def _open_locked(self) -> SqliteConnection:
         db = _connect(self.path, "rw")
         try:
             db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -130,8 +147,8 @@ class SqliteEngine:
             db.execute("PRAGMA cache_size = -16384")
             # A large batch makes the log as long as all its reports; truncate it afterwards.
             db.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
-            db.execute("BEGIN IMMEDIATE")
-            db.execute("COMMIT")
+            db.begin()
+            db.commit()
         except sqlite3.Error:
             db.close()
             raise
@@ -164,24 +181,6 @@ class SqliteEngine:
             raise LedgerClosed(f"the ledger {self} is not open: {error}") from None
         except sqlite3.DatabaseError as error:
             raise damaged(self, error) from None
-
-    def begin(self, connection: LedgerConnection) -> None:
-        """Take the write lock before anything is read that could change meanwhile."""
-        connection.execute("BEGIN IMMEDIATE")
-
-    def commit(self, connection: LedgerConnection) -> None:
-        """Commit and sync."""
-        connection.execute("COMMIT")
-
-    def roll_back(self, connection: sqlite3.Connection) -> None:
-        """Roll back, unless the file was closed meanwhile, which also does."""
-        with suppress(sqlite3.ProgrammingError):
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-
-    def interrupt(self, connection: sqlite3.Connection) -> None:
-        """Interrupt the statement."""
-        connection.interrupt()
 
     def erase_log(self, connection: LedgerConnection) -> None:
         """Checkpoint and truncate the log, so that erased data is gone from it too.
@@ -221,11 +220,11 @@ class SqliteEngine:
                 self.verify(db)
                 check_chain(db, self, recent=None)
             with closing(self._open_locked()) as db:
-                self.begin(db)
+                db.begin()
                 # Killed after its commit, the last run left the new version in the log, and the old in the header.
                 if db.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
                     self._date(db)
-                self.commit(db)
+                db.commit()
 
     def _date(self, db: sqlite3.Connection) -> None:
         """Make the tables and triggers of the new format around the old rows."""
@@ -287,10 +286,12 @@ def _trigger(rule: Rule, when: str) -> str:
     )
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def _connect(path: Path, mode: str) -> SqliteConnection:
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     # Calls are serialised by the ledger's own lock, so they may come from any thread.
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
+    return sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0, factory=SqliteConnection
+    )
 
 
 def _files_of(path: Path) -> Iterator[Path]:

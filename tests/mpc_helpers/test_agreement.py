@@ -477,6 +477,12 @@ class FlakyDatabase:
             raise sqlite3.OperationalError(self.trouble)
         return self._db.execute(statement, *values)
 
+    def begin(self) -> None:
+        self.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self.execute("COMMIT")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
 

@@ -583,7 +583,9 @@ def test_what_begins_as_a_socket_never_ends_as_plain_tcp(monkeypatch: pytest.Mon
         monkeypatch.setenv("PGHOSTADDR", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(30)
-        location = PostgresLocation.parse(f"postgresql://me@/x?{hosts}&port={listener.getsockname()[1]}&sslmode=disable")
+        location = PostgresLocation.parse(
+            f"postgresql://me@/x?{hosts}&port={listener.getsockname()[1]}&sslmode=disable"
+        )
         caller = threading.Thread(target=lambda: why_it_cannot_be_reached(location))
         caller.start()
         with closing(listener.accept()[0]) as connection:
@@ -712,6 +714,47 @@ def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(location: Post
     with raises(ErrorKind.UNKNOWN_VERSION, LedgerError):
         ReportLedger(location, OWNER)
     assert contents(location) == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE attempts DISABLE TRIGGER ALL",
+        "ALTER TABLE undated DISABLE TRIGGER undated_on_delete",
+        "ALTER TABLE {day} DISABLE TRIGGER {day}_on_update",
+        "ALTER TABLE moves ENABLE REPLICA TRIGGER never_emptied",
+        "DROP TRIGGER a_fence ON votes",
+        "DROP TRIGGER a_fence_takeover ON ledger",
+    ],
+)
+def test_a_ledger_whose_rules_are_off_is_not_opened(location: PostgresLocation, statement: str) -> None:
+    with closing(ReportLedger(location, OWNER)) as ledger:
+        reserve(ledger, 1, 1, 5)
+        (day,) = admin(location, "SELECT max(day) FROM days")[0]
+    admin(location, statement.format(day=f"reports_{day}"))
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        ReportLedger(location, OWNER)
+
+
+def test_a_role_whose_sessions_run_no_triggers_is_refused_also_when_the_connection_is_replaced() -> None:
+    with closing_cluster(PrivatePostgres()) as private:
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        with closing(ReportLedger(place, OWNER)) as ledger:
+            attempt = reserve(ledger, 1, 1, 5)
+            ledger.moves.vote(attempt, b"share")
+            admin(place, "ALTER ROLE trefoil SET session_replication_role = replica")
+            break_connection(ledger, place)
+            for _ in range(3):
+                with pytest.raises(LedgerError):
+                    ledger.moves.release(attempt, [])
+            admin(place, "ALTER ROLE trefoil RESET ALL")
+            with raises(ErrorKind.REFUSED, LedgerError):
+                ledger.moves.release(attempt, [])
+            ledger.moves.release(attempt, YES)
+        admin(place, "ALTER ROLE trefoil SET session_replication_role = replica")
+        with pytest.raises(LedgerError, match="run no triggers"):
+            ReportLedger(place, OWNER)
 
 
 # TLS to the database, with a password from a file.

@@ -806,14 +806,14 @@ def trigger(*rule):
         os.kill(os.getpid(), signal.SIGKILL)
     return make(*rule)
 sqlite_engine._trigger = trigger
-commit = sqlite_engine.SqliteEngine.commit
-def killed(self, connection):
-    if last == 0:
+commit = sqlite_engine.SqliteConnection.commit
+def killed(self):
+    if made and last == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    commit(self, connection)
-    if last < 0:
+    commit(self)
+    if made and last < 0:
         os.kill(os.getpid(), signal.SIGKILL)
-sqlite_engine.SqliteEngine.commit = killed
+sqlite_engine.SqliteConnection.commit = killed
 sqlite_engine.SqliteEngine(Path(sys.argv[1])).upgrade(LedgerOwner(0, b"k" * 32))
 """
 

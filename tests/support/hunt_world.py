@@ -94,15 +94,18 @@ class Handle:
             raise sqlite3.ProgrammingError("the process that had it open is dead")
         return self._database
 
-    @property
-    def in_transaction(self) -> bool:
-        return self._open().in_transaction
-
     def execute(self, *statement: Any) -> sqlite3.Cursor:
         return self._open().execute(*statement)
 
-    def executemany(self, *statement: Any) -> sqlite3.Cursor:
-        return self._open().executemany(*statement)
+    def begin(self) -> None:
+        self._open().execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self._open().execute("COMMIT")
+
+    def roll_back(self) -> None:
+        if self._database is not None:
+            self._database.rollback()
 
     def close(self) -> None:
         if self._database is not None and self._database.in_transaction:
