@@ -14,7 +14,7 @@ rejected for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import assert_never
 
@@ -23,15 +23,15 @@ import numpy as np
 from mpc_helpers.admission.column import BLOCK, Block, block_hash, check_root, fit
 from mpc_helpers.agreement.messages import MAX_SHOWN, SALT_SIZE, Mask, Propose, Refuse, Reserved, Show, Shown
 from mpc_helpers.agreement.negotiation import (
+    NOT_BEGUN,
     AgreementError,
     AlreadyReleased,
     Attempt,
+    DrawnTooOften,
     Evidence,
     Negotiation,
-    drawn_too_often,
+    TooFewReports,
     public_error,
-    too_few,
-    too_late,
 )
 from mpc_helpers.agreement.peers import Context, Handle
 from mpc_helpers.agreement.voting import Voting
@@ -41,6 +41,8 @@ from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Standing
 from protocol.errors import ErrorKind, ProtocolError, Rejection
 from protocol.header import TIME_STEP
+from protocol.shares import PARTIES
+from protocol.status import Shortfall
 from protocol.wire import HASH_SIZE
 
 _ASK_OPERATORS = "Ask the three operators to compare their logs for this query. Nothing was spent."
@@ -85,7 +87,7 @@ class Preparation:
             async with asyncio.timeout_at(negotiation.deadline):
                 yield
         except TimeoutError:
-            error = self._alarms.error() or too_late(negotiation)
+            error = self._alarms.error() or _too_late(negotiation)
             await self._fail(negotiation, str(error))
             raise error from None
         except BaseException as error:
@@ -158,7 +160,7 @@ class Preparation:
             free: Mask = admitted & ~seen & ~little & ~invalid
             if drawn := int(np.count_nonzero(free & (standings == Standing.DRAWN))):
                 aborts = await self._offload(lambda: self._ledger.attempts.aborts_by_party(key))
-                raise drawn_too_often(negotiation, drawn, aborts)
+                raise _drawn_too_often(negotiation, drawn, aborts)
             busy = np.count_nonzero(free & (standings == Standing.BUSY))
             if not busy:
                 rejected = {Rejection.SEEN: seen, Rejection.TOO_LITTLE_LEFT: little}
@@ -197,7 +199,7 @@ class Preparation:
         negotiation.frozen = True
         accepted = await self._offload(negotiation.accepted_by_all)
         if (count := int(np.count_nonzero(accepted))) < negotiation.terms.minimum:
-            raise too_few(negotiation, count, await self._offload(lambda: self._affordable(negotiation)))
+            raise _too_few(negotiation, count, await self._offload(lambda: self._affordable(negotiation)))
         if await self._share_check.check(negotiation, accepted):
             return True
         negotiation.least_number = negotiation.number + 1
@@ -274,6 +276,74 @@ class Preparation:
 
     def _post(self, party: int, body: Propose | Reserved) -> None:
         self._peers.post(party, (body.kind, body.query.key, body.number), body, self._handle)
+
+
+def _too_few(negotiation: Negotiation, accepted: int, affordable: int | None = None) -> TooFewReports:
+    """Return the error for too few accepted reports. Its counts show a helper that rejects everything.
+
+    `affordable` is the largest ε at which this helper would propose enough of them (`Amounts.affordable`).
+    """
+    first, second, third = (negotiation.proposals[party].rejection_counts for party in range(PARTIES))
+    needed = negotiation.terms.minimum
+    return TooFewReports(
+        Shortfall(len(negotiation.batch.digests), accepted, needed, (first, second, third)),
+        f"only {accepted} reports are acceptable to all three helpers; {needed} are needed",
+        "Wait for more reports, or ask for fewer.",
+        affordable=affordable,
+    )
+
+
+def _drawn_too_often(negotiation: Negotiation, reports: int, aborts: Mapping[int, int]) -> DrawnTooOften:
+    """Return the error for exhausted draws: a malicious helper that aborts until it likes a draw gets no other.
+
+    The signed NOs say who aborted. They blame no one: a malicious helper can make an honest one abort.
+    """
+    names = ", ".join(f"helper {party + 1} aborted {count}" for party, count in sorted(aborts.items()))
+    message = (
+        f"{reports} reports were in {negotiation.terms.most_draws} attempts that were aborted after their noise was"
+        " drawn, and no further attempt with this kind of noise may use them; nothing was spent"
+    )
+    return DrawnTooOften(
+        f"{message} ({names} of this query's)" if names else message,
+        "Ask again with joint noise, if all three helpers run it. With local noise, one of them can shift the answer.",
+    )
+
+
+def _too_late(negotiation: Negotiation) -> AgreementError:
+    """Return the error for a missed deadline, blaming the helper that did not answer if it is one.
+
+    A helper that answers, but with something else, may be waiting for the third: then it is one of the two.
+    """
+    lacking = negotiation.lacks_reserved if negotiation.attempt_id else negotiation.lacks_proposal
+    silent = [party for party in range(PARTIES) if party != negotiation.party and negotiation.own and lacking(party)]
+    missing = silent or sorted(negotiation.awaiting_blocks)
+    answers = "; ".join(f"helper {party + 1}: {negotiation.refusals.get(party, 'no answer')}" for party in missing)
+    message = f"the helpers did not agree in time, waiting for {negotiation.waiting_for}"
+    # An honest helper that has not begun waits for nobody, and one that has ended the query says something else.
+    idle = {party for party, reason in negotiation.refusals.items() if reason == NOT_BEGUN}
+    silent = [party for party in missing if party not in negotiation.heard or party in idle]
+    left_out = ", ".join(f"{count} {reason.value}" for reason, count in negotiation.rejections().items() if count)
+    return AgreementError(
+        (f"{message} ({answers})" if answers else message)
+        + _one_of_two(negotiation, missing, silent)
+        + (f"; this helper leaves out: {left_out}" if left_out else ""),
+        "Retry with the same query id; nothing was spent.",
+        party=silent[0] if len(silent) == 1 and negotiation.raises < _MANY_RAISES else None,
+        kind=ErrorKind.TIMEOUT,
+    )
+
+
+# Fewer can be lost messages, or a restart.
+_MANY_RAISES = 3
+
+
+def _one_of_two(negotiation: Negotiation, missing: Sequence[int], silent: Sequence[int]) -> str:
+    """Return whom the other helpers' messages leave under suspicion: one alone could have led the other on."""
+    one, other = (party + 1 for party in range(PARTIES) if party != negotiation.party)
+    if negotiation.raises >= _MANY_RAISES:
+        times = f"{negotiation.raises} times before all three had proposed"
+        return f"; helper {one} or helper {other} raised the attempt number {times}"
+    return f"; helper {one} or helper {other} holds it up" if missing and not silent else ""
 
 
 class Superseded(Exception):
