@@ -9,6 +9,7 @@ import typer
 
 from benchmarks.costs import browser_timing, device_timing, ledger_cost, noise_cost, report_cost, validity
 from benchmarks.results import tables
+from benchmarks.results.columns import on_terminal
 from benchmarks.results.origin import ROOT, rerun, write_results
 from benchmarks.throughput.grid import Extra, Grid, cells_of
 from benchmarks.throughput.measurement import Target
@@ -61,8 +62,8 @@ def bench_validity(
     Example: trefoil bench validity --reports 2000 --invalid 0 --invalid 20
     """
     costs = validity.measure(reports, invalid or [0, 1, 1_000, 50_000], buckets)
-    validity.show(costs)
-    write_results(json_file, validity.to_json(costs), seed=0)
+    console.out.print(on_terminal("Dishonest devices in a batch of checked debug reports", validity.COLUMNS, costs))
+    write_results(json_file, {"validity": costs}, seed=0)
 
 
 @bench.command("noise")
@@ -85,8 +86,9 @@ def bench_noise(
         )
     with console.progress("noise", len(wanted)) as advance:
         results = noise_cost.measure_all(wanted, repeats, advance)
-    console.out.print(noise_cost.table(results))
-    write_results(json_file, noise_cost.to_json(results))
+    title = "Noise by mode, buckets and scale b: three workers over TLS"
+    console.out.print(on_terminal(title, noise_cost.COLUMNS, results, words={"mode"}))
+    write_results(json_file, {"noise": results})
 
 
 @bench.command("throughput")

@@ -15,15 +15,12 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from rich.table import Table
-
-from benchmarks.results.columns import Columns, on_terminal
+from benchmarks.results.columns import Columns
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
@@ -40,31 +37,13 @@ SESSION_SECONDS = 600.0
 ROUND_BUCKETS = 8
 # Warm-up sessions until Python has specialised its functions (`mpc_helpers.mpc.fork_server_main`).
 _UNCOUNTED = 3
-Advance = Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseCost:
-    """One mode at one number of buckets and one scale b = Δ/ε, with ε = 1.
-
-    `cpu_seconds` is of the slowest of three workers, drawing included, beyond what a session without noise takes
-    (`session_cpu_seconds`). `again_cpu_seconds` is a third of three parties in one process that has run them before.
-    `bytes` is what the helper that sends most sends to both others.
-    """
-
-    mode: str
-    buckets: int
-    scale: int
-    cpu_seconds: float
-    session_cpu_seconds: float
-    again_cpu_seconds: float
-    wall_seconds: float
-    bytes: int
-    rounds: int
-    standard_deviation: float
-    variance_over_laplace: float
-    half_width_95: int
-    delta: float
+# What `--json` has of one mode at one number of buckets and one scale b = Δ/ε, with ε = 1. `cpu_seconds` is of the
+# slowest of three workers, drawing included, beyond what a session without noise takes (`session_cpu_seconds`);
+# `again_cpu_seconds` a third of three parties in one process that has run them before; `bytes` what the helper that
+# sends most sends to both others. Any: a name and numbers.
+Record = Mapping[str, Any]
 
 
 def terms_of(mode: NoiseMode, buckets: int, scale: int) -> SumTerms:
@@ -87,7 +66,9 @@ def possible(buckets: Sequence[int], scales: Sequence[int]) -> list[tuple[NoiseM
     return combinations
 
 
-def measure_all(wanted: Sequence[tuple[NoiseMode, SumTerms]], repeats: int, progress: Advance) -> list[NoiseCost]:
+def measure_all(
+    wanted: Sequence[tuple[NoiseMode, SumTerms]], repeats: int, progress: Callable[[], None]
+) -> list[Record]:
     rounds: dict[tuple[NoiseMode, Fraction], int] = {}
     results = []
     with tempfile.TemporaryDirectory(prefix="trefoil-noise-") as folder, _Workers(Path(folder)) as bench:
@@ -99,27 +80,27 @@ def measure_all(wanted: Sequence[tuple[NoiseMode, SumTerms]], repeats: int, prog
     return results
 
 
-def measure(mode: NoiseMode, terms: SumTerms, bench: _Workers, repeats: int, rounds: int) -> NoiseCost:
+def measure(mode: NoiseMode, terms: SumTerms, bench: _Workers, repeats: int, rounds: int) -> Record:
     """Measure one mode in several sessions of real workers, each after one without noise."""
     quiet = SumTerms(SumKind.DEBUG, terms.rate, terms.change, terms.buckets)
     pairs = [(bench.run(quiet), bench.run(terms)) for _ in range(repeats)]
     without = statistics.median(cpu for (cpu, _), _ in pairs)
     scale = NoiseScale(mode, terms.rate, terms.change)
-    return NoiseCost(
-        mode=mode.value,
-        buckets=terms.buckets,
-        scale=int(1 / terms.rate),
-        cpu_seconds=max(0.0, statistics.median(cpu for _, (cpu, _) in pairs) - without),
-        session_cpu_seconds=without,
-        again_cpu_seconds=max(0.0, _again(terms, repeats) - _again(quiet, repeats)) / PARTIES,
-        wall_seconds=statistics.median(wall for _, (_, wall) in pairs),
-        bytes=count_bytes(terms),
-        rounds=rounds,
-        standard_deviation=scale.standard_deviation,
-        variance_over_laplace=scale.variance / laplace_variance(terms.rate),
-        half_width_95=scale.half_width(0.95),
-        delta=float(scale.delta),
-    )
+    return {
+        "mode": mode.value,
+        "buckets": terms.buckets,
+        "scale": int(1 / terms.rate),
+        "cpu_seconds": max(0.0, statistics.median(cpu for _, (cpu, _) in pairs) - without),
+        "session_cpu_seconds": without,
+        "again_cpu_seconds": max(0.0, _again(terms, repeats) - _again(quiet, repeats)) / PARTIES,
+        "wall_seconds": statistics.median(wall for _, (_, wall) in pairs),
+        "bytes": count_bytes(terms),
+        "rounds": rounds,
+        "standard_deviation": scale.standard_deviation,
+        "variance_over_laplace": scale.variance / laplace_variance(terms.rate),
+        "half_width_95": scale.half_width(0.95),
+        "delta": float(scale.delta),
+    }
 
 
 def _again(terms: SumTerms, repeats: int) -> float:
@@ -230,24 +211,16 @@ def _identity(folder: Path, party: int, now: int) -> TlsIdentity:
     return make_identity(own, f"helper-{party + 1}", now)
 
 
-COLUMNS: Columns[NoiseCost] = {
-    "mode": lambda cost: cost.mode,
-    "b": lambda cost: cost.scale,
-    "buckets": lambda cost: cost.buckets,
-    "CPU, ms": lambda cost: f"{1e3 * cost.cpu_seconds:.1f}",
-    "again, ms": lambda cost: f"{1e3 * cost.again_cpu_seconds:.1f}",
-    "bytes sent": lambda cost: cost.bytes,
-    "rounds": lambda cost: cost.rounds,
-    "sd": lambda cost: f"{cost.standard_deviation:,.1f}",
-    "var / Laplace": lambda cost: f"{cost.variance_over_laplace:.3f}",
-    "95 % within": lambda cost: f"±{cost.half_width_95:,}",
-    "δ": lambda cost: f"{cost.delta:.0e}" if cost.delta else "0",
+COLUMNS: Columns[Record] = {
+    "mode": lambda cost: cost["mode"],
+    "b": lambda cost: cost["scale"],
+    "buckets": lambda cost: cost["buckets"],
+    "ms in a fresh process": lambda cost: f"{1e3 * cost['cpu_seconds']:.1f}",
+    "in one that ran some": lambda cost: f"{1e3 * cost['again_cpu_seconds']:.1f}",
+    "bytes it sends": lambda cost: cost["bytes"],
+    "rounds": lambda cost: cost["rounds"],
+    "sd": lambda cost: f"{cost['standard_deviation']:,.1f}",
+    "variance, × Laplace": lambda cost: f"{cost['variance_over_laplace']:.3f}",
+    "95 % within": lambda cost: f"±{cost['half_width_95']:,}",
+    "δ": lambda cost: f"{cost['delta']:.0e}" if cost["delta"] else "0",
 }
-
-
-def table(results: list[NoiseCost]) -> Table:
-    return on_terminal("Noise by mode, buckets and scale b: three workers over TLS", COLUMNS, results, words={"mode"})
-
-
-def to_json(results: list[NoiseCost]) -> dict[str, object]:
-    return {"noise": [asdict(cost) for cost in results]}

@@ -6,14 +6,14 @@ the best round of each counts, so that a busy machine slows the run down and lea
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from protocol.header import TIME_STEP, ReportTerms
 from protocol.helper_set import PIN_SIZE, HelperEntry, HelperSet, HpkeKeyConfig
 from protocol.hpke import CLASSICAL, PrivateKey, Suite
 from protocol.keys import IdentityKey
-from protocol.noise import NoiseMode
+from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.query import Query
 from protocol.report import SealedReport, header_digest, payload_info, seal_report
 from protocol.shares import PARTIES
@@ -50,46 +50,13 @@ _SEALS_PER_ROUND = 20
 BENCH_TIME = 500_000 * TIME_STEP
 
 
-@dataclass(frozen=True, slots=True)
-class OverUnchecked:
-    """Ratios of a checked report to one of schema 1 with the same buckets, measured alternately. Ingest by helper.
-
-    `seal` compares null reports; `seal_full` reports of the largest value in one bucket, both sides.
-    """
-
-    unchecked_bytes: int
-    unchecked_seal_us: float
-    unchecked_open_us: list[float]
-    bytes: float
-    seal: float
-    seal_full: float
-    ingest: list[float]
+# What `--json` has of one histogram size. Times are microseconds per report; opening ratios are of helpers 1, 2 and 3.
+# `over_unchecked` has ratios to a report of schema 1, measured alternately: `seal` of null reports, `seal_full` of the
+# largest value in one bucket. Any: numbers, lists of them, and these ratios.
+Record = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportCost:
-    """One histogram size. Times in microseconds per report; the opening ratios are of helpers 1, 2 and 3."""
-
-    buckets: int
-    cap: int
-    suite: int
-    bytes_total: int
-    bytes_header: int
-    bytes_body: int
-    bytes_payloads: int
-    bytes_framing: int
-    prio3_histogram_bytes: int | None
-    bare_seals_us: float
-    seal_us: float
-    seal_over_bare: float
-    bare_open_us: float
-    open_us: float
-    open_over_bare: float
-    open_over_bare_by_helper: list[float]
-    over_unchecked: OverUnchecked
-
-
-def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> list[ReportCost]:
+def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> list[Record]:
     costs = []
     with console.progress("measuring", len(buckets)) as advance:
         for size in buckets:
@@ -98,7 +65,7 @@ def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> li
     return costs
 
 
-def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> ReportCost:
+def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> Record:
     """Measure bytes, sealing and opening for one histogram size, alternating checked and unchecked reports."""
     helpers = Helpers.fresh(suite)
     unchecked = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 2 * CAP, buckets)
@@ -113,33 +80,33 @@ def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> Repor
     openings, plain_openings = measure_openings(helpers, [checked, unchecked], rounds, _WHOLE_CHUNK)
     worst = max(openings, key=lambda opening: opening[1] / opening[0])
     payloads, total, plain_total = sum(map(len, sample.payloads)), len(sample.encode()), len(plain.encode())
-    return ReportCost(
-        buckets=buckets,
-        cap=CAP,
-        suite=suite.value,
-        bytes_total=total,
-        bytes_header=len(sample.header),
-        bytes_body=len(sample.body),
-        bytes_payloads=payloads,
-        bytes_framing=total - len(sample.header) - len(sample.body) - payloads,
-        prio3_histogram_bytes=PRIO3_HISTOGRAM_BYTES.get(buckets),
-        bare_seals_us=bare_seals,
-        seal_us=seal,
-        seal_over_bare=seal / bare_seals,
-        bare_open_us=1e6 * worst[0],
-        open_us=1e6 * worst[1],
-        open_over_bare=worst[1] / worst[0],
-        open_over_bare_by_helper=[whole / bare for bare, whole in openings],
-        over_unchecked=OverUnchecked(
-            unchecked_bytes=plain_total,
-            unchecked_seal_us=plain_seal,
-            unchecked_open_us=[1e6 * whole for _, whole in plain_openings],
-            bytes=total / plain_total,
-            seal=seal / plain_seal,
-            seal_full=full_seal / plain_full_seal,
-            ingest=[one / other for (_, one), (_, other) in zip(openings, plain_openings, strict=True)],
-        ),
-    )
+    return {
+        "buckets": buckets,
+        "cap": CAP,
+        "suite": suite.value,
+        "bytes_total": total,
+        "bytes_header": len(sample.header),
+        "bytes_body": len(sample.body),
+        "bytes_payloads": payloads,
+        "bytes_framing": total - len(sample.header) - len(sample.body) - payloads,
+        "prio3_histogram_bytes": PRIO3_HISTOGRAM_BYTES.get(buckets),
+        "bare_seals_us": bare_seals,
+        "seal_us": seal,
+        "seal_over_bare": seal / bare_seals,
+        "bare_open_us": 1e6 * worst[0],
+        "open_us": 1e6 * worst[1],
+        "open_over_bare": worst[1] / worst[0],
+        "open_over_bare_by_helper": [whole / bare for bare, whole in openings],
+        "over_unchecked": {
+            "unchecked_bytes": plain_total,
+            "unchecked_seal_us": plain_seal,
+            "unchecked_open_us": [1e6 * whole for _, whole in plain_openings],
+            "bytes": total / plain_total,
+            "seal": seal / plain_seal,
+            "seal_full": full_seal / plain_full_seal,
+            "ingest": [one / other for (_, one), (_, other) in zip(openings, plain_openings, strict=True)],
+        },
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,32 +226,8 @@ def _columns(helpers: Helpers, terms: ReportTerms, most: int) -> Iterator[tuple[
         for party, path in enumerate(paths):
             with path.open("wb") as file:
                 file.writelines(batch.column(party, batch.order()))
-        yield paths, _query(helpers, terms, batch)
-
-
-def _query(helpers: Helpers, terms: ReportTerms, batch: BatchReader) -> Query:
-    return Query(
-        query_id=os.urandom(16),
-        site=terms.site,
-        caller=terms.caller,
-        epsilon_micros=terms.epsilon_micros,
-        sensitivity=terms.sensitivity,
-        buckets=terms.buckets,
-        kappa=terms.kappa,
-        unit=terms.unit,
-        helper_set=helpers.helper_set.digest,
-        batch_root=batch.root(),
-        batch_size=len(batch),
-        answer_key=PrivateKey.generate(helpers.keys[0].suite).public.raw,
-        noise=NoiseMode.LOCAL,
-        minimum_reports=1,
-        tolerated_bad_permille=0,
-        deadline=2 * BENCH_TIME,
-        columns=batch.column_hashes(),
-        cap=terms.cap,
-        spread=terms.spread,
-        suite=helpers.keys[0].suite,
-    )
+        # Admission takes everything from the query but its signature, so any identity will do here too.
+        yield paths, make_query(batch, QueryOptions(), helpers.helper_set, IdentityKey.generate(), BENCH_TIME).query
 
 
 def best_of(work: Sequence[Callable[[], object]], rounds: int) -> list[float]:
@@ -298,35 +241,35 @@ def best_of(work: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     return best
 
 
-SIZES: Columns[ReportCost] = {
-    "buckets": lambda cost: cost.buckets,
-    "total": lambda cost: cost.bytes_total,
-    "header": lambda cost: cost.bytes_header,
-    "body": lambda cost: cost.bytes_body,
-    "payloads": lambda cost: cost.bytes_payloads,
-    "framing": lambda cost: cost.bytes_framing,
-    "Prio3Histogram, two parties (design)": lambda cost: cost.prio3_histogram_bytes or "",
+SIZES: Columns[Record] = {
+    "buckets": lambda cost: cost["buckets"],
+    "total": lambda cost: cost["bytes_total"],
+    "header": lambda cost: cost["bytes_header"],
+    "body": lambda cost: cost["bytes_body"],
+    "payloads": lambda cost: cost["bytes_payloads"],
+    "framing": lambda cost: cost["bytes_framing"],
+    "Prio3Histogram, two parties (design)": lambda cost: cost["prio3_histogram_bytes"] or "",
 }
-TIMES: Columns[ReportCost] = {
-    "buckets": lambda cost: cost.buckets,
-    "3 bare seals": lambda cost: f"{cost.bare_seals_us:.1f}",
-    "seal": lambda cost: f"{cost.seal_us:.1f}",
-    "over bare seals": lambda cost: f"{cost.seal_over_bare:.2f}",
-    "bare open": lambda cost: f"{cost.bare_open_us:.1f}",
-    "open": lambda cost: f"{cost.open_us:.1f}",
-    "over bare open": lambda cost: f"{cost.open_over_bare:.2f}",
+TIMES: Columns[Record] = {
+    "buckets": lambda cost: cost["buckets"],
+    "3 bare seals": lambda cost: f"{cost['bare_seals_us']:.1f}",
+    "seal": lambda cost: f"{cost['seal_us']:.1f}",
+    "over bare seals": lambda cost: f"{cost['seal_over_bare']:.2f}",
+    "bare open": lambda cost: f"{cost['bare_open_us']:.1f}",
+    "open": lambda cost: f"{cost['open_us']:.1f}",
+    "over bare open": lambda cost: f"{cost['open_over_bare']:.2f}",
 }
-OVER_UNCHECKED: Columns[ReportCost] = {
-    "buckets": lambda cost: cost.buckets,
-    "bytes": lambda cost: f"{cost.over_unchecked.unchecked_bytes:,} → {cost.bytes_total:,}",
-    "over unchecked": lambda cost: f"{cost.over_unchecked.bytes:.2f}",
-    "sealing, null": lambda cost: f"{cost.over_unchecked.seal:.2f}",
-    "full": lambda cost: f"{cost.over_unchecked.seal_full:.2f}",
-    "ingest at 1, 2, 3": lambda cost: ", ".join(f"{ratio:.2f}" for ratio in cost.over_unchecked.ingest),
+OVER_UNCHECKED: Columns[Record] = {
+    "buckets": lambda cost: cost["buckets"],
+    "bytes": lambda cost: f"{cost['over_unchecked']['unchecked_bytes']:,} → {cost['bytes_total']:,}",
+    "over unchecked": lambda cost: f"{cost['over_unchecked']['bytes']:.2f}",
+    "sealing, null": lambda cost: f"{cost['over_unchecked']['seal']:.2f}",
+    "full": lambda cost: f"{cost['over_unchecked']['seal_full']:.2f}",
+    "ingest at 1, 2, 3": lambda cost: ", ".join(f"{ratio:.2f}" for ratio in cost["over_unchecked"]["ingest"]),
 }
 
 
-def show(costs: Sequence[ReportCost]) -> None:
+def show(costs: Sequence[Record]) -> None:
     console.out.print(on_terminal("Bytes per report, for all three helpers", SIZES, costs))
     bounds = ", ".join(f"{size} kB for {what}" for what, size in PRIO3_L1_BOUND_SUM_KB_AT_128.items())
     console.out.print(f"Prio3L1BoundSum at 128 buckets: {bounds} (figures from the design document)\n", highlight=False)
@@ -336,8 +279,5 @@ def show(costs: Sequence[ReportCost]) -> None:
     console.out.print(on_terminal(title, OVER_UNCHECKED, costs))
 
 
-def to_json(costs: Sequence[ReportCost]) -> dict[str, object]:
-    return {
-        "reports": [asdict(cost) for cost in costs],
-        "prio3_l1_bound_sum_kb_at_128": PRIO3_L1_BOUND_SUM_KB_AT_128,
-    }
+def to_json(costs: Sequence[Record]) -> dict[str, object]:
+    return {"reports": costs, "prio3_l1_bound_sum_kb_at_128": PRIO3_L1_BOUND_SUM_KB_AT_128}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -34,12 +34,10 @@ from protocol.collector.limits import ReportKind
 from protocol.errors import ErrorKind, Rejection, TrefoilError
 from protocol.header import Header, coarse_time
 from protocol.helper_set import HelperSet
-from protocol.keys import load_identity
 from protocol.noise import NoiseMode, NoiseScale, laplace_variance
-from protocol.querier.ask import Querier
 from protocol.querier.failure import QueryFailed
+from protocol.querier.query_folder import ask
 from protocol.querier.result import QueryResult, Verdict, check_cutoff, judge
-from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.querier.view import show_delta
 from protocol.report import SealedReport
 from protocol.units import entitlement
@@ -162,8 +160,6 @@ def show_end(result: QueryResult, truth: Sequence[int], *, kept: bool) -> None:
     say(f"Next: trefoil live (in a clone: make live) {clicks}. README.md has every step as a command.")
 
 
-T = TypeVar("T")
-
 MAX_BUCKETS = DeviceLimits().max_histogram_size
 
 
@@ -266,7 +262,7 @@ def run_demo(options: DemoOptions, now: int) -> DemoOutcome:
             made = _make_batch(folder / "batch", options, trio.helper_set, now)
             show_without_budget(made.without_budget, options.reports, options.epsilon, any(made.truth))
             running.wait_ready()
-            outcome = _query(running, made, options, now)
+            outcome = _query(running, made, options)
             title("What one person's budget looks like afterwards")
             show_budget(made.device, made.conversions)
     show_end(outcome.result, outcome.truth, kept=outcome.all_refused)
@@ -276,30 +272,25 @@ def run_demo(options: DemoOptions, now: int) -> DemoOutcome:
 def _make_batch(path: Path, options: DemoOptions, helper_set: HelperSet, now: int) -> Made:
     """Simulate every person on a real device, and again on its clear twin for the truth."""
     truth, measurement = np.zeros(options.buckets, dtype=np.int64), options.measurement()
-    busiest: tuple[tuple[bool, int], Device[SealedReport]] | None = None
     without_budget = 0
-    spoilt: SealedReport | None = None
-    with BatchWriter(path) as writer, progress("reports", options.reports) as advance:
+
+    def lives() -> Iterator[tuple[Device[SealedReport], list[SealedReport]]]:
+        nonlocal truth, without_budget
         for person in people(options.seed, options.reports, options.buckets, now):
             device, reports = sealed_reports(person, measurement, helper_set)
             truth += np.sum(plain_histograms(person, measurement), axis=0, dtype=np.int64)
             for report in reports:
                 writer.add(report)
             without_budget += sum(lacked_budget(record) for record in device.reports())
-            spoilt = spoilt or raise_epsilon(reports[0])
-            # Whose budget is shown has spent some of it, and bought often.
-            rank = (any(state.spent for state in device.budget()), len(reports))
-            if busiest is None or rank > busiest[0]:
-                busiest = (rank, device)
             advance(len(reports))
-        if spoilt is None:
-            raise TrefoilError("the workload made no report", kind=ErrorKind.TOO_FEW)
-        writer.add(spoilt)
+            yield device, reports
+
+    with BatchWriter(path) as writer, progress("reports", options.reports) as advance:
+        # Whose budget is shown has spent some of it, and bought often.
+        device, reports = max(lives(), key=lambda life: (any(state.spent for state in life[0].budget()), len(life[1])))
+        writer.add(raise_epsilon(reports[0]))
         writer.add(lying_report(Lie.HUGE, replace(reports[0].terms(), time=coarse_time(now)), helper_set))
-        if busiest is None:
-            raise TrefoilError("the workload has no people", kind=ErrorKind.TOO_FEW)
-    (_, conversions), device = busiest
-    return Made(BatchReader(path), truth.tolist(), device, conversions, without_budget)
+    return Made(BatchReader(path), truth.tolist(), device, len(reports), without_budget)
 
 
 def raise_epsilon(report: SealedReport) -> SealedReport:
@@ -309,21 +300,15 @@ def raise_epsilon(report: SealedReport) -> SealedReport:
     return SealedReport(raised.encode(), report.body, report.payloads)
 
 
-def _query(running: Launched, made: Made, options: DemoOptions, now: int) -> DemoOutcome:
+def _query(running: Launched, made: Made, options: DemoOptions) -> DemoOutcome:
     """Run one query, then replay its batch, and show both outcomes."""
-    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SHOP))
     # The report whose ε was raised is of another kind: an honest querier names the kind that she means.
     kind = ReportKind.of(Header.decode(made.batch[0].header)).name
-    wishes = QueryOptions(
-        entitlement(options.epsilon), options.noise, tolerated_bad_permille=700, seconds=600, kind=kind
-    )
-
-    def ask() -> QueryResult:
-        measurement = make_query(made.batch, wishes, helper_set, key, max(now, _now()))
-        return asyncio.run(Querier(helper_set).ask(measurement, made.batch))
-
+    key = running.site_key(SHOP)
+    query = partial(ask, made.batch.path, running.helper_set, key, epsilon=options.epsilon, noise=options.noise)
+    ask_anew = partial(query, tolerate=0.7, kind=kind, new=True)
     title("One query, answered by three helpers that see no report")
-    result = ask()
+    result = ask_anew()
     # What one trusted curator would add: discrete Laplace noise of the same scale.
     drawn = noise.draw_laplace(result.query.gamma, options.buckets, noise.system_coins())
     central = [value + noisy for value, noisy in zip(made.truth, drawn, strict=True)]
@@ -338,14 +323,14 @@ def _query(running: Launched, made: Made, options: DemoOptions, now: int) -> Dem
     title("A device that lies about its numbers")
     show_lie(result.answer.rejections, invalid, made.truth[0])
     title("The same batch a second time")
-    refused, reason = _refused(ask)
+    refused, reason = _refused(ask_anew)
     say(reason if refused else f"NOT REFUSED: {reason}")
     return DemoOutcome(result, made.truth, central, refused, tampered, invalid, size, made.without_budget, verdict)
 
 
-def _refused(ask: Callable[[], QueryResult]) -> tuple[bool, str]:
+def _refused(question: Callable[[], QueryResult]) -> tuple[bool, str]:
     try:
-        ask()
+        question()
     except QueryFailed as error:
         shortfall = error.shortfall
         return shortfall is not None and all(counts.get(Rejection.SEEN) for counts in shortfall.left_out), str(error)
@@ -374,7 +359,7 @@ def demo(
     Example: trefoil demo --reports 500 --buckets 8 --json demo.json
     """
     options = DemoOptions(reports, buckets, epsilon, noise, seed, kappa, function, cutoff)
-    outcome = run_demo(options, int(time.time()))  # noqa: TID251 - an edge: commands read the real clock
+    outcome = run_demo(options, _now())
     write_json(json_file, outcome.to_json())
     if not outcome.all_refused:
         raise typer.Exit(1)

@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.costs import noise_cost, validity
 from benchmarks.results.columns import Columns, in_markdown, markdown
 from benchmarks.results.origin import RESULTS, ROOT, stored
-from benchmarks.throughput.point import PROFILE
+from benchmarks.throughput.point import PROFILE, Record, kind, spread
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.noise import NoiseMode
 from protocol.shares import PARTIES
@@ -22,9 +23,6 @@ from protocol.units import DAY
 
 DOCUMENTS = (ROOT / "benchmarks/RESULTS.md", ROOT / "benchmarks/experiments/README.md")
 _TABLE = re.compile(r"(<!-- results: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-
-# Any: every result file has its own schema.
-Record = Mapping[str, Any]
 
 
 def points() -> list[Record]:
@@ -110,23 +108,6 @@ _REPORT: Columns[Record] = {
     "ingest over the bare HPKE open": lambda cost: f"{cost['open_over_bare']:.2f}",
     "Prio3Histogram, two parties": lambda cost: f"{cost['prio3_histogram_bytes']:,} bytes",
 }
-_VALIDITY: Columns[Record] = {
-    "dishonest devices": lambda cost: cost["invalid"],
-    "counted": lambda cost: cost["counted"],
-    "left out as invalid, by helper": lambda cost: ", ".join(f"{count:,}" for count in cost["counted_invalid"]),
-    "sums": lambda cost: "exact" if cost["sums_exact"] else "WRONG",
-    "seconds": lambda cost: f"{cost['seconds']:.0f}",
-    "bytes between helpers": lambda cost: cost["peer_bytes"],
-}
-_NOISE: Columns[Record] = {
-    "mode": lambda cost: f"`{cost['mode']}`",
-    "buckets": lambda cost: cost["buckets"],
-    "in a fresh process": lambda cost: f"{1000 * cost['cpu_seconds']:.1f} ms",
-    "in one that ran some": lambda cost: f"{1000 * cost['again_cpu_seconds']:.1f} ms",
-    "bytes it sends": lambda cost: cost["bytes"],
-    "rounds": lambda cost: cost["rounds"],
-    "standard deviation": lambda cost: f"{cost['standard_deviation']:.0f}",
-}
 
 
 def _noise_sweep() -> str:
@@ -159,8 +140,11 @@ def _device() -> str:
 
 
 def _device_runs() -> dict[str, Record]:
-    names = {"quiet": "device-timing", "beside ten busy loops": "device-timing-busy"}
-    return {run: stored(name) for run, name in names.items() if (RESULTS / f"{name}.json").exists()}
+    return {"quiet": stored("device-timing"), "beside ten busy loops": stored("device-timing-busy")}
+
+
+def area(answer: Record) -> str:
+    return f"{answer['area']:.3f} ({answer['low']:.3f} to {answer['high']:.3f})"
 
 
 def _device_areas() -> str:
@@ -168,8 +152,7 @@ def _device_areas() -> str:
     rows = []
     for question in runs["quiet"]["watching"]:
         answers = [run["watching"][question] for run in runs.values()]
-        areas = [f"{each['area']:.3f} ({each['low']:.3f} to {each['high']:.3f})" for each in answers]
-        rows.append((question, *areas, *(f"{each['bits']:.3f}" for each in answers)))
+        rows.append((question, *map(area, answers), *(f"{each['bits']:.3f}" for each in answers)))
     columns = [f"{column}, {run}" for column in ("area", "bits") for run in runs]
     return markdown(["what a caller would like to know", *columns], rows)
 
@@ -194,12 +177,11 @@ def _browser() -> str:
     """Return areas in pages and at pipes, with the delay and without, by the number of busy loops beside them."""
     files = [stored(path.stem) for path in RESULTS.glob("browser-timing*.json")]
     files.sort(key=lambda file: int(file["busy_loops"]))
-    rows = []
-    for schedule in ("with_delay", "without_delay"):
-        for question in files[0][schedule]:
-            areas = [file[schedule][question] for file in files]
-            cells = [f"{area['area']:.3f} ({area['low']:.3f} to {area['high']:.3f})" for area in areas]
-            rows.append((schedule.replace("_", " "), question, *cells))
+    rows = [
+        (schedule.replace("_", " "), question, *(area(file[schedule][question]) for file in files))
+        for schedule in ("with_delay", "without_delay")
+        for question in files[0][schedule]
+    ]
     loads = [f"{file['busy_loops']} busy loops, load {file['machine']['load_average'][0]}" for file in files]
     return markdown(("schedule", "question", *loads), rows)
 
@@ -326,7 +308,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "day": lambda: day(largest(128)),
     "ten_million": lambda: day(largest(16)),
     "report": lambda: in_markdown(_REPORT, _of("report", "reports")),
-    "validity": lambda: in_markdown(_VALIDITY, _of("validity", "validity")),
+    "validity": lambda: in_markdown(validity.COLUMNS, _of("validity", "validity")),
     "ledger": lambda: in_markdown(
         _LEDGER, [cost for name in ("ledger", "ledger-one-site", "ledger-postgres") for cost in _of(name, "ledgers")]
     ),
@@ -334,7 +316,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "device_areas": _device_areas,
     "device_promises": _device_promises,
     "browser": _browser,
-    "noise": lambda: in_markdown(_NOISE, (cost for cost in _of("noise", "noise") if cost["buckets"] in (128, 4096))),
+    "noise": lambda: in_markdown(
+        noise_cost.COLUMNS, (cost for cost in _of("noise", "noise") if cost["buckets"] in (128, 4096))
+    ),
     "noise_sweep": _noise_sweep,
     "model": _model,
     "hunt": _hunt,
@@ -369,21 +353,6 @@ def write_all() -> list[Path]:
     for path in changed:
         path.write_text(renewed(path.read_text()))
     return changed
-
-
-def kind(point: Record) -> str:
-    """Return "checked" or "unchecked", with the cipher suite if it is not the first."""
-    suite = "" if point.get("suite", 1) == 1 else f", suite {point['suite']}"
-    return ("checked" if point["checked"] else "unchecked") + suite
-
-
-def spread(point: Record, name: str, digits: int = 1) -> str:
-    """Return a ratio's median, with its range over the runs if there is one; empty if the file does not have it."""
-    if name not in point["ratios"]:
-        return ""
-    low, high = point.get("ranges", {}).get(name, (0.0, 0.0))
-    middle = f"{point['ratios'][name]:.{digits}f}"
-    return middle if f"{low:.1f}" == f"{high:.1f}" else f"{middle} ({low:.1f} to {high:.1f})"
 
 
 def percent(value: float, digits: int = 0) -> str:

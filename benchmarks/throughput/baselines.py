@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -145,18 +145,13 @@ SECONDS = 1.5
 SHARE = 1 / 20
 
 
-@dataclass(frozen=True, slots=True)
-class Opens:
-    """Costs of the yardsticks, per report and core."""
-
-    bare: PlaintextCost
-    trusted: PlaintextCost
-    batch: PlaintextCost
-    batch_server: PlaintextCost
-
-    def mean(self, other: Opens) -> Opens:
-        parts = (each.name for each in fields(Opens))
-        return Opens(*(PlaintextCost.mean([getattr(self, part), getattr(other, part)]) for part in parts))
+# By their names in the results.
+YARDSTICKS: Mapping[str, Callable[[Workload, Suite, float], PlaintextCost]] = {
+    "bare open": bare_open,
+    "trusted server": trusted_server,
+    "batch open": batch_open,
+    "batch server": batch_server,
+}
 
 
 class Yardstick:
@@ -166,16 +161,13 @@ class Yardstick:
         self._work = (workload, suite)
         self._pool = WorkerPool(CORES)
 
-    def measure(self, seconds: float = 0.0) -> Opens:
+    def measure(self, seconds: float = 0.0) -> dict[str, PlaintextCost]:
         """Measure on all cores at the same time, each yardstick for so many seconds or a little while."""
-        each = max(SECONDS, seconds)
-        return Opens(
-            *(self._on_all_cores(work, each) for work in (bare_open, trusted_server, batch_open, batch_server))
-        )
-
-    def _on_all_cores(self, work: Callable[[Workload, Suite, float], PlaintextCost], seconds: float) -> PlaintextCost:
-        running = [self._pool.submit(work, *self._work, seconds) for _ in range(CORES)]
-        return PlaintextCost.mean([each.result() for each in running])
+        costs = {}
+        for name, work in YARDSTICKS.items():
+            running = [self._pool.submit(work, *self._work, max(SECONDS, seconds)) for _ in range(CORES)]
+            costs[name] = PlaintextCost.mean([each.result() for each in running])
+        return costs
 
     def __enter__(self) -> Self:
         self.measure()  # starts the processes, and seals what they open
@@ -192,16 +184,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _SKIP = "Skip it with --without naive."
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCost:
-    """The cost of a program at fewer reports than ours, which favours it if it slows down as they grow."""
-
-    cost: PlaintextCost
-    reports: int
-
-
-def measure_naive(buckets: int) -> PeerCost:
-    """Return the median of a few runs at a size that the program can handle."""
+def measure_naive(buckets: int) -> PlaintextCost:
+    """Return the median of a few runs with fewer reports than ours, which favours a program that slows as they grow."""
     fewer = max(10, NAIVE_REPORTS * 128 // max(buckets, 128))
     command = [sys.executable, "-m", "benchmarks.throughput.naive_mpyc", f"-M{PARTIES}"]
     sizes = {"NAIVE_REPORTS": str(fewer), "NAIVE_BUCKETS": str(buckets)}
@@ -209,7 +193,7 @@ def measure_naive(buckets: int) -> PeerCost:
     wall = statistics.median(run["seconds"] for run in runs) / fewer
     # All parties do the same, and one says what it used.
     cpu = statistics.median(PARTIES * run["cpu_seconds"] for run in runs) / fewer
-    return PeerCost(PlaintextCost(wall, cpu), fewer)
+    return PlaintextCost(wall, cpu)
 
 
 def _run(command: Sequence[str], sizes: Mapping[str, str], seconds: float, name: str) -> dict[str, float]:

@@ -7,21 +7,19 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
 from benchmarks.costs.report_cost import BENCH_TIME, Helpers
-from benchmarks.workloads.reports import MAX_VALUE, Workload
+from benchmarks.workloads.reports import Workload, purchase_terms
 from protocol.errors import ErrorKind, TrefoilError
-from protocol.header import ReportTerms, coarse_time
 from protocol.hpke import CLASSICAL, Suite
 from protocol.report import seal_reports
 from protocol.shape import MAX_BUCKETS
 from protocol.shares import PARTIES
 
 SITE = "shop.example"
-EPSILON_MICROS = 1_000_000
 # A larger batch would take hours to seal here, and helpers take no more in one query.
 MAX_REPORTS = 10_000_000
 MAX_REPEAT = 100
@@ -69,31 +67,18 @@ class Cell:
         kind = "" if self.checked else ", unchecked"
         return f"{self.reports:,} reports, {self.buckets:,} buckets{kind}"
 
-    def terms(self, site: str, now: int) -> ReportTerms:
-        cap, spread = (MAX_VALUE, 1) if self.checked else (0, 0)
-        return ReportTerms(
-            site,
-            site,
-            coarse_time(now),
-            EPSILON_MICROS,
-            2 * MAX_VALUE,
-            self.buckets,
-            unit="purchases",
-            cap=cap,
-            spread=spread,
-        )
-
-    def workload(self, seed: int, now: int, site: str) -> Workload:
-        return Workload(self.terms(site, now), self.reports, seed)
+    def workload(self, seed: int, now: int, site: str = SITE) -> Workload:
+        terms = purchase_terms(site, self.buckets, now)
+        return Workload(terms if self.checked else replace(terms, cap=0, spread=0), self.reports, seed)
 
     def report_bytes(self) -> int:
         """Return the bytes of one sealed report, for all three helpers."""
-        return len(Helpers.fresh(self.suite).seal(self.terms(SITE, BENCH_TIME)).encode())
+        return len(Helpers.fresh(self.suite).seal(self.workload(0, BENCH_TIME).terms).encode())
 
     @lru_cache(maxsize=64)  # noqa: B019 - cells are few
     def seal_seconds(self) -> float:
         """Estimate the seconds to seal a batch on all cores, by a few reports."""
-        helpers, terms = Helpers.fresh(self.suite), self.terms(SITE, BENCH_TIME)
+        helpers, terms = Helpers.fresh(self.suite), self.workload(0, BENCH_TIME).terms
         helpers.seal(terms)
         start = time.perf_counter()
         seal_reports([[0] * terms.length] * _SEALS, terms, helpers.helper_set)

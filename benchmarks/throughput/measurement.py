@@ -17,7 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.costs.report_cost import BENCH_TIME, Helpers, best_of, measure_openings
-from benchmarks.throughput.baselines import SHARE, Opens, Yardstick, measure_naive, plain_sum, sample_of
+from benchmarks.throughput.baselines import (
+    SHARE,
+    PlaintextCost,
+    Yardstick,
+    measure_naive,
+    plain_sum,
+    sample_of,
+)
 from benchmarks.throughput.grid import SITE, Cell, Extra, Grid
 from benchmarks.throughput.point import (
     ADMIT_PARTS,
@@ -25,8 +32,9 @@ from benchmarks.throughput.point import (
     BatchRun,
     Counters,
     HelperCounters,
-    ThroughputPoint,
+    Record,
     profile,
+    record_of,
     timeline,
 )
 from benchmarks.workloads.reports import Workload, make_batch
@@ -101,7 +109,7 @@ QUERY_SECONDS = 3600
 Say = Callable[[str], None]
 
 
-def measure_cell(cell: Cell, grid: Grid, given: Target | None, say: Say) -> ThroughputPoint:
+def measure_cell(cell: Cell, grid: Grid, given: Target | None, say: Say) -> Record:
     """Measure one cell, in a directory of its own that is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="trefoil-bench-") as name:
         folder = Path(name)
@@ -121,7 +129,7 @@ def measure_cell(cell: Cell, grid: Grid, given: Target | None, say: Say) -> Thro
                 runs = [
                     _measure_run(cell, grid, number, target, yardstick, folder, say) for number in range(grid.repeat)
                 ]
-    return ThroughputPoint(cell, baselines, tuple(runs))
+    return record_of(cell, baselines, runs)
 
 
 def _measure_run(
@@ -137,10 +145,11 @@ def _measure_run(
     answered = _ask_counted(target, batch, grid.profile)
     say("yardsticks")
     # As long as a twentieth of the query, whatever the estimate was.
-    opens = earlier.mean(yardstick.measure(SHARE * answered.seconds))
+    later = yardstick.measure(SHARE * answered.seconds)
+    yardsticks = {name: PlaintextCost.mean([cost, later[name]]) for name, cost in earlier.items()}
     size = path.stat().st_size
     path.unlink()
-    return _run(cell, workload, answered, opens, size)
+    return _run(cell, workload, answered, yardsticks, size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +192,9 @@ def _ask(
     return asyncio.run(Querier(target.helper_set).ask(saved, batch, heard))
 
 
-def _run(cell: Cell, workload: Workload, answered: AnsweredBatch, opens: Opens, batch_bytes: int) -> BatchRun:
+def _run(
+    cell: Cell, workload: Workload, answered: AnsweredBatch, yardsticks: Mapping[str, PlaintextCost], batch_bytes: int
+) -> BatchRun:
     reports, result, used = cell.reports, answered.result, answered.used
     if result.answer.counted != reports:
         raise TrefoilError(
@@ -196,10 +207,10 @@ def _run(cell: Cell, workload: Workload, answered: AnsweredBatch, opens: Opens, 
     helpers = {f"helper {number}": helper for number, helper in enumerate(used.helpers, 1)}
     truth = workload.truth()[: cell.buckets]
     return BatchRun(
+        yardsticks=yardsticks,
         seconds={"total": answered.seconds, **stages},
         cpu_seconds=_cpu_seconds(helpers, used),
         profile=None if answered.received is None else profile(used, answered.received),
-        opens=opens,
         bytes_per_report={
             "uploaded": result.uploaded_bytes / reports,
             "between helpers": used.peer_bytes / reports,

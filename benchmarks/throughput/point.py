@@ -1,4 +1,4 @@
-"""The results of one cell: its runs, every ratio with its range over the runs, and where the time of a query goes.
+"""The record of one cell: its runs, every ratio with its range over the runs, and where the time of a query goes.
 
 Helpers report what they have used on their own metrics page, all but their workers, which only the machine they run on
 can measure. Stages add up to the seconds of the query, and the profile to the processor time of the helpers.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any
 
-from benchmarks.throughput.baselines import CORES, Opens, PeerCost, PlaintextCost
+from benchmarks.throughput.baselines import CORES, PlaintextCost
 from benchmarks.throughput.grid import Cell
 from mpc_helpers.local.launcher import fetch
 from mpc_helpers.service.monitoring import DAEMON, FORK_SERVER, usage
@@ -25,7 +25,10 @@ _LINE = re.compile(r'^(trefoil_\w+)(?:{\w+="([^"]*)"})? (\S+)$', re.MULTILINE)
 _FETCH_SECONDS = 10.0
 _CPU_SECONDS, _PEAK_BYTES, _LANES = "trefoil_process_cpu_seconds", "trefoil_process_peak_bytes", "trefoil_open_lanes"
 
-Values = Mapping[str, float]
+# By names of metrics, stages, systems or helpers.
+Numbers = Mapping[str, float]
+# A point as result files have it. Any: numbers, and records of numbers.
+Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class HelperCounters:
     `processes` is empty if the helper's system has no /proc.
     """
 
-    metrics: Mapping[str, Values]
+    metrics: Mapping[str, Numbers]
 
     @classmethod
     def parse(cls, page: str) -> HelperCounters:
@@ -58,27 +61,26 @@ class HelperCounters:
 
     def since(self, before: HelperCounters) -> HelperCounters:
         """Return the difference of two readings; the peak of memory and the lanes stay."""
-        return HelperCounters(
-            {
-                name: values if name in (_PEAK_BYTES, _LANES) else _difference(values, before.metrics.get(name, {}))
-                for name, values in self.metrics.items()
-            }
-        )
+        metrics = dict(self.metrics)
+        for name in metrics.keys() - {_PEAK_BYTES, _LANES}:
+            earlier = before.metrics.get(name, {})
+            metrics[name] = {label: value - earlier.get(label, 0.0) for label, value in metrics[name].items()}
+        return HelperCounters(metrics)
 
     def one(self, metric: str, default: float = 0.0) -> float:
         """Return the value of a metric without labels."""
         return self.metrics.get(f"trefoil_{metric}", {}).get("", default)
 
     @property
-    def processes(self) -> Values:
+    def processes(self) -> Numbers:
         return self.metrics.get(_CPU_SECONDS, {})
 
     @property
-    def peaks_mb(self) -> Values:
+    def peaks_mb(self) -> Numbers:
         return {process: size / 2**20 for process, size in self.metrics.get(_PEAK_BYTES, {}).items()}
 
     @property
-    def admit(self) -> Values:
+    def admit(self) -> Numbers:
         return self.metrics.get("trefoil_admit_cpu_seconds_total", {})
 
     @property
@@ -117,10 +119,6 @@ class Counters:
     @property
     def peer_bytes(self) -> float:
         return sum(helper.one("peer_bytes_total") for helper in self.helpers)
-
-
-def _difference(now: Values, before: Values) -> dict[str, float]:
-    return {name: value - before.get(name, 0.0) for name, value in now.items()}
 
 
 ADMIT_PARTS = ("check", "open", "expand", "sum", "residues")
@@ -217,27 +215,6 @@ def _profile_of(used: HelperCounters, received: HelperCounters) -> dict[str, flo
     }
 
 
-Numbers = Mapping[str, float]
-
-
-class Range(NamedTuple):
-    """A median with the least and the most of several runs."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Range:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def show(self, digits: int = 1) -> str:
-        """Format the median, and the range if there is one."""
-        if self.low == self.high:
-            return f"{self.median:.{digits}f}"
-        return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
-
-
 @dataclass(frozen=True, slots=True)
 class Baselines:
     """The same workload without helpers, and what a helper's ingest and its sum cost beside their least."""
@@ -245,132 +222,123 @@ class Baselines:
     plain: PlaintextCost
     sum_over_plaintext: float
     ingest_over_bare_open: float | None = None
-    naive: PeerCost | None = None
+    naive: PlaintextCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One batch from submission to answer, and the yardsticks around it. What is not known is None."""
+    """One batch from submission to answer, by the names in the results, and the yardsticks around it.
 
+    What is not known is None. `open_lanes` is how many payloads the helpers open at a time.
+    """
+
+    yardsticks: Mapping[str, PlaintextCost]
     seconds: Numbers
     cpu_seconds: Numbers | None
     profile: Numbers | None
-    opens: Opens
     bytes_per_report: Numbers
     disk_bytes: Numbers
     peak_rss_mb: Numbers
     peak_rss_mb_by_process: Mapping[str, Numbers]
     largest_error: int
     noise_sd: float
-    # Payloads that the helpers open at a time: 8 where all of them have the native module.
     open_lanes: int = 1
 
     @property
     def total(self) -> float:
         return self.seconds["total"]
 
-
-@dataclass(frozen=True, slots=True)
-class ThroughputPoint:
-    """One cell of the grid, measured once or more."""
-
-    cell: Cell
-    baselines: Baselines
-    runs: tuple[BatchRun, ...]
-
     @property
-    def middle(self) -> BatchRun:
-        """The run with the median time; the later one of two."""
-        return sorted(self.runs, key=lambda run: run.total)[len(self.runs) // 2]
+    def cpu_total(self) -> float | None:
+        return None if self.cpu_seconds is None else self.cpu_seconds["total"]
 
-    def ratios(self) -> dict[str, Range]:
-        """Return the ratios that all runs have, those of processor time first: other load changes them least."""
-        runs = [self.ratios_of(run) for run in self.runs]
-        return {name: Range.of([ratios[name] for ratios in runs]) for name in runs[0]}
-
-    def ratios_of(self, run: BatchRun) -> dict[str, float]:
-        """Return the ratios of one run, of all three helpers together over each baseline; those that are known."""
-        base, opens, reports = self.baselines, run.opens, self.cell.reports
-        cpu = None if run.cpu_seconds is None else run.cpu_seconds["total"] / reports
-        others = {
-            "trusted_server": opens.trusted.cpu_seconds,
-            "batch_server": opens.batch_server.cpu_seconds,
-            "three_batch_opens": PARTIES * opens.batch.cpu_seconds,
-            "three_bare_opens": PARTIES * opens.bare.cpu_seconds,
-            "plaintext": base.plain.cpu_seconds,
-            "naive_mpyc": None if base.naive is None else base.naive.cost.cpu_seconds,
-        }
-        ratios = {f"cpu_over_{name}": cpu and other and cpu / other for name, other in others.items()}
-        ratios["ingest_over_bare_open"] = base.ingest_over_bare_open
-        ratios["sum_over_plaintext"] = base.sum_over_plaintext
-        ratios["slowdown_over_plaintext"] = run.total / reports / base.plain.seconds
-        if base.naive is not None:
-            ratios["speedup_over_naive_mpyc"] = base.naive.cost.seconds / (run.total / reports)
-        return {name: ratio for name, ratio in ratios.items() if ratio is not None}
-
-    def reports_per_second(self) -> dict[str, float]:
-        """Return the throughput of every system, in the middle run."""
-        return {system: 1 / seconds for system, (seconds, _) in self._per_report().items()}
-
-    def cpu_per_report(self) -> dict[str, float]:
-        """Return the processor seconds a report of every system that reports them, in the middle run."""
-        return {system: cpu for system, (_, cpu) in self._per_report().items() if cpu is not None}
-
-    def _per_report(self) -> dict[str, tuple[float, float | None]]:
-        """Return the seconds a report of every system, on all cores, and its processor seconds."""
-        run, base, opens = self.middle, self.baselines, self.middle.opens
-        cpu = None if run.cpu_seconds is None else run.cpu_seconds["total"] / self.cell.reports
-        seconds: dict[str, tuple[float, float | None]] = {
-            "plaintext": (base.plain.seconds, base.plain.cpu_seconds),
-            "trusted server": (opens.trusted.seconds / CORES, opens.trusted.cpu_seconds),
-            "trusted server, batch open": (opens.batch_server.seconds / CORES, opens.batch_server.cpu_seconds),
-            "three batch opens": (PARTIES * opens.batch.seconds / CORES, PARTIES * opens.batch.cpu_seconds),
-            "trefoil": (run.total / self.cell.reports, cpu),
-        }
-        if base.naive is not None:
-            seconds["naive MPyC"] = (base.naive.cost.seconds, base.naive.cost.cpu_seconds)
-        return seconds
-
-    def to_json(self) -> dict[str, object]:
-        """Return the middle run, the medians of the ratios, and all runs."""
-        run, ratios = self.middle, self.ratios()
-        return {
-            "reports": self.cell.reports,
-            "buckets": self.cell.buckets,
-            "checked": self.cell.checked,
-            "suite": self.cell.suite.value,
-            "seconds": dict(run.seconds),
-            "cpu_seconds": None if run.cpu_seconds is None else dict(run.cpu_seconds),
-            "profile": None if run.profile is None else dict(run.profile),
-            "bytes_per_report": dict(run.bytes_per_report),
-            "disk_bytes": dict(run.disk_bytes),
-            "peak_rss_mb": dict(run.peak_rss_mb),
-            "peak_rss_mb_by_process": {name: dict(peaks) for name, peaks in run.peak_rss_mb_by_process.items()},
-            "reports_per_second": self.reports_per_second(),
-            "cpu_seconds_per_report": self.cpu_per_report(),
-            "ratios": {name: ratio.median for name, ratio in ratios.items()},
-            "ranges": {name: [ratio.low, ratio.high] for name, ratio in ratios.items()},
-            "yardstick": _yardsticks(run.opens),
-            "open_lanes": run.open_lanes,
-            "largest_error": max(each.largest_error for each in self.runs),
-            "noise_sd": run.noise_sd,
-            "runs": [self._run_json(each) for each in self.runs],
-        }
-
-    def _run_json(self, run: BatchRun) -> dict[str, object]:
-        return {
-            "seconds": run.total,
-            "cpu_seconds": None if run.cpu_seconds is None else run.cpu_seconds["total"],
-            **{f"{name.replace(' ', '_')}_cpu_seconds": spent for name, spent in _yardsticks(run.opens).items()},
-            "ratios": self.ratios_of(run),
-        }
+    def opening_seconds(self) -> dict[str, float]:
+        """Return the processor seconds a report of each yardstick."""
+        return {name: cost.cpu_seconds for name, cost in self.yardsticks.items()}
 
 
-def _yardsticks(opens: Opens) -> dict[str, float]:
-    """Return the processor seconds of each yardstick, by the names in the results."""
+def record_of(cell: Cell, base: Baselines, runs: Sequence[BatchRun]) -> Record:
+    """Return the record of one cell, measured once or more: the run with the median time, and ratios of all runs."""
+    middle = sorted(runs, key=lambda run: run.total)[len(runs) // 2]
+    ratios = [_ratios(cell.reports, base, run) for run in runs]
+    per_report = _per_report(cell.reports, base, middle)
+    record = asdict(middle)
+    del record["yardsticks"]
     return {
-        "bare open": opens.bare.cpu_seconds,
-        "trusted server": opens.trusted.cpu_seconds,
-        "batch open": opens.batch.cpu_seconds,
-        "batch server": opens.batch_server.cpu_seconds,
+        "reports": cell.reports,
+        "buckets": cell.buckets,
+        "checked": cell.checked,
+        "suite": cell.suite.value,
+        **record,
+        "reports_per_second": {system: 1 / seconds for system, (seconds, _) in per_report.items()},
+        "cpu_seconds_per_report": {system: cpu for system, (_, cpu) in per_report.items() if cpu is not None},
+        "ratios": {name: statistics.median(each[name] for each in ratios) for name in ratios[0]},
+        "ranges": {name: [extreme(each[name] for each in ratios) for extreme in (min, max)] for name in ratios[0]},
+        "yardstick": middle.opening_seconds(),
+        "largest_error": max(run.largest_error for run in runs),
+        "runs": [
+            {
+                "seconds": run.total,
+                "cpu_seconds": run.cpu_total,
+                **{f"{name.replace(' ', '_')}_cpu_seconds": spent for name, spent in run.opening_seconds().items()},
+                "ratios": each,
+            }
+            for run, each in zip(runs, ratios, strict=True)
+        ],
     }
+
+
+def _ratios(reports: int, base: Baselines, run: BatchRun) -> dict[str, float]:
+    """Return the ratios of one run that are known, of all three helpers together over each baseline.
+
+    Those of processor time come first: other load changes them least.
+    """
+    opens = run.opening_seconds()
+    others = {
+        "trusted_server": opens["trusted server"],
+        "batch_server": opens["batch server"],
+        "three_batch_opens": PARTIES * opens["batch open"],
+        "three_bare_opens": PARTIES * opens["bare open"],
+        "plaintext": base.plain.cpu_seconds,
+        "naive_mpyc": None if base.naive is None else base.naive.cpu_seconds,
+    }
+    cpu = run.cpu_total
+    ratios = {f"cpu_over_{name}": cpu and other and cpu / reports / other for name, other in others.items()}
+    ratios["ingest_over_bare_open"] = base.ingest_over_bare_open
+    ratios["sum_over_plaintext"] = base.sum_over_plaintext
+    ratios["slowdown_over_plaintext"] = run.total / reports / base.plain.seconds
+    if base.naive is not None:
+        ratios["speedup_over_naive_mpyc"] = base.naive.seconds / (run.total / reports)
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
+
+
+def _per_report(reports: int, base: Baselines, run: BatchRun) -> dict[str, tuple[float, float | None]]:
+    """Return the seconds a report of every system, on all cores, and its processor seconds."""
+    opens = {name: (cost.seconds / CORES, cost.cpu_seconds) for name, cost in run.yardsticks.items()}
+    batch_seconds, batch_cpu = opens["batch open"]
+    systems: dict[str, tuple[float, float | None]] = {
+        "plaintext": (base.plain.seconds, base.plain.cpu_seconds),
+        "trusted server": opens["trusted server"],
+        "trusted server, batch open": opens["batch server"],
+        "three batch opens": (PARTIES * batch_seconds, PARTIES * batch_cpu),
+        "trefoil": (run.total / reports, None if run.cpu_total is None else run.cpu_total / reports),
+    }
+    if base.naive is not None:
+        systems["naive MPyC"] = (base.naive.seconds, base.naive.cpu_seconds)
+    return systems
+
+
+def kind(point: Record) -> str:
+    """Return "checked" or "unchecked", with the cipher suite if it is not the first."""
+    suite = "" if point.get("suite", 1) == 1 else f", suite {point['suite']}"
+    return ("checked" if point["checked"] else "unchecked") + suite
+
+
+def spread(point: Record, name: str, digits: int = 1) -> str:
+    """Return a ratio's median, with its range over the runs if there is one; empty if the point does not have it."""
+    if name not in point["ratios"]:
+        return ""
+    middle, low, high = (
+        f"{value:.{digits}f}" for value in (point["ratios"][name], *point.get("ranges", {}).get(name, (0.0, 0.0)))
+    )
+    return middle if low == high else f"{middle} ({low} to {high})"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from benchmarks.results.columns import Columns, on_terminal
@@ -18,7 +19,7 @@ from benchmarks.results.origin import write_results
 from benchmarks.throughput.baselines import CORES
 from benchmarks.throughput.grid import Extra, Grid
 from benchmarks.throughput.measurement import Target, measure_cell
-from benchmarks.throughput.point import PROFILE, STAGES, Range, ThroughputPoint, Values
+from benchmarks.throughput.point import PROFILE, STAGES, Record, kind, spread
 from protocol.cli import console
 from protocol.cli.console import COLOURS, MARKERS, legend_above, new_plot, picture_file, plain_table, save_figure
 from protocol.files import write_atomically
@@ -35,33 +36,31 @@ SYSTEMS = {
 }
 
 
-def tables(points: Sequence[ThroughputPoint]) -> Iterator[Table]:
+def tables(points: Sequence[Record]) -> Iterator[Table]:
     title = "Three helpers, sealed batch to checked answer"
     yield on_terminal(title, _SUMMARY, points, words={"reports × buckets"})
-    for point in points:
-        yield systems(point)
+    yield from map(systems, points)
     yield stage_table(points)
-    yield from (profile_table(point) for point in points if point.middle.profile is not None)
-
-
-def _kind(point: ThroughputPoint) -> str:
-    suite = "" if point.cell.suite.value == 1 else f", suite {point.cell.suite.value}"
-    return ("checked" if point.cell.checked else "unchecked") + suite
+    yield from (profile_table(point) for point in points if point["profile"] is not None)
 
 
 # A line for each point, or two where there are ranges. A server may open by the library or in batches.
-_SUMMARY: Columns[ThroughputPoint] = {
-    "reports × buckets": lambda point: f"{point.cell.reports:,} × {point.cell.buckets:,}\n{_kind(point)}",
-    "× server,\nlibrary": lambda point: _show(point.ratios().get("cpu_over_trusted_server")),
-    "× server,\nbatch": lambda point: _show(point.ratios().get("cpu_over_batch_server")),
-    "× three\nbatch opens": lambda point: _show(point.ratios().get("cpu_over_three_batch_opens")),
-    "reports\na second": lambda point: f"{point.reports_per_second()['trefoil']:,.0f}",
-    "MB": lambda point: f"{max(point.middle.peak_rss_mb.values()):.0f}",
+_SUMMARY: Columns[Record] = {
+    "reports × buckets": lambda point: f"{point['reports']:,} × {point['buckets']:,}\n{kind(point)}",
+    "× server,\nlibrary": lambda point: _on_two_lines(point, "cpu_over_trusted_server"),
+    "× server,\nbatch": lambda point: _on_two_lines(point, "cpu_over_batch_server"),
+    "× three\nbatch opens": lambda point: _on_two_lines(point, "cpu_over_three_batch_opens"),
+    "reports\na second": lambda point: f"{point['reports_per_second']['trefoil']:,.0f}",
+    "MB": lambda point: f"{max(point['peak_rss_mb'].values()):.0f}",
 }
 
 
-def systems(point: ThroughputPoint) -> Table:
-    cpu, speed = point.cpu_per_report(), point.reports_per_second()
+def _on_two_lines(point: Record, ratio: str) -> str:
+    return spread(point, ratio, digits=2).replace(" (", "\n(") or "?"
+
+
+def systems(point: Record) -> Table:
+    cpu, speed = point["cpu_seconds_per_report"], point["reports_per_second"]
     ours = cpu.get("trefoil")
     columns: Columns[str] = {
         "system": lambda system: SYSTEMS[system],
@@ -69,50 +68,53 @@ def systems(point: ThroughputPoint) -> Table:
         "of ours": lambda system: _share(cpu[system] / ours) if ours and system in cpu else "?",
         "reports\na second": lambda system: f"{speed[system]:,.0f}",
     }
-    title = f"{point.cell.reports:,} reports of {point.cell.buckets:,} buckets, {_kind(point)}"
+    title = f"{point['reports']:,} reports of {point['buckets']:,} buckets, {kind(point)}"
     return on_terminal(title, columns, speed, words={"system"})
 
 
-def stage_table(points: Sequence[ThroughputPoint]) -> Table:
+def stage_table(points: Sequence[Record]) -> Table:
     """Return a table of seconds by stage, with a column for each point."""
-    output = plain_table("Seconds by stage, at the slowest helper", ["stage", *map(_heading, points)], words={"stage"})
+    headings = [
+        f"{point['reports']:,}\n× {point['buckets']:,}" + ("" if point["checked"] else "\nunchecked")
+        for point in points
+    ]
+    output = plain_table("Seconds by stage, at the slowest helper", ["stage", *headings], words={"stage"})
     for stage in (*STAGES, "total"):
-        output.add_row(stage, *(f"{point.middle.seconds[stage]:.2f}" for point in points))
+        output.add_row(stage, *(f"{point['seconds'][stage]:.2f}" for point in points))
     return output
 
 
-def profile_table(point: ThroughputPoint) -> Table:
+def profile_table(point: Record) -> Table:
     """Return a table of the three helpers' processor time by activity, which adds up to the total."""
-    spent: Values = point.middle.profile or {}
-    total = sum(spent.values()) or 1.0
-    rows = {**{text: spent[name] for name, text in PROFILE.items()}, "all": total}
+    total = sum(point["profile"].values()) or 1.0
+    rows = {**{text: point["profile"][name] for name, text in PROFILE.items()}, "all": total}
     columns: Columns[str] = {
         "what": lambda text: text,
-        "µs a report": lambda text: f"{1e6 * rows[text] / point.cell.reports:.1f}",
+        "µs a report": lambda text: f"{1e6 * rows[text] / point['reports']:.1f}",
         "of all": lambda text: f"{rows[text] / total:.1%}",
     }
-    title = f"Processor time of three helpers: {point.cell.reports:,} × {point.cell.buckets:,}, {_kind(point)}"
+    title = f"Processor time of three helpers: {point['reports']:,} × {point['buckets']:,}, {kind(point)}"
     return on_terminal(title, columns, rows, words={"what"})
 
 
-def sentences(points: Sequence[ThroughputPoint]) -> Iterator[str]:
+def sentences(points: Sequence[Record]) -> Iterator[str]:
     """Yield a summary sentence for each point."""
     for point in points:
-        ratios = point.ratios()
-        slower = f"{ratios['slowdown_over_plaintext'].median:,.0f} times slower than adding numbers in the clear"
-        server, batch_server = ratios.get("cpu_over_trusted_server"), ratios.get("cpu_over_batch_server")
-        name = f"{point.cell.reports:,} {_kind(point)} reports, {point.cell.buckets:,} buckets"
-        if server is None or batch_server is None:
+        slower = f"{point['ratios']['slowdown_over_plaintext']:,.0f} times slower than adding numbers in the clear"
+        server, batch_server = (spread(point, f"cpu_over_{name}") for name in ("trusted_server", "batch_server"))
+        name = f"{point['reports']:,} {kind(point)} reports, {point['buckets']:,} buckets"
+        if not server:
             yield f"{name}: {slower}. The helpers do not say what processor time they used."
             continue
-        each = 1e3 * point.cpu_per_report()["trefoil"] / PARTIES
-        processor = f"{server.show()} times the processor time of one trusted server that opens by the library"
-        batch = f"{batch_server.show()} times that of one that opens in batches"
+        each = 1e3 * point["cpu_seconds_per_report"]["trefoil"] / PARTIES
+        processor = f"{server} times the processor time of one trusted server that opens by the library"
+        batch = f"{batch_server} times that of one that opens in batches"
         yield f"{name}: {slower}, {processor}, {batch}; {each:.2f} ms a report and helper."
-    lanes = min(point.middle.open_lanes for point in points)
+    lanes = min(point["open_lanes"] for point in points)
     yield f"The helpers open payloads {'eight' if lanes > 1 else 'one'} at a time."
-    if len(points[0].runs) > 1:
-        yield f"Medians of {len(points[0].runs)} runs; in brackets the least and the most."
+    runs = len(points[0]["runs"])
+    if runs > 1:
+        yield f"Medians of {runs} runs; in brackets the least and the most."
 
 
 def left_out(grid: Grid) -> str:
@@ -128,16 +130,6 @@ def estimate(grid: Grid) -> str:
     return f"{runs} {'batch' if runs == 1 else 'batches'}: about {time}, and {disk / 1e6:,.0f} MB of disk at most."
 
 
-def _heading(point: ThroughputPoint) -> str:
-    kind = "" if point.cell.checked else "\nunchecked"
-    return f"{point.cell.reports:,}\n× {point.cell.buckets:,}{kind}"
-
-
-def _show(ratio: Range | None) -> str:
-    """Format a range on two lines."""
-    return "?" if ratio is None else ratio.show(2).replace(" (", "\n(")
-
-
 def _share(of: float) -> str:
     """Format a share of ours, as a fraction if it is small."""
     return f"1/{1 / of:,.0f}" if of < 0.05 else _brief(of)
@@ -149,18 +141,27 @@ def _brief(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 
 
-Points = Sequence[Mapping[str, Any]]
-
 ENDINGS = (".svg", ".pdf")
 
 
-def draw_all(points: Points, cores: int, place: Path) -> list[Path]:
+def draw_all(points: Sequence[Record], cores: int, place: Path) -> list[Path]:
     """Draw one picture per question: in every format into a folder, or in the format of a file's name."""
-    checked = [point for point in points if point.get("checked", True)] or points
+    checked = [point for point in points if point["checked"]]
+    widths, counts = ([point[size] for point in checked] for size in ("buckets", "reports"))
+    width = 128 if 128 in widths else sorted(set(widths))[len(set(widths)) // 2]
+    # What was measured with the most numbers of buckets; the largest if tied.
+    count = max(counts, key=lambda count: (counts.count(count), count))
+    on = "one core" if cores == 1 else f"{cores} cores"
+    by_reports = sorted((point for point in checked if point["buckets"] == width), key=lambda point: point["reports"])
+    by_buckets = sorted((point for point in checked if point["reports"] == count), key=lambda point: point["buckets"])
+    batches, histograms = (
+        f"reports in the batch, at {width:,} buckets on {on}",
+        f"buckets, at {count:,} reports on {on}",
+    )
     drawings = {
-        "throughput-reports": new_plot(lambda axes: _by_reports(axes, checked, cores)),
-        "throughput-buckets": new_plot(lambda axes: _by_buckets(axes, checked, cores)),
-        "throughput-stages": new_plot(lambda axes: _stages(axes, checked)),
+        "throughput-reports": new_plot(lambda axes: _rates(axes, by_reports, "reports", batches)),
+        "throughput-buckets": new_plot(lambda axes: _rates(axes, by_buckets, "buckets", histograms)),
+        "throughput-stages": new_plot(lambda axes: _stages(axes, by_buckets, count)),
         "throughput-ratios": new_plot(lambda axes: _ratios(axes, points)),
     }
     paths = []
@@ -171,71 +172,48 @@ def draw_all(points: Points, cores: int, place: Path) -> list[Path]:
     return paths
 
 
-def _by_reports(axes: Any, points: Points, cores: int) -> None:
-    width = _middle(sorted({point["buckets"] for point in points}))
-    chosen = sorted((point for point in points if point["buckets"] == width), key=lambda point: point["reports"])
-    _rates(axes, chosen, "reports")
-    axes.set(xlabel=f"reports in the batch, at {width:,} buckets on {_cores(cores)}")
-
-
-def _by_buckets(axes: Any, points: Points, cores: int) -> None:
-    count = _count_with_most_sizes(points)
-    chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
-    _rates(axes, chosen, "buckets")
-    axes.set(xlabel=f"buckets, at {count:,} reports on {_cores(cores)}")
-
-
-def _rates(axes: Any, chosen: Points, size: str) -> None:
+def _rates(axes: Any, chosen: Sequence[Record], size: str, label: str) -> None:
     sizes = [point[size] for point in chosen]
     for system, colour, marker in zip(SYSTEMS, COLOURS, MARKERS, strict=False):
         if all(system in point["reports_per_second"] for point in chosen):
             rates = [point["reports_per_second"][system] for point in chosen]
             axes.plot(sizes, rates, color=colour, marker=marker, label=system)
-    axes.set(xscale="log", yscale="log", ylabel="reports per second")
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="reports per second")
     _whole_ticks(axes.xaxis, sizes)
     legend_above(axes, 3)
 
 
-def _stages(axes: Any, points: Points) -> None:
+def _stages(axes: Any, chosen: Sequence[Record], count: int) -> None:
     """Plot the stages of a query as bars: seconds at the slowest helper."""
     from matplotlib import colormaps
 
-    count = _count_with_most_sizes(points)
-    chosen = sorted((point for point in points if point["reports"] == count), key=lambda point: point["buckets"])
     names = [f"{point['buckets']:,} buckets" for point in chosen]
-    left = [0.0] * len(chosen)
+    left = np.zeros(len(chosen))
     for number, (stage, label) in enumerate(STAGES.items()):
-        spent = [point["seconds"].get(stage, 0.0) for point in chosen]
+        spent = [point["seconds"][stage] for point in chosen]
         axes.barh(names, spent, left=left, label=label, color=colormaps["tab20"](number), height=0.6)
-        left = [sum(pair) for pair in zip(left, spent, strict=True)]
+        left += spent
     axes.set(xlabel=f"seconds of a query over {count:,} reports, at its slowest helper")
     legend_above(axes)
 
 
-def _ratios(axes: Any, points: Points) -> None:
+def _ratios(axes: Any, points: Sequence[Record]) -> None:
     """Plot the processor time of three helpers over one trusted server, with ranges over runs."""
-    with_ratio = [point for point in points if "cpu_over_trusted_server" in point["ratios"]]
-    kinds = sorted({(point["buckets"], point.get("checked", True)) for point in with_ratio})
-    for place, (width, checked) in enumerate(kinds):
-        chosen = [point for point in with_ratio if (point["buckets"], point.get("checked", True)) == (width, checked)]
-        chosen.sort(key=lambda point: point["reports"])
-        middle = [point["ratios"]["cpu_over_trusted_server"] for point in chosen]
-        reach = [_reach(point) for point in chosen]
+    ratio = "cpu_over_trusted_server"
+    kinds: dict[tuple[int, bool], list[tuple[int, float, float, float]]] = {}
+    for point in sorted(points, key=lambda point: (point["buckets"], point["checked"], point["reports"])):
+        if ratio in point["ratios"]:
+            middle, (low, high) = point["ratios"][ratio], point["ranges"][ratio]
+            row = (point["reports"], middle, middle - low, high - middle)
+            kinds.setdefault((point["buckets"], point["checked"]), []).append(row)
+    for place, ((width, checked), rows) in enumerate(kinds.items()):
+        sizes, middles, *reach = zip(*rows, strict=True)
         label = f"{width:,} buckets" + ("" if checked else ", unchecked")
         style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "capsize": 3}
-        axes.errorbar(
-            [point["reports"] for point in chosen], middle, yerr=list(zip(*reach, strict=True)), label=label, **style
-        )
+        axes.errorbar(sizes, middles, yerr=reach, label=label, **style)
     axes.set(xscale="log", xlabel="reports in the batch", ylabel="processor time, × one trusted server")
     _whole_ticks(axes.xaxis, sorted({point["reports"] for point in points}))
     legend_above(axes, 3)
-
-
-def _reach(point: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the distances of the minimum and the maximum of the runs from the median."""
-    middle = point["ratios"]["cpu_over_trusted_server"]
-    low, high = point.get("ranges", {}).get("cpu_over_trusted_server", (middle, middle))
-    return middle - low, high - middle
 
 
 def _whole_ticks(axis: Any, values: Sequence[int]) -> None:
@@ -247,21 +225,7 @@ def _whole_ticks(axis: Any, values: Sequence[int]) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _cores(count: int) -> str:
-    return "one core" if count == 1 else f"{count} cores"
-
-
-def _count_with_most_sizes(points: Points) -> int:
-    """Return the number of reports that was measured with the most bucket counts; the largest if tied."""
-    counts = [int(point["reports"]) for point in points]
-    return max(counts, key=lambda count: (counts.count(count), count))
-
-
-def _middle(values: Sequence[int]) -> int:
-    return 128 if 128 in values else values[len(values) // 2]
-
-
-def to_csv(points: Points) -> str:
+def to_csv(points: Sequence[Record]) -> str:
     """Return a CSV of size, kind, run, seconds, processor seconds and every ratio, with a header."""
     rows = [
         {
@@ -296,10 +260,9 @@ def measure_throughput(
     for text in (*sentences(points), left_out(grid)):
         if text:
             console.out.print(text, highlight=False)
-    stored = [point.to_json() for point in points]
     if csv is not None:
-        write_atomically(csv, to_csv(stored).encode())
+        write_atomically(csv, to_csv(points).encode())
     if plot is not None:
-        drawn = draw_all(stored, CORES, plot)
+        drawn = draw_all(points, CORES, plot)
         console.say(f"drawn: {', '.join(path.name for path in drawn)}")
-    write_results(json, {"points": stored}, grid.seed)
+    write_results(json, {"points": points}, grid.seed)

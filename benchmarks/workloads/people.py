@@ -17,7 +17,7 @@ from device.conversion import ConversionOptions
 from device.device import Device
 from device.epoch import DeviceCoins
 from device.events import ImpressionOptions
-from device.limits import TREFOIL_SERVICE, DeviceLimits
+from device.limits import TREFOIL_SERVICE
 from device.report import HelperSetSeal, PlainSeal, Seal
 from device.stores.memory_store import MemoryStore
 from protocol.errors import ErrorKind, TrefoilError
@@ -78,27 +78,21 @@ def people(seed: int, conversions: int, campaigns: int, now: int) -> Iterator[Pe
         yield Person(viewings, tuple(now - 60 * (count - index) for index in range(count)), float(draw.random()))
 
 
-@dataclass(slots=True)
-class Life:
-    """A person's device with the clock of the simulation."""
-
-    person: Person
-    measurement: MeasurementOptions
-    limits: DeviceLimits
-    now: int = 0
-
-    def on(self, store: MemoryStore, seal: Seal[R]) -> tuple[Device[R], list[R]]:
-        """Simulate the person on one device; return the device afterwards, and its reports."""
-        coins = DeviceCoins(epoch_start=lambda: self.person.coin, credit=lambda: 0.0)
-        device = Device(store, seal, clock=lambda: self.now, limits=self.limits, coins=coins)
-        for viewing in self.person.viewings:
-            self.now = viewing.time
-            device.save_impression(viewing.publisher, ImpressionOptions(histogram_index=viewing.campaign))
-        reports = []
-        for time in self.person.conversions:
-            self.now = time
-            reports.append(device.measure_conversion(SHOP, self.measurement.on(device, time)))
-        return device, reports
+def life_on_device(
+    person: Person, measurement: MeasurementOptions, store: MemoryStore, seal: Seal[R]
+) -> tuple[Device[R], list[R]]:
+    """Simulate a person on one device; return the device afterwards, and its reports."""
+    now = 0
+    coins = DeviceCoins(epoch_start=lambda: person.coin, credit=lambda: 0.0)
+    device = Device(store, seal, clock=lambda: now, coins=coins)
+    for viewing in person.viewings:
+        now = viewing.time
+        device.save_impression(viewing.publisher, ImpressionOptions(histogram_index=viewing.campaign))
+    reports = []
+    for time in person.conversions:
+        now = time
+        reports.append(device.measure_conversion(SHOP, measurement.on(device, now)))
+    return device, reports
 
 
 def asked_of_devices(epsilon: float, buckets: int, kappa: int = 0, function: str | None = None) -> MeasurementOptions:
@@ -110,16 +104,13 @@ def asked_of_devices(epsilon: float, buckets: int, kappa: int = 0, function: str
 
 
 def sealed_reports(
-    person: Person, measurement: MeasurementOptions, helper_set: HelperSet, limits: DeviceLimits | None = None
+    person: Person, measurement: MeasurementOptions, helper_set: HelperSet
 ) -> tuple[Device[SealedReport], list[SealedReport]]:
     """Return the device afterwards, and its sealed reports."""
-    life = Life(person, measurement, limits or DeviceLimits())
-    return life.on(MemoryStore(debug=False), HelperSetSeal(helper_set))
+    return life_on_device(person, measurement, MemoryStore(debug=False), HelperSetSeal(helper_set))
 
 
-def plain_histograms(
-    person: Person, measurement: MeasurementOptions, limits: DeviceLimits | None = None
-) -> list[list[int]]:
+def plain_histograms(person: Person, measurement: MeasurementOptions) -> list[list[int]]:
     """Return the reports of the clear twin: the same events on a device that seals nothing."""
-    _, reports = Life(person, measurement, limits or DeviceLimits()).on(MemoryStore(debug=True), PlainSeal())
+    _, reports = life_on_device(person, measurement, MemoryStore(debug=True), PlainSeal())
     return [list(histogram[: measurement.options.histogram_size]) for histogram in reports]

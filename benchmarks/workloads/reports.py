@@ -142,6 +142,14 @@ MAX_SKEW = 10.0
 CHUNK = 200
 
 
+def purchase_terms(
+    site: str, buckets: int, now: int, epsilon: float = 1.0, kappa: int = 0, unit: str = "purchases"
+) -> ReportTerms:
+    """Return the terms of checked reports of purchases worth up to `MAX_VALUE`."""
+    hour, paid, most = coarse_time(now), entitlement(epsilon), 2 * MAX_VALUE
+    return ReportTerms(site, site, hour, paid, most, buckets, kappa, unit=unit, cap=MAX_VALUE, spread=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`count` conversions, each worth 1 to `MAX_VALUE` in one bucket, as last-touch reports have it.
@@ -280,7 +288,8 @@ def reports(
 
     Example: trefoil reports --helpers /tmp/trefoil/helpers.json --count 10000 --skew 1 --show-truth --out shop.batch
     """
-    terms = _terms(site, epsilon, buckets, kappa, unit)
+    now = int(time.time())  # noqa: TID251 - an edge: the reports are made now
+    terms = purchase_terms(site, buckets, now, epsilon, kappa, unit)
     check_file("--out", out)
     workload = Workload(terms, count, seed, skew, flagged, invalid)
     with console.progress("sealing", count) as advance:
@@ -295,12 +304,6 @@ def reports(
             console.say(f"reports of devices that could not pay: {truth[buckets] // kappa:,}")
     made = {"reports": count, "invalid": invalid, "buckets": buckets, "bytes": size, "truth": truth}
     console.write_json(json_file, made)
-
-
-def _terms(site: str, epsilon: float, buckets: int, kappa: int, unit: str) -> ReportTerms:
-    hour = coarse_time(int(time.time()))  # noqa: TID251 - an edge: the reports are made now
-    paid, most = entitlement(epsilon), 2 * MAX_VALUE
-    return ReportTerms(site, site, hour, paid, most, buckets, kappa, unit=unit, cap=MAX_VALUE, spread=1)
 
 
 def _table(truth: Sequence[int], unit: str) -> Table:

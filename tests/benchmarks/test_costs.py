@@ -66,7 +66,7 @@ def test_reports_of_the_other_suite_have_longer_payloads() -> None:
         patch.setattr(report_cost, "_WHOLE_CHUNK", 4)
         patch.setattr(report_cost, "_SEALS_PER_ROUND", 1)
         cost = report_cost.measure_report(16, 1, POST_QUANTUM)
-    assert (cost.suite, cost.bytes_payloads) == (2, 3 * 1_200)
+    assert (cost["suite"], cost["bytes_payloads"]) == (2, 3 * 1_200)
 
 
 def test_figures_for_prio3_are_given_only_where_the_design_has_them(

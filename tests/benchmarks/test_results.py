@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.results import origin, tables
 from benchmarks.results.origin import RESULTS, ROOT, stored
+from benchmarks.throughput.point import spread
 from benchmarks.workloads.reports import MAX_VALUE, Workload
 from protocol.errors import ErrorKind
 from protocol.querier.result import CONFIDENCE
@@ -141,9 +142,9 @@ def throughput_sentences() -> Iterator[str]:
     opened = sum(network["profile"][part] for part in ("check", "open", "expand", "sum", "residues"))
     yield f"{tables.percent(opened / network['cpu_seconds']['total'])} of it to open and check reports"
     for point in (quoted, most, network):
-        yield f"{tables.spread(point, 'cpu_over_trusted_server')} times the processor time of one trusted server"
+        yield f"{spread(point, 'cpu_over_trusted_server')} times the processor time of one trusted server"
     if "cpu_over_batch_server" in quoted["ratios"]:
-        yield f"{tables.spread(quoted, 'cpu_over_batch_server')} times that of one that opens in the same batches"
+        yield f"{spread(quoted, 'cpu_over_batch_server')} times that of one that opens in the same batches"
     yield f"{quoted['reports_per_second']['trefoil']:,.0f} reports a second"
     yield f"{quoted['ratios']['speedup_over_naive_mpyc']:.0f} times a naive MPyC program"
     yield f"A report has {stored('report')['reports'][1]['bytes_total']:,} bytes"
