@@ -8,8 +8,7 @@ In reading order:
 - `failure`: the error that names the stage and the helpers, and the sentence for a person
 - `query_folder`: the saved queries of a batch: resume, find, withdraw; `ask` without `await`
 - `result`: noise, confidence interval and bias bound of an answer; the verdict; the plot
-- `own_record`: which answers are certainly unbiased, from the querier's own batches (Appendix F, no budget)
-- `record_view`: `trefoil bias`
+- `own_record`: `trefoil bias`: which answers are certainly unbiased, from the querier's own batches (Appendix F)
 - `spending`: what answers took of each report, what is left, and an audit of the helpers' arithmetic
 - `series`: one query for each day or week of a collector's reports
 - `view`: what `trefoil query` shows

@@ -38,7 +38,7 @@ from protocol.cli.options import plot_place
 from protocol.collector.batches import Every
 from protocol.errors import Rejection, TrefoilError
 from protocol.noise import NoiseMode
-from protocol.querier import record_view, series, view
+from protocol.querier import own_record, series, view
 from protocol.querier.own_record import Assumptions, OwnRecord, QueriedBatch
 from protocol.querier.result import BiasBound, QueryResult, assess
 from protocol.querier.saved_query import ReportSpan
@@ -638,7 +638,7 @@ def test_a_list_of_queries(tables: list[Table]) -> None:
 def test_bias(tables: list[Table]) -> None:
     span = ReportSpan(LONG_SITE, NOW - 40 * DAY, NOW, 1_500_000, 2, 1)
     asked = QueriedBatch(Path("a-batch-with-a-long-name.batch"), (span,), (("ab" * 16, BiasBound(1234.5, 0.05)),))
-    record_view._show(OwnRecord(LONG_SITE, [asked], Assumptions(1)))
+    own_record._show(OwnRecord(LONG_SITE, [asked], Assumptions(1)))
     check(tables, 2)
 
 
