@@ -7,6 +7,7 @@ checked when the command line is parsed.
 from __future__ import annotations
 
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,8 @@ import typer
 from protocol.cli.console import STANDARD_OUTPUT, is_picture, not_installed, out
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.noise import NoiseMode
+
+_START_BYTES = 64
 
 
 def check_file(option: str, path: Path) -> None:
@@ -37,30 +40,34 @@ def check_folder(option: str, folder: Path) -> None:
         raise TrefoilError(f"{option}: you may not write to {existing}", hint, kind=ErrorKind.FILE_PERMISSIONS)
 
 
+def check_result(option: str, path: Path, begins: str) -> None:
+    """Check an output file, which may replace an earlier result and nothing else: no batch, key or helper set.
+
+    `begins` is a pattern for the first bytes of such a result.
+    """
+    check_file(option, path)
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            start = file.read(_START_BYTES)
+        # Keys and saved queries are JSON too, but private, and results are not.
+        private = not path.stat().st_mode & 0o077
+        if private or not re.match(begins.encode(), start):
+            raise TrefoilError(
+                f"{option}: {path} is {'a private file' if private else 'no earlier result'}, and would be replaced",
+                f"Give {option} another name, or move that file away.",
+                kind=ErrorKind.FILE_EXISTS,
+            )
+
+
 def json_place(context: typer.Context, path: Path | None) -> Path | None:
     """Check `--json`. For standard output, silence everything else that the command prints there."""
     if path == STANDARD_OUTPUT:
         out.quiet = True
         context.call_on_close(lambda: setattr(out, "quiet", False))
     elif path is not None:
-        check_file("--json", path)
-        _refuse_other_kinds(path)
+        # A helper set and a features file are JSON, and no result.
+        check_result("--json", path, r'\s*[\[{](?!\s*"trefoil_(helper_set|features)")')
     return path
-
-
-def _refuse_other_kinds(path: Path) -> None:
-    """Raise an error if a file of another kind is there: a result must not replace a batch or a key."""
-    if path.is_file() and path.stat().st_size:
-        with path.open("rb") as file:
-            begins = file.read(1)
-        # Keys and saved queries are JSON too, but private, and results are not.
-        private = not path.stat().st_mode & 0o077
-        if private or begins not in (b"{", b"["):
-            raise TrefoilError(
-                f"--json: {path} is {'a private file' if private else 'no JSON document'}, and would be replaced",
-                "Give --json another name, or move that file away.",
-                kind=ErrorKind.FILE_EXISTS,
-            )
 
 
 def whole_kappa(value: str | int) -> int:
@@ -100,7 +107,7 @@ def plot_place(path: Path | None) -> Path | None:
 def left_out_place(path: Path | None) -> Path | None:
     """Check `--left-out`, before the reports' one query is used up."""
     if path is not None:
-        check_file("--left-out", path)
+        check_result("--left-out", path, "record,digest,")
     return path
 
 

@@ -238,7 +238,7 @@ def write_batch(target: Path, reports: Iterable[SealedReport]) -> int:
 
 
 def _refuse_existing(target: Path) -> None:
-    if target.exists():
+    if os.path.lexists(target):
         raise TrefoilError(
             f"{target} exists already", "Name a new file, or move that one away.", kind=ErrorKind.FILE_EXISTS
         )

@@ -349,6 +349,13 @@ MISTAKES: dict[str, list[str]] = {
         "device budget --db ann.db --json ann.db",
         "helper-set verify trio/helpers.json --json trio/sites/shop.example.key",
         f"{QUERY} --json shop.batch",
+        f"query list --reports shop.batch {HELPERS} --json trio/helpers.json",
+        f"query fetch --reports shop.batch {HELPERS} --id 00 --left-out shop.batch",
+        "batch check shop.batch --json features.json",
+        "batch merge shop.batch --out loop",
+        "regression features --rows rows.csv --number hour --features shop.batch",
+        "regression fit --answer a --reports shop.batch --records r --features features.json --model ann.db",
+        f"{PREDICT} --out rows.csv",
     ],
     "κ and other numbers": [
         f"{CONVERT} --kappa 0.5",

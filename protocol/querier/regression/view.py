@@ -19,7 +19,7 @@ from rich.table import Table
 
 from protocol.batch import BatchReader
 from protocol.cli.console import out, say, write_json
-from protocol.cli.options import JsonFile, NoiseChoice
+from protocol.cli.options import JsonFile, NoiseChoice, check_result
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.files import write_atomically
 from protocol.noise import NoiseMode, NoiseScale, law_of
@@ -60,6 +60,7 @@ _LEAST = {Outlook.GOOD: 4.0, Outlook.FAIR: 2.0, Outlook.POOR: 0.9}
 # Our devices' default; the standard leaves it open. A report for more is null.
 DEFAULT_SITE_BUDGET = 1.0
 MAX_EFFECTS = 20
+_PREDICTIONS = "probability,low,high"
 Row = Mapping[str, str]
 
 
@@ -118,7 +119,7 @@ def _labels(table: Sequence[Row], label: str, rows: Path) -> Labels:
 
 
 def _write(path: Path, probability: Matrix, low: Matrix, high: Matrix) -> None:
-    lines = ["probability,low,high"]
+    lines = [_PREDICTIONS]
     lines += [f"{each:.6g},{least:.6g},{most:.6g}" for each, least, most in zip(probability, low, high, strict=True)]
     write_atomically(path, ("\n".join(lines) + "\n").encode())
 
@@ -162,6 +163,7 @@ def learn_features(
 
     Example: trefoil regression features --rows shown.csv --category advertiser --number hour --features features.json
     """
+    check_result("--features", features, r'\{\s*"trefoil_features"')
     encoding = learn_encoding(read_rows(rows), category or [], number or [], bins=bins)
     encoding.save(features)
     say(f"{features}: {encoding.columns} columns, a cap of {encoding.cap}, {encoding.unit}")
@@ -214,6 +216,7 @@ def fit_model(
     Example: trefoil regression fit --answer answer.json --reports news.batch --records news.records
     --features features.json --model model.json
     """
+    check_result("--model", model, r'\{\s*"trefoil_model"')
     encoding, sums = FeatureEncoding.load(features), LabelSums.load(answer)
     batch = BatchReader(reports)
     sums.check(encoding.unit, batch.root())
@@ -240,6 +243,8 @@ def predict_rows(
 
     Example: trefoil regression predict --model model.json --features features.json --rows tomorrow.csv --out rates.csv
     """
+    if output is not None:
+        check_result("--out", output, _PREDICTIONS)
     encoding, loaded = FeatureEncoding.load(features), Model.load(model)
     if loaded.unit != encoding.unit:
         hint = "Use the features file that it was fitted with."
