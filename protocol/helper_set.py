@@ -196,10 +196,7 @@ class HelperSet:
         entries = [entry_from_json(entry) for entry in fields.items("helpers")]
         if len(entries) != PARTIES:
             raise InvalidValue(f"a helper set names three helpers, not {len(entries)}")
-        signatures = tuple(
-            JsonObject({"signature": text}, "helper set").hexadecimal("signature")
-            for text in fields.items("signatures")
-        )
+        signatures = fields.hexadecimals("signatures")
         if any(len(signature) not in (0, SIGNATURE_SIZE) for signature in signatures):
             raise ProtocolError("the helper set is malformed: a signature has 64 bytes")
         return cls(fields.whole("number"), (entries[0], entries[1], entries[2]), signatures)

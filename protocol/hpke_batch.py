@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protocol.lanes import LANES, POINT_SIZE, Rows, find_lanes
+from protocol.lanes import LANES, POINT_SIZE, Rows, find_lanes, items_of, matrix_of
 
 _MLKEM_SIZE = 1088
 _TAG_SIZE = 16
@@ -69,7 +69,7 @@ def open_many(private: bytes, public: bytes, sealed: Sequence[bytes], infos: Seq
     """
     if len(sealed[0]) < POINT_SIZE + _TAG_SIZE:
         return [None] * len(sealed)
-    messages = _matrix(sealed)
+    messages = matrix_of(sealed)
     points, ciphertexts = messages[:, :POINT_SIZE], messages[:, POINT_SIZE:]
     extracted = _extracted(_exchange(private, points))
     # The secret is zero for a point of small order. Anyone can seal under that, so RFC 9180 §7.1.4 refuses it. Looked
@@ -88,21 +88,21 @@ def open_many_hybrid(
     head = _MLKEM_SIZE + POINT_SIZE
     if len(sealed[0]) < head + _TAG_SIZE:
         return [None] * len(sealed)
-    messages = _matrix(sealed)
+    messages = matrix_of(sealed)
     points, ciphertexts = messages[:, _MLKEM_SIZE:head], messages[:, head:]
     secrets = _exchange(private, points)
-    inner = _matrix([mlkem.decapsulate(each) for each in _items(messages[:, :_MLKEM_SIZE])])
-    constant = np.broadcast_to(_matrix([public + _XWING]), (len(sealed), len(public + _XWING)))
-    combined = _items(np.hstack([inner, secrets, points, constant]))
-    shared = _matrix([state.digest() for state in map(sha3_256, combined)])
+    inner = matrix_of([mlkem.decapsulate(each) for each in items_of(messages[:, :_MLKEM_SIZE])])
+    constant = np.broadcast_to(matrix_of([public + _XWING]), (len(sealed), len(public + _XWING)))
+    combined = items_of(np.hstack([inner, secrets, points, constant]))
+    shared = matrix_of([state.digest() for state in map(sha3_256, combined)])
     return _open(_HYBRID, shared, np.any(secrets, axis=1), infos, ciphertexts)
 
 
 def _open(
     schedule: _Schedule, shared: Rows, usable: npt.NDArray[np.bool_], infos: Sequence[bytes], ciphertexts: Rows
 ) -> list[bytes | None]:
-    keys, nonces = _derive(schedule, shared, _matrix(infos))
-    parts = zip(usable.tolist(), keys, nonces, _items(ciphertexts), strict=True)
+    keys, nonces = _derive(schedule, shared, matrix_of(infos))
+    parts = zip(usable.tolist(), keys, nonces, items_of(ciphertexts), strict=True)
     return [_decrypt(key, nonce, text) if allowed else None for allowed, key, nonce, text in parts]
 
 
@@ -115,13 +115,13 @@ def seal_many(public: bytes, plaintexts: Sequence[bytes], infos: Sequence[bytes]
     lanes = find_lanes()
     if lanes is None or not _are_rows(infos):
         return None
-    scalars = _matrix([os.urandom(POINT_SIZE) for _ in plaintexts])
-    points, secrets = lanes.public_points(scalars), lanes.exchange(scalars, _matrix([public]))
+    scalars = matrix_of([os.urandom(POINT_SIZE) for _ in plaintexts])
+    points, secrets = lanes.public_points(scalars), lanes.exchange(scalars, matrix_of([public]))
     chosen = int.from_bytes(os.urandom(4)) % len(plaintexts)
     if not _is_exchange(scalars[chosen].tobytes(), public, points[chosen].tobytes(), secrets[chosen].tobytes()):
         return None
-    keys, nonces = _derive(_CLASSICAL, _encapsulated(_extracted(secrets), points, public), _matrix(infos))
-    parts = zip(_items(points), keys, nonces, plaintexts, strict=True)
+    keys, nonces = _derive(_CLASSICAL, _encapsulated(_extracted(secrets), points, public), matrix_of(infos))
+    parts = zip(items_of(points), keys, nonces, plaintexts, strict=True)
     return [point + AESGCM(key).encrypt(nonce, text, None) for point, key, nonce, text in parts]
 
 
@@ -142,7 +142,7 @@ def _exchange(private: bytes, points: Rows) -> Rows:
     """
     lanes = find_lanes()
     if lanes is not None:
-        return lanes.exchange(_matrix([private]), points)
+        return lanes.exchange(matrix_of([private]), points)
     key = X25519PrivateKey.from_private_bytes(private)
 
     def exchange(point: bytes) -> bytes:
@@ -151,7 +151,7 @@ def _exchange(private: bytes, points: Rows) -> Rows:
         except ValueError:
             return bytes(POINT_SIZE)
 
-    return _matrix([exchange(point) for point in _items(points)])
+    return matrix_of([exchange(point) for point in items_of(points)])
 
 
 def _extracted(secrets: Rows) -> Rows:
@@ -171,7 +171,7 @@ def _derive(schedule: _Schedule, shared: Rows, infos: Rows) -> tuple[list[bytes]
     hashed = _hmac(None, label + b"info_hash", infos)
     keys = _hmac(secret, key_size.to_bytes(2) + label + b"key" + context, hashed, _FIRST_BLOCK)
     nonces = _hmac(secret, b"\x00\x0c" + label + b"base_nonce" + context, hashed, _FIRST_BLOCK)
-    return _items(keys[:, :key_size]), _items(nonces[:, :_NONCE_SIZE])
+    return items_of(keys[:, :key_size]), items_of(nonces[:, :_NONCE_SIZE])
 
 
 def _hmac(keys: Rows | None, before: bytes, rows: Rows | None = None, after: bytes = b"") -> Rows:
@@ -213,22 +213,11 @@ def _hmac_in_lanes(keys: Rows, messages: Rows) -> Rows | None:
 
 
 def _hash(rows: Rows) -> Rows:
-    return _matrix([state.digest() for state in map(sha256, _items(rows))])
+    return matrix_of([state.digest() for state in map(sha256, items_of(rows))])
 
 
 def _are_rows(items: Sequence[bytes]) -> bool:
     return len({len(item) for item in items}) == 1
-
-
-def _matrix(items: Sequence[bytes]) -> Rows:
-    return np.frombuffer(b"".join(items), dtype=np.uint8).reshape(len(items), -1)
-
-
-def _items(rows: Rows) -> list[bytes]:
-    """Return each row as bytes. Numpy converts rows in one call when it takes each of them for a single element."""
-    whole = np.ascontiguousarray(rows)
-    items: list[bytes] = whole.view(f"V{whole.shape[1]}").reshape(-1).tolist()
-    return items
 
 
 def _decrypt(key: bytes, nonce: bytes, ciphertext: bytes) -> bytes | None:

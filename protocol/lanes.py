@@ -142,18 +142,18 @@ def _agrees(lanes: Lanes) -> bool:
     """Return whether exchanges, public keys, HMACs and keystreams of random inputs are those of the libraries."""
     keys = [X25519PrivateKey.generate() for _ in range(LANES + 1)]
     points = [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in keys]
-    scalars = _matrix([key.private_bytes_raw() for key in keys])
+    scalars = matrix_of([key.private_bytes_raw() for key in keys])
     exchanged = [
         key.exchange(X25519PublicKey.from_public_bytes(point)) for key, point in zip(keys, points, strict=True)
     ]
-    if lanes.exchange(scalars, _matrix(points)).tobytes() != b"".join(exchanged):
+    if lanes.exchange(scalars, matrix_of(points)).tobytes() != b"".join(exchanged):
         return False
     if lanes.public_points(scalars).tobytes() != b"".join(key.public_key().public_bytes_raw() for key in keys):
         return False
     if not _has_sha_instructions():
         return False
-    messages = _matrix([os.urandom(_HASH_SIZE) for _ in keys])
-    macs = [hmac.digest(*pair, "sha256") for pair in zip(_rows(scalars), _rows(messages), strict=True)]
+    messages = matrix_of([os.urandom(_HASH_SIZE) for _ in keys])
+    macs = [hmac.digest(*pair, "sha256") for pair in zip(items_of(scalars), items_of(messages), strict=True)]
     if lanes.hmac(scalars, messages).tobytes() != b"".join(macs):
         return False
     seeds, words = [os.urandom(32) for _ in range(3)], 37
@@ -171,12 +171,15 @@ def _has_sha_instructions() -> bool:
         return False
 
 
-def _rows(matrix: Rows) -> list[bytes]:
-    return [row.tobytes() for row in matrix]
-
-
-def _matrix(items: Sequence[bytes]) -> Rows:
+def matrix_of(items: Sequence[bytes]) -> Rows:
     return np.frombuffer(b"".join(items), dtype=np.uint8).reshape(len(items), -1)
+
+
+def items_of(rows: Rows) -> list[bytes]:
+    """Return each row as bytes. Numpy converts rows in one call when it takes each of them for a single element."""
+    whole = np.ascontiguousarray(rows)
+    items: list[bytes] = whole.view(f"V{whole.shape[1]}").reshape(-1).tolist()
+    return items
 
 
 def _addresses(rows: Rows, count: int) -> npt.NDArray[np.uintp]:

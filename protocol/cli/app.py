@@ -47,6 +47,7 @@ EXTRAS = {
 }
 # What to do instead of giving an option twice.
 REPEATED_HINTS = {"query --reports": "Join the batches first: trefoil batch merge a.batch b.batch --out both.batch"}
+HELP_OPTIONS = ["-h", "--help"]
 GLOBAL_OPTIONS = ("-q", "--quiet", "-v", "--verbose", "--version")
 
 WELCOME = (
@@ -156,7 +157,7 @@ COMMANDS = {
             "Query three helpers for the noisy histogram of a batch; list, fetch and withdraw queries.",
         ),
         "bias": Entry(
-            "protocol.querier.record_view:bias",
+            "protocol.querier.own_record:bias",
             "Show which answers spent budgets cannot have biased, from your own batches alone. It costs no budget.",
         ),
         "regression": Entry(
@@ -246,7 +247,7 @@ app = typer.Typer(
     help="Measure advertising without watching people.",
     epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_OPTIONS},
 )
 
 
@@ -372,25 +373,17 @@ def _refuse_repetition(arguments: Sequence[str]) -> None:
     path, command, rest = _typed(arguments)
     if hasattr(command, "commands"):
         return
-    options, given, words = _options_of(command), set[str](), iter(rest)
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if word == "--":
-            return
-        option = options.get(name)
-        if option is None:
-            continue
-        if not option.is_flag and not option.count and not equals:
-            next(words, None)
-        if option.multiple or option.count or option.is_flag:
-            continue
-        if option.name in given:
+    # What the parser itself finds, in order; it leaves other mistakes to the command's own parsing.
+    parser = command.make_parser(typer.Context(command, resilient_parsing=True, help_option_names=HELP_OPTIONS))
+    _, _, given = parser.parse_args(args=rest)
+    for option in given:
+        if given.count(option) > 1 and not (option.multiple or option.count or option.is_flag):
+            name = option.opts[0]
             raise TrefoilError(
                 f"{name} was given twice, and takes one value",
                 REPEATED_HINTS.get(f"{path[1]} {name}", "Give it once."),
                 kind=ErrorKind.CONFLICTING_OPTIONS,
             )
-        given.add(option.name)
 
 
 def _with_json_places(arguments: Sequence[str]) -> list[str]:

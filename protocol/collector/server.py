@@ -25,7 +25,7 @@ from protocol.collector.limits import CollectorLimits, PostingRate, PostRefusal,
 from protocol.collector.store import Receipt, ReportStore
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.header import Header
-from protocol.net.listening import ConnectionLimits, Connections, Listener, RateLimitFilter
+from protocol.net.listening import ConnectionLimits, Connections, Listener, RateLimitFilter, cancel_all
 from protocol.report import SealedReport
 
 MAX_POST = MAX_HEADER + MAX_BODY + 2**13
@@ -222,7 +222,7 @@ async def collecting(
         store = stack.enter_context(ReportStore(folder, limits))
         intake = CollectorIntake(store, limits, clock)
         for task in (asyncio.create_task(intake.run()), asyncio.create_task(_expire_reports(store, clock))):
-            stack.push_async_callback(_cancel, task)
+            stack.push_async_callback(cancel_all, [task])
         yield await stack.enter_async_context(_listening(intake, context, host, port))
 
 
@@ -280,11 +280,6 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
             kind=ErrorKind.WRONG_FILE,
         ) from None
     return context
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _expire_reports(store: ReportStore, clock: Callable[[], int]) -> None:

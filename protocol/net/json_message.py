@@ -75,9 +75,9 @@ class JsonObject:
     def hexadecimal(self, name: str) -> bytes:
         value = self.value(name)
         try:
-            return bytes.fromhex(value) if isinstance(value, str) else self._no_hexadecimal(name)
+            return bytes.fromhex(value if isinstance(value, str) else "-")
         except ValueError:
-            return self._no_hexadecimal(name)
+            raise self._fault(name, "hexadecimal") from None
 
     def hexadecimals(self, name: str) -> tuple[bytes, ...]:
         return tuple(JsonObject({name: entry}, self._what).hexadecimal(name) for entry in self.items(name))
@@ -91,9 +91,6 @@ class JsonObject:
     def fields(self) -> dict[str, object]:
         """Return all fields, where the names are data too."""
         return dict(self._fields)
-
-    def _no_hexadecimal(self, name: str) -> bytes:
-        raise self._fault(name, "hexadecimal")
 
     def _fault(self, name: str, wanted: str) -> ProtocolError:
         return ProtocolError(f"the {self._what} is malformed: {name} is not {wanted}", kind=ErrorKind.WRONG_TYPE)
