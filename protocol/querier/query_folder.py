@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy.typing as npt
 from protocol.answer import Answer
 from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
-from protocol.files import write_atomically
+from protocol.files import remove_on_failure, write_atomically
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey
 from protocol.left_out import WOULD_COUNT
@@ -77,6 +79,8 @@ class QueryFolder:
     """The saved queries of one batch, by id."""
 
     def __init__(self, batch: Path) -> None:
+        if not batch.name:
+            raise TrefoilError(f"{batch} is no batch", "Name the batch that was queried.", kind=ErrorKind.WRONG_FILE)
         self._batch = batch
         self.path = batch.with_name(batch.name + SUFFIX)
 
@@ -99,13 +103,20 @@ class QueryFolder:
             raise TrefoilError(message, "List them with: trefoil query list", kind=kind)
         return matches[0]
 
-    def keep(self, saved: SavedQuery) -> SavedQuery:
-        """Save a new query as the newest, even if another was made in the same second, and return it."""
-        last = self.newest()
-        if last is not None and saved.made <= last.made:
-            saved = replace(saved, made=last.made + 1)
-        self.path.mkdir(mode=0o700, exist_ok=True)
-        saved.save(self._file(saved.query))
+    def keep(self, saved: SavedQuery, *, first: bool = False) -> SavedQuery:
+        """Save a new query as the newest, even if another was made in the same second, and return it.
+
+        If it must be the `first`, save nothing where another command has saved one meanwhile, and return that.
+        """
+        with remove_on_failure(self._file(saved.query)):
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            with _locked(self.path):
+                last = self.newest()
+                if last is not None and first:
+                    return last
+                if last is not None and saved.made <= last.made:
+                    saved = replace(saved, made=last.made + 1)
+                saved.save(self._file(saved.query))
         return saved
 
     def keep_result(self, result: QueryResult) -> None:
@@ -161,7 +172,7 @@ class QueryFolder:
                 raise ValueError
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             hint = "Remove it, and fetch the answer with: trefoil query fetch --id"
             raise TrefoilError(f"{path} is damaged", hint, kind=ErrorKind.FILE_DAMAGED) from None
         return noted
@@ -175,6 +186,16 @@ class QueryFolder:
 
     def _file(self, query: Query, suffix: str = _SUFFIX) -> Path:
         return self.path / f"{query.query_id.hex()}{suffix}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 async def ask_batch(
@@ -199,7 +220,11 @@ async def ask_batch(
     if saved is not None:
         result = await _resume(querier, saved, batch, on_status)
     else:
-        saved = folder.keep(make_query(batch, options, querier.helper_set, site_key, now))
+        made = make_query(batch, options, querier.helper_set, site_key, now)
+        saved = folder.keep(made, first=not new)
+        if saved.query != made.query:
+            # Of two commands at once, this one resumes the other's query: the reports must not be queried twice.
+            return await ask_batch(querier, batch, options, site_key, now, on_status=on_status)
         try:
             result = await querier.ask(saved, batch, on_status)
         except QueryFailed as error:

@@ -24,11 +24,12 @@ from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.hpke import CLASSICAL, POST_QUANTUM, PrivateKey
 from protocol.keys import IdentityKey
 from protocol.noise import NoiseMode
+from protocol.querier import query_folder, saved_query
 from protocol.querier.ask import Querier
 from protocol.querier.failure import QueryFailed
 from protocol.querier.query_folder import QueryFolder, ask_batch
 from protocol.querier.result import QueryResult
-from protocol.querier.saved_query import QueryOptions, make_query
+from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.querier.view import list_and_show
 from protocol.query import MAX_BATCH, VERSION, VERSION_WITHOUT_REST, Query, SignedQuery
 from protocol.shares import PARTIES
@@ -311,6 +312,34 @@ async def shop(folder: Path, options: Mapping[str, object] | None = None) -> Asy
     async with three_helpers(folder, clock=lambda: clock[0].now() if clock else real_now(), options=options) as three:
         clock.append(Shop(three, three.batch(three.seal([[1, 0]] * 4, terms(2)))))
         yield clock[0]
+
+
+async def test_of_two_commands_at_once_one_resumes_the_query_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[SavedQuery] = []
+
+    def make_after_another(*arguments: Any) -> SavedQuery:
+        made = make_query(*arguments)
+        if not others:
+            others.append(mine.folder.keep(make_query(*arguments)))
+        return made
+
+    async with shop(tmp_path) as mine:
+        monkeypatch.setattr(query_folder, "make_query", make_after_another)
+        assert (await mine.ask()).query == others[0].query
+        assert len(mine.folder.all()) == 1
+
+
+def test_a_query_that_cannot_be_saved_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TrefoilError("cannot write", kind=ErrorKind.FILE_UNWRITABLE)
+
+    batch = write_batch(tmp_path / "batch", [report("one")])
+    monkeypatch.setattr(saved_query, "write_private_file", fail)
+    with raises(ErrorKind.FILE_UNWRITABLE):
+        QueryFolder(batch.path).keep(make_query(batch, OPTIONS, HELPER_SET, QUERIER, real_now()))
+    assert list(tmp_path.iterdir()) == [batch.path]
 
 
 async def test_an_answer_is_fetched_a_day_later(tmp_path: Path) -> None:
