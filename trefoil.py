@@ -135,9 +135,12 @@ def main() -> None:
     """Run the command of this process."""
     if text := _hidden():
         sys.exit(f"error: {text}")
-    from protocol.cli.app import run
-    from protocol.cli.stopping import interrupt_when_terminated
-
+    try:
+        from protocol.cli.app import run
+        from protocol.cli.stopping import interrupt_when_terminated
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\nhint:  Nothing was begun. Run the command again.\n")
+        sys.exit(130)
     interrupt_when_terminated()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

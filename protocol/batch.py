@@ -12,6 +12,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -137,9 +138,9 @@ class BatchWriter:
             raise ProtocolError(
                 "a report's payloads have one size; another would move all that follow it", kind=ErrorKind.MALFORMED
             )
+        preamble = b""
         if self._layout is None:
-            self._file.write(layout.encode())
-            self._layout = layout
+            preamble, self._layout = layout.encode(), layout
         elif layout != self._layout:
             raise TrefoilError(
                 f"this report has another shape than those in {self._path}",
@@ -147,7 +148,8 @@ class BatchWriter:
                 kind=ErrorKind.INCONSISTENT,
             )
         record = report.header + report.body + b"".join(report.payloads)
-        self._file.write(record + zlib.crc32(record).to_bytes(_CHECKSUM_SIZE, "big"))
+        with self._naming_the_file():
+            self._file.write(preamble + record + zlib.crc32(record).to_bytes(_CHECKSUM_SIZE, "big"))
 
     def _existing_layout(self) -> ColumnLayout | None:
         size = self._file.seek(0, os.SEEK_END)
@@ -168,9 +170,18 @@ class BatchWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._naming_the_file(), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _naming_the_file(self) -> Iterator[None]:
+        """Add the path to an error of the system, such as that of a full disk, which does not have it."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 class _RecordFile:

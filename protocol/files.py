@@ -16,6 +16,8 @@ from pathlib import Path
 from protocol.errors import ErrorKind, TrefoilError
 
 PRIVATE = 0o600
+# Characters of a name that its temporary file has too: a name may be as long as the file system allows.
+DRAFT_NAME = 40
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -89,7 +91,7 @@ def remove_on_failure(*paths: Path) -> Iterator[None]:
 @contextmanager
 def _draft(path: Path, data: bytes, mode: int) -> Iterator[Path]:
     """Yield a durable temporary file with `data` beside `path`; remove it if the block raises."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:DRAFT_NAME]}.")
     draft = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

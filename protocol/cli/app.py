@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import re
@@ -61,6 +62,8 @@ TRY_FIRST = {
     "trefoil bench throughput": "what it costs, beside adding up in the clear",
     "trefoil experiment microbenchmark": "a figure of the paper, from its recipe",
 }
+# Until a command runs: its modules are imported first.
+NOTHING_BEGUN = "Nothing was begun. Run the command again."
 MORE_HELP = "Every command explains itself and shows an example: trefoil COMMAND --help\nAll commands: trefoil --help"
 
 EXIT_CODES = (
@@ -308,7 +311,8 @@ def run(arguments: Sequence[str]) -> int:
     arguments = _with_json_places(arguments)
     wants_json = _wants_json(arguments)
     try:
-        _refuse_repetition(arguments)
+        with keeping(NOTHING_BEGUN):
+            _refuse_repetition(arguments)
         code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
     except TrefoilError as error:
         _LOG.debug("where it arose", exc_info=True)
@@ -325,8 +329,14 @@ def run(arguments: Sequence[str]) -> int:
         # What our code expects of files it turns into a TrefoilError; the rest is a path or a permission.
         _LOG.debug("where it arose", exc_info=True)
         what = f"{error.filename}: " if error.filename else ""
-        hint = "Check that the path exists and that you may use it."
-        return _complain(f"{what}{error.strerror or error}", hint, Exit.MISTAKE, wants_json)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = (
+            "Free some space, or choose another disk."
+            if full
+            else "Check that the path exists and that you may use it."
+        )
+        kind = ErrorKind.NO_SPACE if full else None
+        return _complain(f"{what}{error.strerror or error}", hint, Exit.MISTAKE, wants_json, kind)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:

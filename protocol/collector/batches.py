@@ -15,6 +15,7 @@ from protocol.batch import BatchReader, BatchWriter
 from protocol.collector.limits import ReportKind
 from protocol.collector.store import Shelf, StoreReader
 from protocol.errors import ErrorKind, TrefoilError
+from protocol.files import DRAFT_NAME, remove_on_failure
 from protocol.header import decode_header_or_none
 from protocol.report import SealedReport
 from protocol.units import DAY, HOUR
@@ -168,9 +169,10 @@ def split(path: Path, folder: Path, *, by_kind: bool = False) -> list[Path]:
     targets = {name: folder / f"{path.stem}-{name}.batch" for name in sorted(names)}
     for target in targets.values():
         _refuse_existing(target)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, target in targets.items():
-        write_batch(target, (reader[place] for place in names[name]))
+    with remove_on_failure(*targets.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, target in targets.items():
+            write_batch(target, (reader[place] for place in names[name]))
     return list(targets.values())
 
 
@@ -221,7 +223,7 @@ def write_batch(target: Path, reports: Iterable[SealedReport]) -> int:
     """Write a new batch atomically, without duplicates, and return the number of its reports."""
     _refuse_existing(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft = target.with_name(f".{target.name[:DRAFT_NAME]}.{os.getpid()}")
     seen: set[bytes] = set()
     try:
         with BatchWriter(draft) as writer:
@@ -232,6 +234,9 @@ def write_batch(target: Path, reports: Iterable[SealedReport]) -> int:
         if not seen:
             raise TrefoilError("there are no reports for this batch", kind=ErrorKind.TOO_FEW)
         draft.rename(target)
+    except OSError as error:
+        error.filename = str(target)
+        raise
     finally:
         draft.unlink(missing_ok=True)
     return len(seen)

@@ -19,6 +19,7 @@ from protocol.collector.limits import CollectorLimits
 from protocol.collector.server import PATH, collecting
 from protocol.collector.store import StoreReader
 from protocol.errors import ErrorKind, TrefoilError
+from protocol.files import remove_on_failure
 from protocol.helper_set import HelperSet
 from protocol.querier.spending import BatchSpending, spending_of
 from protocol.units import DAY, show
@@ -166,7 +167,6 @@ def batch_split(
 
 
 def _export_days(folder: Path, out: Path) -> list[Path]:
-    targets: list[Path] = []
     with StoreReader(folder) as store:
         days = closed_shelves(store.shelves(), Every.DAY, _now())
         if not days:
@@ -177,10 +177,14 @@ def _export_days(folder: Path, out: Path) -> list[Path]:
             message = f"{folder} holds reports of {date_of(newest)} only, a day that still takes reports"
             hint = f"A day can be split off an hour after it ends: from {date_of(newest + DAY)} 01:00 UTC on."
             raise TrefoilError(message, hint, kind=ErrorKind.TOO_FEW)
-        for (kind, start), shelves in sorted(days.items()):
-            targets.append(out / f"{shelves[0].site}-{kind}-{date_of(start)}.batch")
-            export(store, shelves, targets[-1])
-    return targets
+        targets = {
+            out / f"{shelves[0].site}-{kind}-{date_of(start)}.batch": shelves
+            for (kind, start), shelves in sorted(days.items())
+        }
+        with remove_on_failure(*targets):
+            for target, shelves in targets.items():
+                export(store, shelves, target)
+    return list(targets)
 
 
 @batch.command("check")

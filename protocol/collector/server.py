@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,8 +21,9 @@ from aiohttp import web
 
 from protocol.batch import MAX_BODY, MAX_HEADER
 from protocol.collector.limits import CollectorLimits, PostingRate, PostRefusal, ReportRefused
-from protocol.collector.store import Receipt, ReportStore
+from protocol.collector.store import FILE_NAME, Receipt, ReportStore
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
+from protocol.files import remove_on_failure
 from protocol.header import Header
 from protocol.net.listening import ConnectionLimits, Connections, Listener, RateLimitFilter, cancel_all
 from protocol.report import SealedReport
@@ -216,28 +216,17 @@ async def collecting(
 ) -> AsyncIterator[int]:
     """Serve until the block ends. Yield the port, which the system chooses if `port` is 0."""
     context = _context(*tls)
-    # Before the folder is created: a collector that cannot start leaves nothing behind.
-    _check_port(host, port)
-    async with contextlib.AsyncExitStack() as stack:
-        store = stack.enter_context(ReportStore(folder, limits))
-        intake = CollectorIntake(store, limits, clock)
-        for task in (asyncio.create_task(intake.run()), asyncio.create_task(_expire_reports(store, clock))):
-            stack.push_async_callback(cancel_all, [task])
-        yield await stack.enter_async_context(_listening(intake, context, host, port))
-
-
-def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise _not_free(host, port, error) from None
-
-
-def _not_free(host: str, port: int, error: OSError) -> TrefoilError:
-    what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-    return TrefoilError(f"port {port} of {host} {what}", "Choose another with --port.", kind=ErrorKind.BUSY)
+    # A collector that cannot start leaves nothing behind.
+    with remove_on_failure(folder / FILE_NAME):
+        async with contextlib.AsyncExitStack() as starting:
+            store = starting.enter_context(ReportStore(folder, limits))
+            intake = CollectorIntake(store, limits, clock)
+            tasks = [asyncio.create_task(intake.run()), asyncio.create_task(_expire_reports(store, clock))]
+            starting.push_async_callback(cancel_all, tasks)
+            bound = await starting.enter_async_context(_listening(intake, context, host, port))
+            serving = starting.pop_all()
+    async with serving:
+        yield bound
 
 
 @contextlib.asynccontextmanager
@@ -260,7 +249,10 @@ async def _listening(intake: CollectorIntake, context: ssl.SSLContext, host: str
         try:
             bound = await listener.open(host, port)
         except OSError as error:
-            raise _not_free(host, port, error) from None
+            taken = error.errno == errno.EADDRINUSE
+            what = "is taken by another program" if taken else f"cannot be used: {error.strerror}"
+            hint = "Choose another with --port." if taken else "Choose another with --port, or --host."
+            raise TrefoilError(f"port {port} of {host or 'no host'} {what}", hint, kind=ErrorKind.BUSY) from None
         yield bound
     finally:
         await listener.close()

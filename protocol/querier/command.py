@@ -32,8 +32,8 @@ from protocol.querier.view import (
 from protocol.units import entitlement
 
 KEPT = (
-    "The query is saved beside the batch, and the helpers go on with it. Run the same command again to fetch its "
-    "answer, or take it back with: trefoil query withdraw"
+    "A query that was sent is saved beside the batch, and the helpers go on with it. Run the same command again to "
+    "fetch its answer, or take it back with: trefoil query withdraw"
 )
 GOES_ON = "Every answer so far is kept. Run the same command again: it resumes."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import io
 import json
 import re
@@ -131,7 +132,32 @@ def test_an_interrupted_command_says_what_was_kept(
     monkeypatch.setattr("protocol.querier.command.ask_and_show", interrupted)
     asked = ["query", "--reports", "a", "--helpers", "b", "--site-key", "c"]
     assert cli.run(asked) == cli.Exit.INTERRUPTED
-    assert "The query is saved beside the batch" in capsys.readouterr().err
+    assert "saved beside the batch" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C in the first half second: before the command line is imported, and while a command is."""
+    real = builtins.__import__
+
+    def interrupted(module: str, *rest: Any) -> Any:  # Any: as Python has it
+        if module == "protocol.cli.stopping":
+            raise KeyboardInterrupt
+        return real(module, *rest)
+
+    def load(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", interrupted)
+        with pytest.raises(SystemExit) as ended:
+            trefoil.main()
+    assert ended.value.code == cli.Exit.INTERRUPTED and "error: interrupted\nhint: " in capsys.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr(cli, "_refuse_repetition", load)
+        assert cli.run(["batch", "ls", "--json", "-"]) == cli.Exit.INTERRUPTED
+    assert only_json(capsys.readouterr().out)["error"]["kind"] == "interrupted"
 
 
 def test_a_quiet_command_quietens_nothing_after_it(capsys: pytest.CaptureFixture[str]) -> None:

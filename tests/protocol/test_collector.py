@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -43,6 +44,7 @@ from protocol.collector.limits import (
 from protocol.collector.server import MAX_POST, MAX_WAITING, CollectorIntake, PostBodies, collecting
 from protocol.collector.store import Receipt, ReportStore, StoreReader, stored_size
 from protocol.errors import ErrorKind, TrefoilError
+from protocol.files import write_atomically
 from protocol.header import TIME_SPAN, Header
 from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.report import SealedReport
@@ -360,10 +362,28 @@ async def test_a_taken_port_is_said(tmp_path: Path) -> None:
             port, pair = taken.getsockname()[1], (tls.certificate, tls.key)
             async with collecting(tmp_path / "c", LIMITS, "127.0.0.1", port, pair, lambda: samples.NOW):
                 pass
+        assert not (tmp_path / "c").exists()
+        # What was collected before stays.
+        ReportStore(tmp_path / "kept", LIMITS).__exit__()
+        with raises(ErrorKind.BUSY):
+            async with collecting(tmp_path / "kept", LIMITS, "127.0.0.1", port, pair, lambda: samples.NOW):
+                pass
+        assert (tmp_path / "kept" / "reports.sqlite").exists()
     with raises(ErrorKind.WRONG_FILE):
         missing = (tmp_path / "no.crt", tmp_path / "no.key")
         async with collecting(tmp_path / "c", LIMITS, "127.0.0.1", 0, missing, lambda: samples.NOW):
             pass
+
+
+async def test_an_ipv6_address_is_listened_on(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    tls = make_identity(tmp_path, "localhost", samples.NOW)
+    pair = (tls.certificate, tls.key)
+    async with collecting(tmp_path / "c", LIMITS, "::1", 0, pair, lambda: samples.NOW) as port:
+        socket.create_connection(("::1", port)).close()
 
 
 # A real process, killed again and again.
@@ -499,6 +519,30 @@ def test_a_merge_that_fails_leaves_nothing(week: Path, tmp_path: Path) -> None:
     with raises(ErrorKind.INCONSISTENT):
         batches.merge([week, other], tmp_path / "all.batch")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_full_disk_leaves_no_part_of_a_split(
+    week: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = iter([True, False])
+
+    def sync(_: int) -> None:
+        if not next(left, False):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    assert cli.run(["batch", "split", str(week), "--out", str(tmp_path / "days"), "--json", "-"]) == cli.Exit.MISTAKE
+    told = json.loads(capsys.readouterr().out)["error"]
+    assert told["kind"] == "no_space" and str(tmp_path / "days") in told["message"]
+    assert not (tmp_path / "days").exists()
+
+
+def test_a_name_may_be_as_long_as_the_file_system_allows(week: Path, tmp_path: Path) -> None:
+    longest = tmp_path / ("n" * 255)
+    assert batches.merge([week], longest) == 12
+    longest.unlink()
+    write_atomically(longest, b"{}")
+    assert longest.read_bytes() == b"{}"
 
 
 def test_the_commands(week: Path, tmp_path: Path) -> None:
