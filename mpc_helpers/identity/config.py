@@ -212,7 +212,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         message = f"cannot read the configuration {path}: {error.strerror}"
         raise ConfigError(message, _HINT, kind=ErrorKind.FILE_UNREADABLE) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}", _HINT, kind=ErrorKind.MALFORMED) from None
     if not isinstance(stored, dict) or stored.get("trefoil_helper") != FORMAT:
         message = f"{path} is not a helper's configuration of format {FORMAT}"

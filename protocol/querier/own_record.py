@@ -45,6 +45,8 @@ from protocol.units import DAY, MICROS, nearest_micros, show
 
 # Weeks begin on Mondays: 1 January 1970 was a Thursday.
 _MONDAY = 4 * DAY
+# A century: every epoch that a report reaches is a row, and a date that calendars know.
+MAX_DAYS = 36_525
 
 
 class BiasStanding(Enum):
@@ -190,8 +192,8 @@ def bias(
         int, typer.Option(min=1, help="The most reports of one device that a batch holds; only you can know it.")
     ],
     budget: Annotated[float, typer.Option(help="ε that a device's epoch has for your site, at least.")] = 1.0,
-    lookback_days: Annotated[int, typer.Option(min=1, help="How far back any report looks.")] = 30,
-    epoch_days: Annotated[int, typer.Option(min=1, help="How long the epochs of devices are.")] = 7,
+    lookback_days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="How far back any report looks.")] = 30,
+    epoch_days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="How long the epochs of devices are.")] = 7,
     digits: Annotated[
         int, typer.Option(min=0, max=6, help="Digits after the point of every ε that you asked for; 6 for any.")
     ] = 3,

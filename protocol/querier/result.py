@@ -181,13 +181,15 @@ class Verdict:
         return f"{self.decision.value}: {limits} {self.advice}".rstrip()
 
     def to_json(self) -> dict[str, object]:
+        # JSON has no infinity. An error relative to a total of zero or less is null.
+        finite = math.isfinite(self.error)
         return {
             "decision": self.decision.value,
             "cutoff": self.cutoff,
             "total": self.total,
-            "noise_error": self.noise,
+            "noise_error": self.noise if finite else None,
             "bias_error": self.bias,
-            "relative_error": self.error,
+            "relative_error": self.error if finite else None,
             "advice": self.advice,
         }
 

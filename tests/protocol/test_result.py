@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -158,6 +159,7 @@ def test_a_rejected_answer_says_what_would_be_needed(answer: QueryResult, needed
     judged = judge(answer, 0.05)
     assert judged.decision is Decision.REJECT
     assert needed in judged.sentence() and "inf" not in judged.sentence()
+    assert json.loads(json.dumps(judged.to_json(), allow_nan=False))["decision"] == "reject"
 
 
 def test_what_it_takes_is_enough() -> None:

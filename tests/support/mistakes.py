@@ -171,8 +171,10 @@ MISTAKES: dict[str, list[str]] = {
         "launch --dir new --port 1",
         "launch --dir new --port 99999 --port 1 --port 2",
         f"{FEATURES} --number hour --bins 0",
+        f"{FEATURES} --number hour --bins 1000000000",
         "regression plan --features features.json --reports 0 --rate 0.05",
         "regression plan --features features.json --reports 10 --rate 2",
+        "regression plan --features features.json --reports 10 --rate 1e-320",
         "bench report --rounds 0",
         "bench report --rounds 1 --buckets 0",
         "bench device --samples 1",
@@ -271,6 +273,9 @@ MISTAKES: dict[str, list[str]] = {
         "regression features --rows latin1.csv --features new.json --number hour",
         "regression features --rows shop.batch --features new.json --number hour",
         "regression plan --features rows.csv --reports 10 --rate 0.5",
+        "regression plan --features deep.json --reports 10 --rate 0.5",
+        "helper-set verify deep.json",
+        "helper --config deep.json",
         f"{PREDICT}",
         "conformance w3c nothing",
         "experiment criteo --data shop.batch",
@@ -373,6 +378,8 @@ MISTAKES: dict[str, list[str]] = {
         "bias shop.batch --per-device 1 --digits 7",
         "bias shop.batch --per-device 1 --budget 0",
         "bias shop.batch --per-device 1 --lookback-days 0",
+        "bias shop.batch --per-device 1 --lookback-days 1000000000000",
+        "bias shop.batch --per-device 1 --epoch-days 1000000",
         "bias empty --per-device 1",
     ],
     "Batches and collectors": [
@@ -387,11 +394,13 @@ MISTAKES: dict[str, list[str]] = {
         f"query series --reports nowhere {HELPERS} {KEY}",
         f"query series --reports shop.batch {HELPERS} {KEY}",
         f"query fetch --reports shop.batch {HELPERS} --id zz",
+        f"query list --reports '' {HELPERS}",
         f"{QUERY} --kind 00000000",
         f"{QUERY} --debug",
         f"{COLLECT} --per-second 0",
         f"{COLLECT} --helpers nowhere.json",
         f"{COLLECT} --site 'not a site'",
+        f"{COLLECT} --host ''",
         "conformance w3c rows.csv",
     ],
     "Nobody is there": [
@@ -464,6 +473,7 @@ def make_world(folder: Path) -> None:
         write_batch(folder / f"{name}.batch", [seal_report([1, 0, 0, 0], promised, helper_set) for _ in range(3)])
     (folder / "truncated.batch").write_bytes((folder / "shop.batch").read_bytes()[:-7])
     (folder / "empty").touch()
+    (folder / "deep.json").write_text("[" * 100_000)
     (folder / "latin1.csv").write_bytes("hour,Höhe\n1,2\n".encode("latin-1"))
     (folder / "loop").symlink_to("loop")
     (folder / "open.key").write_bytes((folder / "trio/sites/shop.example.key").read_bytes())

@@ -159,8 +159,8 @@ def learn_encoding(
     records = list(rows)
     if not records:
         raise TrefoilError("there are no rows to learn an encoding from", _HINT, kind=ErrorKind.TOO_FEW)
-    if bins < 2:
-        raise TrefoilError(f"a number is cut into 2 or more bins, not {bins}", _HINT, kind=ErrorKind.OUT_OF_RANGE)
+    if not (2 <= bins <= MAX_COLUMNS):
+        raise TrefoilError(f"a number is cut into 2 to {MAX_COLUMNS} bins, not {bins}", kind=ErrorKind.OUT_OF_RANGE)
     fields = []
     for name in categories:
         levels = sorted({str(_value(row, name)) for row in records})
@@ -273,7 +273,7 @@ def _record(line: str, place: str, encoding: FeatureEncoding) -> Record:
         features = stored["features"]
         if len(digest) != HASH_SIZE or type(visitor) is not str or not isinstance(features, list):
             raise ValueError
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TrefoilError(f"{place} is not a record", _RECORDS_HINT, kind=ErrorKind.MALFORMED) from None
     return Record(digest, check_vector(features, place, encoding), visitor)
 

@@ -39,7 +39,7 @@ def read_document(path: Path, what: str, hint: str) -> Any:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise TrefoilError(f"cannot read {path}: {error.strerror}", hint, kind=ErrorKind.FILE_UNREADABLE) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TrefoilError(f"{path} is not {what}: {error}", hint, kind=ErrorKind.MALFORMED) from None
 
 

@@ -60,6 +60,7 @@ _LEAST = {Outlook.GOOD: 4.0, Outlook.FAIR: 2.0, Outlook.POOR: 0.9}
 # Our devices' default; the standard leaves it open. A report for more is null.
 DEFAULT_SITE_BUDGET = 1.0
 MAX_EFFECTS = 20
+_LEAST_RATE, _LEAST_DEVIATION = 1e-9, 1e-9
 _PREDICTIONS = "probability,low,high"
 Row = Mapping[str, str]
 
@@ -185,10 +186,11 @@ def plan_reports(
     """
     if reports < 1:
         raise TrefoilError("a plan takes at least one report", kind=ErrorKind.TOO_FEW)
-    if not (0 < rate < 1):
-        raise TrefoilError(f"a conversion rate is between 0 and 1, not {rate}", kind=ErrorKind.OUT_OF_RANGE)
+    if not (_LEAST_RATE <= rate < 1):
+        raise TrefoilError(f"a conversion rate is {_LEAST_RATE:g} to 1, not {rate}", kind=ErrorKind.OUT_OF_RANGE)
     encoding = FeatureEncoding.load(features)
-    deviation = math.sqrt(noise_of(epsilon, encoding.cap, noise).variance)
+    # At an ε of hundreds the variance is too small for a double, and 0.
+    deviation = max(math.sqrt(noise_of(epsilon, encoding.cap, noise).variance), _LEAST_DEVIATION)
     per_report = rate / max(field.columns for field in encoding.fields)
     ratio, enough = reports * per_report / deviation, math.ceil(_LEAST[Outlook.GOOD] * deviation / per_report)
     outlook = next((name for name, least in _LEAST.items() if ratio >= least), Outlook.NONE)
