@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from mpc_helpers.identity.tls import TlsIdentity
@@ -98,7 +98,7 @@ class PostgresLocation:
             parts = urlsplit(url)
             host = parts.hostname or ""
         except ValueError as error:
-            raise ConfigError(f"the ledger's URL is malformed: {error}", _HINT) from None
+            raise ConfigError(f"the ledger's URL is malformed: {error}", _HINT, kind=ErrorKind.MALFORMED) from None
         options = dict(parse_qsl(parts.query))
         schema = options.pop("schema", "trefoil")
         if parts.password is not None or not _SECRETS.isdisjoint(options):
@@ -208,7 +208,7 @@ def load_config(path: Path) -> HelperConfig:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a configuration file, checked only for its format."""
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats)
     except OSError as error:
         message = f"cannot read the configuration {path}: {error.strerror}"
         raise ConfigError(message, _HINT, kind=ErrorKind.FILE_UNREADABLE) from None
@@ -217,6 +217,17 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict) or stored.get("trefoil_helper") != FORMAT:
         message = f"{path} is not a helper's configuration of format {FORMAT}"
         raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_FILE)
+    return stored
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, of which Python would silently keep the last value of a name that is there twice."""
+    stored = dict(pairs)
+    if len(stored) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        message = f"the field {twice!r} is there twice in one object of the configuration"
+        raise ConfigError(message, "Keep one of the two.", kind=ErrorKind.DUPLICATE)
     return stored
 
 
@@ -266,16 +277,23 @@ def _typed(values: Mapping[str, Any], name: str, kind: type[T]) -> T:
     if name not in values:
         raise ConfigError(f"the field {name!r} is missing", _HINT, kind=ErrorKind.MISSING_FIELD)
     value = values[name]
-    # JSON's true is an int in Python, but not a number to a person.
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+    if not _is(value, kind):
         message = f"the field {name!r} must be {_KINDS[kind]}, not {value!r}"
         raise ConfigError(message, _HINT, kind=ErrorKind.WRONG_TYPE)
     return value
 
 
+def _is(value: object, kind: type[T]) -> TypeGuard[T]:
+    """Return whether a value in JSON is of a kind. No path, host or name contains a zero byte."""
+    if isinstance(value, str) and "\0" in value:
+        return False
+    # JSON's true is an int in Python, but not a number to a person.
+    return isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+
+
 def _list_of(values: Mapping[str, Any], name: str, kind: type[T]) -> list[T]:
     entries = _typed(values, name, list) if name in values else []
-    if not all(isinstance(entry, kind) and not isinstance(entry, bool) for entry in entries):
+    if not all(_is(entry, kind) for entry in entries):
         raise ConfigError(f"every entry of {name!r} must be {_KINDS[kind]}", _HINT, kind=ErrorKind.WRONG_TYPE)
     return entries
 
@@ -305,9 +323,9 @@ def _noise_mode(name: str) -> NoiseMode:
 
 def _limits(entry: Mapping[str, Any]) -> Limits:
     names = {item.name for item in fields(Limits)}
-    if set(entry) - names:
+    if unknown := sorted(set(entry) - names):
         hint = f"Known limits are: {', '.join(sorted(names))}."
-        raise ConfigError("unknown limit", hint, kind=ErrorKind.UNKNOWN_FIELD)
+        raise ConfigError(f"unknown limit {unknown[0]!r}", hint, kind=ErrorKind.UNKNOWN_FIELD)
     return Limits(**entry)
 
 

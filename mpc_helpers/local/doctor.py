@@ -238,17 +238,20 @@ def _check_disk(config: HelperConfig) -> list[CheckResult]:
 def _check_free_ports(config: HelperConfig) -> list[CheckResult]:
     """Check that nobody else has the ports of a helper that does not answer."""
     wanted = [(config.host, config.port), *((config.mpc_host or config.host, port) for port in config.mpc_ports)]
-    taken = []
+    refused = {}
     for host, port in wanted:
         try:
             listen(host, port).close()
-        except TrefoilError:
-            taken.append(port)
-    if not taken:
+        except TrefoilError as error:
+            refused[port] = str(error)
+    if not refused:
         return [ok(Subject.PORT, HERE, "its ports are free")]
-    text = f"{config.name} does not answer at its address, and port {ranges(taken)} is taken"
-    remedy = "If the helper runs, look at its address and the firewall. If it does not, end the other program."
-    return [problem(Subject.PORT, HERE, text, remedy)]
+    why = f"port {ranges(list(refused))} cannot be used here: {next(iter(refused.values()))}"
+    remedy = (
+        "If the helper runs, look at its address and the firewall. If it does not, end the program that has the port, "
+        "or correct host, mpc_host and mpc_ports in config.json."
+    )
+    return [problem(Subject.PORT, HERE, f"{config.name} does not answer at its address, and {why}", remedy)]
 
 
 async def _probe_peers(above: Sequence[Visit]) -> list[CheckResult]:

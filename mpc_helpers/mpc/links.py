@@ -37,16 +37,21 @@ MAX_HANDSHAKES = 16
 
 def listen(host: str, port: int = 0) -> socket.socket:
     """Bind a port (0: any free one) and listen, so that peers may connect before we accept."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    # Connections of the last session linger on a fixed port for a minute (TIME-WAIT), and would keep it from us.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError:
-        listener.close()
-        hint = "Check the bind address and the range of MPC ports."
-        raise TrefoilError(f"cannot listen on {host}, port {port}", hint, kind=ErrorKind.UNAVAILABLE) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            # A name may have addresses of both families, or of IPv6 alone; a worker listens on one, of IPv4 if it can.
+            choice = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, _, _, _, address = min(choice, key=lambda entry: entry[0] != socket.AF_INET)
+            listener = stack.enter_context(socket.socket(family))
+            # Connections of the last session linger on a fixed port for a minute (TIME-WAIT), and would block it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except (OSError, UnicodeError) as error:
+            hint = "Check host, mpc_host and mpc_ports in the helper's config.json."
+            message = f"cannot listen on {host}, port {port}: {error}"
+            raise TrefoilError(message, hint, kind=ErrorKind.UNAVAILABLE) from None
+        stack.pop_all()
     listener.setblocking(False)
     return listener
 

@@ -50,7 +50,8 @@ class MpcPorts:
         # First in, first out: a port rests for longest after a session.
         self._free: asyncio.Queue[int] = asyncio.Queue()
         self._holding: dict[int, asyncio.Task[None]] = {}
-        self._taken: set[int] = set()
+        # Why a port could not be held when that was last tried.
+        self._refused: dict[int, str] = {}
 
     async def __aenter__(self) -> Self:
         for port in self.fixed:
@@ -83,9 +84,8 @@ class MpcPorts:
             self._hold(port)
 
     def reasons(self) -> list[Reason]:
-        taken = ranges(list(self._taken))
-        text = f"another program listens on {self._host}, port {taken}: choose other mpc_ports in config.json"
-        return [Reason(Concern.PORT, text)] if taken else []
+        text = f"mpc_ports {ranges(list(self._refused))} cannot be used: {next(iter(self._refused.values()), '')}"
+        return [Reason(Concern.PORT, text)] if self._refused else []
 
     def _hold(self, port: int) -> None:
         self._holding[port] = asyncio.create_task(self._answer_probes(port))
@@ -98,12 +98,14 @@ class MpcPorts:
         """Listen, and close every connection; retry while another program has the port."""
         loop = asyncio.get_running_loop()
         while True:
-            with contextlib.suppress(OSError, TrefoilError), listen(self._host, port) as listener:
-                self._taken.discard(port)
-                while True:
-                    connection, _ = await loop.sock_accept(listener)
-                    connection.close()
-            self._taken.add(port)
+            try:
+                with listen(self._host, port) as listener:
+                    self._refused.pop(port, None)
+                    while True:
+                        connection, _ = await loop.sock_accept(listener)
+                        connection.close()
+            except (OSError, TrefoilError) as error:
+                self._refused[port] = str(error)
             await asyncio.sleep(RETRY_SECONDS)
 
 

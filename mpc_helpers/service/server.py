@@ -86,10 +86,13 @@ class MetricsAccess:
     def of(cls, config: HelperConfig) -> MetricsAccess:
         if config.metrics_token is None:
             return cls()
+        hint = "Make one with: openssl rand -hex 32"
+        if not config.metrics_token.exists():
+            raise ConfigError(f"there is no token in {config.metrics_token}", hint, kind=ErrorKind.FILE_MISSING)
         token = read_private_file(config.metrics_token).strip()
         if len(token) < SHORTEST_TOKEN:
             message = f"the token in {config.metrics_token} has fewer than {SHORTEST_TOKEN} characters"
-            raise ConfigError(message, "Make one with: openssl rand -hex 32", kind=ErrorKind.TOO_FEW)
+            raise ConfigError(message, hint, kind=ErrorKind.TOO_FEW)
         return cls(token)
 
     def admits(self, request: web.Request) -> bool:
@@ -189,9 +192,10 @@ class Server:
         try:
             try:
                 await listener.open(host, port)
-            except OSError as error:
-                what = "is taken by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
-                message, hint = f"port {port} of {host} {what}", "Stop that program, or choose another."
+            except (OSError, UnicodeError) as error:  # the second of a host that no name can be
+                message, hint = f"port {port} of {host!r} cannot be used: {error}", "Correct it in config.json."
+                if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                    message, hint = f"port {port} of {host} is taken by another program", "Stop it, or choose another."
                 raise ConfigError(message, hint, kind=ErrorKind.UNAVAILABLE) from None
             yield
         finally:

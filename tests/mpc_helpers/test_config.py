@@ -73,7 +73,10 @@ def test_what_the_launcher_writes_is_accepted(trio: Trio) -> None:
         (lambda stored: stored.update(mpc_ports=[1, "2"]), ErrorKind.WRONG_TYPE, "mpc_ports"),
         (lambda stored: stored.update(report_lifetime_days=0), ErrorKind.OUT_OF_RANGE, "365"),
         (lambda stored: stored.update(processes=-1), ErrorKind.OUT_OF_RANGE, "processes"),
-        (lambda stored: stored.update(limits={"noise": 0}), ErrorKind.UNKNOWN_FIELD, "limit"),
+        (lambda stored: stored.update(data="da\0ta"), ErrorKind.WRONG_TYPE, "data"),
+        (lambda stored: stored.update(previous_helper_sets=["\0"]), ErrorKind.WRONG_TYPE, "previous_helper_sets"),
+        (lambda stored: stored.update(ledger="postgresql://["), ErrorKind.MALFORMED, "ledger"),
+        (lambda stored: stored.update(limits={"noise": 0}), ErrorKind.UNKNOWN_FIELD, "noise"),
         (lambda stored: stored.update(limits={"running": 0}), ErrorKind.INVALID_VALUE, "running"),
         (lambda stored: stored.update(limits={"running": True}), ErrorKind.INVALID_VALUE, "running"),
         (
@@ -113,9 +116,26 @@ def test_joint_noise_has_to_be_named(trio: Trio) -> None:
 def test_a_file_that_is_not_there_or_not_json(tmp_path: Path) -> None:
     with raises(ErrorKind.FILE_UNREADABLE, ConfigError):
         load_config(tmp_path / "nothing.json")
-    (tmp_path / "broken.json").write_text("{")
-    with raises(ErrorKind.MALFORMED, ConfigError):
-        load_config(tmp_path / "broken.json")
+    for broken in ("{", "[" * 100_000):
+        (tmp_path / "broken.json").write_text(broken)
+        with raises(ErrorKind.MALFORMED, ConfigError):
+            load_config(tmp_path / "broken.json")
+
+
+def test_a_field_or_a_site_that_is_there_twice_is_named(trio: Trio) -> None:
+    """Python's reader keeps the last of the two: a site would be answered by another key than an operator saw first."""
+    path = trio.config_path(0)
+    text = path.read_text()
+    site = json.dumps({"key": "00" * 32, "callers": [SITE]})
+    for repeated, name in (
+        (text.replace("{", '{"port": 1,', 1), "port"),
+        (text.replace('"sites": {', f'"sites": {{"{SITE}": {site},', 1), SITE),
+    ):
+        assert json.loads(repeated)
+        path.write_text(repeated)
+        with raises(ErrorKind.DUPLICATE, ConfigError) as caught:
+            load_config(path)
+        assert name in str(caught.value)
 
 
 def refused(trio: Trio, kind: ErrorKind, now: int = NOW) -> None:

@@ -22,7 +22,7 @@ from aiohttp.test_utils import make_mocked_request
 from typer.testing import CliRunner
 
 from mpc_helpers.identity import tls
-from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.config import ConfigError, load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerError
 from mpc_helpers.local.launcher import prepare
@@ -334,6 +334,9 @@ async def test_a_token_is_private_and_not_short(tmp_path: Path) -> None:
     path = tmp_path / "token"
     async with three_helpers(tmp_path / "three", start=False) as three:
         config = replace(load_config(three.trio.config_path(0)), metrics_token=path)
+    with raises(ErrorKind.FILE_MISSING, ConfigError) as missing:
+        MetricsAccess.of(config)
+    assert "openssl" in missing.value.hint
     write_private_file(path, b"short")
     with raises(ErrorKind.TOO_FEW):
         MetricsAccess.of(config)

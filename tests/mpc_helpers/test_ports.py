@@ -7,12 +7,13 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpc_helpers.identity.config import load_config
+from mpc_helpers.identity.config import ConfigError, load_config
 from mpc_helpers.identity.keygen import MPC_PORTS, make_helper, mpc_ports
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.identity.tls import make_identity
@@ -21,6 +22,7 @@ from mpc_helpers.mpc import links
 from mpc_helpers.mpc.links import Links, listen
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage
 from mpc_helpers.service import ports as ports_module
+from mpc_helpers.service.daemon import serving
 from mpc_helpers.service.health import Concern
 from mpc_helpers.service.ports import MAX_PROBED, MpcPorts, PortProbes, announced_ports, probe, ranges
 from mpc_helpers.service.workers import Rendezvous, WorkerSession
@@ -32,7 +34,7 @@ from protocol.wire import Writer
 from tests.mpc_helpers.test_monitoring import until_page
 from tests.mpc_helpers.test_server import small_batch
 from tests.support.raising import raises
-from tests.support.three_helpers import ThreeHelpers, three_helpers
+from tests.support.three_helpers import ThreeHelpers, real_now, three_helpers
 
 HOST = "127.0.0.1"
 NOW = 1_800_000_000
@@ -66,6 +68,46 @@ def test_a_fixed_port_serves_one_session_after_another() -> None:
             listener.setblocking(True)
             listener.accept()[0].close()
             assert client.recv(1) == b""
+
+
+def test_a_host_name_of_either_family_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's host is that of its helper, which may have an address of IPv6 alone."""
+    addresses = {"both.example": ("::1", HOST), "six.example": ("::1",)}
+    resolve = socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **options: Any) -> list[Any]:
+        return [entry for each in addresses[host] for entry in resolve(each, *rest, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for host, family in (("both.example", socket.AF_INET), ("six.example", socket.AF_INET6)):
+        with listen(host) as listener:
+            assert listener.family == family and listener.getsockname()[0] in addresses[host]
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "a" * 300, "192.0.2.1"])
+async def test_a_host_that_cannot_be_listened_on_is_not_another_programs_fault(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports_module, "RETRY_SECONDS", 0.01)
+    with raises(ErrorKind.UNAVAILABLE):
+        listen(host, 1234)
+    async with MpcPorts(host, (1234, 1235)) as ports:
+        await asyncio.sleep(0.05)
+        (reason,) = ports.reasons()
+        assert "1234-1235" in reason.text and host in reason.text and "program" not in reason.text
+
+
+@pytest.mark.parametrize(("host", "port"), [("nowhere.invalid", 0), ("a" * 300, 0), (HOST, 1)])
+async def test_a_helper_that_cannot_listen_names_what_to_correct(tmp_path: Path, host: str, port: int) -> None:
+    config = load_config(prepare(tmp_path / "trio", now=real_now()).config_path(0))
+    with contextlib.ExitStack() as stack:
+        if host == HOST:
+            port = stack.enter_context(listen(HOST)).getsockname()[1]
+        with raises(ErrorKind.UNAVAILABLE, ConfigError) as caught:
+            async with serving(replace(config, host=host, port=port, processes=0)):
+                pass
+    assert host in str(caught.value) and str(port) in str(caught.value)
+    assert ("another program" in str(caught.value)) == (host == HOST) == ("config.json" not in caught.value.hint)
 
 
 def test_a_new_helper_has_ports_that_a_firewall_can_open(tmp_path: Path) -> None:
@@ -103,7 +145,7 @@ async def test_a_port_that_another_program_has_is_a_reason_until_it_is_free(monk
         async with MpcPorts(HOST, (port,)) as ports:
             await asyncio.sleep(0)
             assert [(reason.concern, reason.stops) for reason in ports.reasons()] == [(Concern.PORT, False)]
-            assert f"port {port}" in ports.reasons()[0].text
+            assert f"port {port}" in ports.reasons()[0].text and "in use" in ports.reasons()[0].text
     async with MpcPorts(HOST, (port,)) as ports:
         await asyncio.sleep(0)
         assert ports.reasons() == []

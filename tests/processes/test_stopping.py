@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -92,6 +93,30 @@ def test_a_flag_is_set_and_the_handlers_are_put_back(number: signal.Signals) -> 
         os.kill(os.getpid(), number)
         assert stop.wait(SECONDS)
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
+
+
+@EITHER
+@pytest.mark.parametrize("module", ["protocol.cli.app", "protocol.noise"])
+def test_a_command_that_is_still_being_imported_ends_without_a_traceback(number: signal.Signals, module: str) -> None:
+    """On a busy machine that takes seconds. The second module is imported after SIGTERM has its handler."""
+    program = f"""
+import os, signal, sys, trefoil
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), {number.value})
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["trefoil", "helper", "--config", "nowhere.json"]
+trefoil.main()
+"""
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if (number, module) == (signal.SIGTERM, "protocol.cli.app"):
+        assert ended.returncode == -signal.SIGTERM
+    else:
+        assert (ended.returncode, "error: interrupted" in ended.stderr) == (130, True), ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("at_ctrl_c", [signal.default_int_handler, signal.SIG_IGN])
