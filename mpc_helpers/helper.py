@@ -29,8 +29,8 @@ from mpc_helpers.identity.config import Limits
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.ledger.attempt import AttemptOutcome, Failpoint, QueryName
 from mpc_helpers.ledger.ledger import ReportLedger
+from mpc_helpers.mpc.noisy_sum import SumTerms
 from mpc_helpers.mpc.session import MpcError, Stage
-from mpc_helpers.mpc.terms import SumTerms
 from protocol.answer import AnswerShare
 from protocol.errors import ErrorKind, HelperError
 from protocol.field import Vector

@@ -1,7 +1,7 @@
 """Noise modes, the law of each, and how much noise an answer carries (DESIGN.md, "Noise"). Nothing is sampled here.
 
 A mode has three parts: its name in `NoiseMode`, the distribution of its noise (its law) in `law_of`, and the program
-that helpers run in `mpc_helpers.mpc.terms`. The type check fails if a mode lacks one of them. No other module of a
+that helpers run in `mpc_helpers.mpc.noisy_sum`. The type check fails if a mode lacks one of them. No other module of a
 querier or a helper branches on the mode, and there is no mode without noise. `NoiseScale` is a law at a query's scale.
 
 With γ = ε/Δ = 1/b and q = e^−γ, the discrete Laplace DLap(b) has P(x) ∝ q^|x|. It is the difference of two

@@ -24,11 +24,10 @@ from benchmarks.results.columns import Columns
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.fork_server import ForkServer
 from mpc_helpers.mpc.fork_server_main import session_of_zeros
+from mpc_helpers.mpc.noisy_sum import SumKind, SumTerms
 from mpc_helpers.mpc.session import Peer
-from mpc_helpers.mpc.terms import SumKind, SumTerms
-from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
+from mpc_helpers.mpc.worker import ForkServer, Worker, WorkerRun, WorkerSetup
 from protocol.errors import TrefoilError
 from protocol.noise import NoiseMode, NoiseScale, laplace_variance
 from protocol.shares import PARTIES

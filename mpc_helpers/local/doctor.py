@@ -33,9 +33,9 @@ from mpc_helpers.local.visits import (
     visit_all,
 )
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.service.ports import announced_ports, blocked_ports, ranges
 from mpc_helpers.service.server import MetricsAccess
 from mpc_helpers.service.storage import MEGABYTE
+from mpc_helpers.service.workers import announced_ports, blocked_ports, ranges
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperSet
 from protocol.hpke import CLASSICAL, PrivateKey

@@ -1,6 +1,6 @@
 """The fork server process, its warm-up, and the worker process that it forks for one party's part of one attempt.
 
-Started by `fork_server.ForkServer`, which describes the requests. Standard input is a socket to the daemon; when it
+Started by `worker.ForkServer`, which describes the requests. Standard input is a socket to the daemon; when it
 ends, every worker is killed and the fork server exits. It has no threads and no secrets.
 
 A forked worker takes its messages from standard input and writes its responses to standard output, as `worker.Worker`
@@ -25,13 +25,11 @@ from typing import Any, BinaryIO
 
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.fork_server import FORK, PROCESS_ID
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.mpc.noisy_sum import ExactNoise, padded
+from mpc_helpers.mpc.noisy_sum import ExactNoise, PartyInput, SumKind, SumTerms, padded
 from mpc_helpers.mpc.runtime import run_party, run_three_in_one_process
 from mpc_helpers.mpc.session import DIGEST_SIZE, MpcError, Stage
-from mpc_helpers.mpc.terms import PartyInput, SumKind, SumTerms
-from mpc_helpers.mpc.worker import MAX_MESSAGE, WorkerMessage, WorkerRun, WorkerSetup, read_message
+from mpc_helpers.mpc.worker import FORK, MAX_MESSAGE, PROCESS_ID, WorkerMessage, WorkerRun, WorkerSetup, read_message
 from protocol.errors import TrefoilError
 from protocol.field import encode, from_integers
 from protocol.net.listening import cancel_all

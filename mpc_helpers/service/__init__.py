@@ -7,8 +7,7 @@
 - `policy`: which queries are accepted, and the reasons for a refusal
 - `storage`: disk space for columns, and uploads in progress
 - `transport`: messages to the two peers, each pinned to its certificate
-- `workers`: a worker process for every attempt, and how the three of an attempt find each other
-- `ports`: the ports of the workers, held while idle and probed by the peers
+- `workers`: a worker process for every attempt, its port, and how the three of an attempt find each other
 - `monitoring`: log lines, metrics, and the resource usage of processes
 - `health`: what stops queries; whether the peers respond, when keys and certificates expire
 - `housekeeping`: hourly rounds, and how far this machine's clock is trusted

@@ -38,12 +38,11 @@ from mpc_helpers.service.monitoring import (
     show_process,
     start_logging,
 )
-from mpc_helpers.service.ports import MpcPorts, PortProbes
 from mpc_helpers.service.queries import Queries
 from mpc_helpers.service.reloading import SiteReloads, write_process
 from mpc_helpers.service.server import Server
 from mpc_helpers.service.transport import Certificates, Transport
-from mpc_helpers.service.workers import Rendezvous, WorkerSessions
+from mpc_helpers.service.workers import MpcPorts, PortProbes, Rendezvous, worker_sessions
 from protocol.cli.stopping import stop_event
 
 _LOG = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class Parts:
     failpoint: Callable[[Failpoint], None] = lambda _: None
     sessions: Callable[
         [HelperConfig, Membership, Certificates, Rendezvous], contextlib.AbstractAsyncContextManager[Sessions]
-    ] = WorkerSessions
+    ] = worker_sessions
     retry: RetryPolicy | None = None
 
 
@@ -163,9 +162,12 @@ async def _connect_peers(base: _Base) -> _Peers:
         await probes.look(party, await transport.ask_health(party))
 
     watch = PeerWatch(membership, poll)
-    ports = MpcPorts(config.mpc_host or config.host, config.mpc_ports, probes.error)
-    await base.stack.enter_async_context(ports)
-    rendezvous = Rendezvous(membership.peers, lambda party, message: transport.send(party, WORKERS, message), ports)
+    ports = await base.stack.enter_async_context(MpcPorts(config.mpc_host or config.host, config.mpc_ports))
+
+    async def meet(party: int, message: bytes) -> bytes:
+        return await transport.send(party, WORKERS, message)
+
+    rendezvous = Rendezvous(membership.peers, meet, ports, probes)
     metrics.gauge("trefoil_peer_up", "Whether each peer responded to the last poll.", watch.gauge)
     metrics.gauge("trefoil_peer_clock_seconds", "How far each peer's clock is ahead of this one.", clocks.gauge)
     carried = "Bytes of messages to the other helpers and of their replies."

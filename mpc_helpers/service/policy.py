@@ -12,7 +12,7 @@ from enum import Enum
 from mpc_helpers.identity.config import HelperConfig
 from mpc_helpers.identity.membership import Membership
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.terms import SumKind, SumTerms
+from mpc_helpers.mpc.noisy_sum import SumKind, SumTerms
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.query import Query, SignedQuery, Withdrawal, check_permit
 

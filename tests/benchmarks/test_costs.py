@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.costs import ledger_cost, noise_cost, report_cost
 from mpc_helpers.mpc.joint import circuit
 from mpc_helpers.mpc.noise import MAX_SCALE
-from mpc_helpers.mpc.terms import SumTerms
+from mpc_helpers.mpc.noisy_sum import SumTerms
 from protocol.batch import ColumnReader
 from protocol.cli.app import app
 from protocol.errors import ErrorKind, TrefoilError

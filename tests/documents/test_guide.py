@@ -22,7 +22,7 @@ class Record(Enum):
 
     NAME = 0, "protocol/noise.py"
     LAW = 1, "protocol/noise.py"
-    PROGRAM = 2, "mpc_helpers/mpc/terms.py"
+    PROGRAM = 2, "mpc_helpers/mpc/noisy_sum.py"
 
 
 def fenced(language: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_whole_mode_is_three_records_and_works_everywhere(tree: Path) -> None:
     ("missing", "use"),
     [
         (Record.LAW, "from protocol.noise import NoiseMode, law_of; law_of(NoiseMode('doubled'))"),
-        (Record.PROGRAM, "import mpc_helpers.mpc.terms"),
+        (Record.PROGRAM, "import mpc_helpers.mpc.noisy_sum"),
     ],
 )
 def test_a_mode_with_a_record_missing_is_refused(tree: Path, missing: Record, use: str) -> None:

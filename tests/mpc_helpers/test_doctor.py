@@ -24,7 +24,7 @@ from mpc_helpers.local.launcher import prepare
 from mpc_helpers.local.visits import HERE, CheckResult, Severity, Subject
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.links import listen
-from mpc_helpers.service import ports as ports_module
+from mpc_helpers.service import workers as workers_module
 from mpc_helpers.service.health import Concern, Reason
 from protocol.cli.app import app
 from protocol.helper_set import HelperSet, write_set
@@ -309,7 +309,7 @@ async def test_a_port_that_another_program_has(tmp_path: Path) -> None:
 
 
 async def test_an_mpc_port_that_the_firewall_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports_module.probe, "__defaults__", (0.2,))
+    monkeypatch.setattr(workers_module.probe, "__defaults__", (0.2,))
     async with three_helpers(tmp_path, start=False) as three:
         with black_hole() as port:
             configure(three, 2, mpc_host="127.0.0.3", mpc_ports=[port])

@@ -26,7 +26,7 @@ from mpc_helpers.ledger.engine import LedgerError, LedgerOwner
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.reports import Conflict, Reports, Standing
-from mpc_helpers.mpc.terms import PAIRWISE_DRAWS
+from mpc_helpers.mpc.noisy_sum import PAIRWISE_DRAWS
 from protocol.errors import ErrorKind, Rejection
 from protocol.noise import NoiseMode
 from protocol.querier.failure import QueryFailed

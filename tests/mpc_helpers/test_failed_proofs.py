@@ -15,13 +15,12 @@ from typer.testing import CliRunner
 
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.failed_proofs import CAPACITY, FailedProofs
-from mpc_helpers.mpc.fork_server import ForkServer
 from mpc_helpers.mpc.joint.noise import alone
 from mpc_helpers.mpc.links import listen
+from mpc_helpers.mpc.noisy_sum import SumKind, SumTerms
 from mpc_helpers.mpc.runtime import Engine, run_party
 from mpc_helpers.mpc.session import MpcError, Peer, Stage
-from mpc_helpers.mpc.terms import SumKind, SumTerms
-from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
+from mpc_helpers.mpc.worker import ForkServer, Worker, WorkerRun, WorkerSetup
 from protocol.cli.app import app
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.field import Vector

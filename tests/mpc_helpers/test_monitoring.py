@@ -27,7 +27,7 @@ from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerError
 from mpc_helpers.local.launcher import prepare
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.fork_server import ForkServer
+from mpc_helpers.mpc.worker import ForkServer
 from mpc_helpers.service import health as health_module
 from mpc_helpers.service import housekeeping
 from mpc_helpers.service.health import (

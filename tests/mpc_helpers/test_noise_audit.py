@@ -28,10 +28,9 @@ from mpc_helpers.mpc import noise
 from mpc_helpers.mpc.joint import circuit
 from mpc_helpers.mpc.joint import noise as joint_noise
 from mpc_helpers.mpc.joint.layout import Layout
-from mpc_helpers.mpc.noisy_sum import ExactNoise, joint_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, SumTerms, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import run_three_in_one_process
 from mpc_helpers.mpc.session import MpcSession
-from mpc_helpers.mpc.terms import SumKind, SumTerms
 from protocol.errors import ProtocolError
 from protocol.field import Vector, from_integers, lift, subtract
 from protocol.joint_scale import Coin, JointScale

@@ -17,6 +17,8 @@ from mpc_helpers.mpc.joint.layout import Layout
 from mpc_helpers.mpc.noisy_sum import (
     NONCE_SIZE,
     ExactNoise,
+    SumKind,
+    SumTerms,
     debug_sum,
     joint_nonce,
     joint_sum,
@@ -27,7 +29,6 @@ from mpc_helpers.mpc.noisy_sum import (
 )
 from mpc_helpers.mpc.runtime import Engine, Program, run_three_in_one_process
 from mpc_helpers.mpc.session import MpcError, MpcSession, Stage
-from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.mpc.worker import WorkerSetup
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import Vector, from_integers, lift

@@ -21,11 +21,19 @@ from mpc_helpers.local.launcher import prepare
 from mpc_helpers.mpc import links
 from mpc_helpers.mpc.links import Links, listen
 from mpc_helpers.mpc.session import MpcError, MpcSession, Peer, Progress, Stage
-from mpc_helpers.service import ports as ports_module
+from mpc_helpers.service import workers as workers_module
 from mpc_helpers.service.daemon import serving
 from mpc_helpers.service.health import Concern
-from mpc_helpers.service.ports import MAX_PROBED, MpcPorts, PortProbes, announced_ports, probe, ranges
-from mpc_helpers.service.workers import Rendezvous, WorkerSession
+from mpc_helpers.service.workers import (
+    MAX_PROBED,
+    MpcPorts,
+    PortProbes,
+    Rendezvous,
+    WorkerSession,
+    announced_ports,
+    probe,
+    ranges,
+)
 from protocol.cli.app import Exit, _exit_of
 from protocol.errors import ErrorKind
 from protocol.querier.failure import QueryFailed
@@ -88,7 +96,7 @@ def test_a_host_name_of_either_family_is_listened_on(monkeypatch: pytest.MonkeyP
 async def test_a_host_that_cannot_be_listened_on_is_not_another_programs_fault(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ports_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(workers_module, "PORT_RETRY_SECONDS", 0.01)
     with raises(ErrorKind.UNAVAILABLE):
         listen(host, 1234)
     async with MpcPorts(host, (1234, 1235)) as ports:
@@ -119,7 +127,7 @@ def test_a_new_helper_has_ports_that_a_firewall_can_open(tmp_path: Path) -> None
 
 
 async def test_an_idle_port_answers_and_is_lent_to_one_worker_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports_module, "LEND_SECONDS", 0.05)
+    monkeypatch.setattr(workers_module, "LEND_SECONDS", 0.05)
     port = free_port()
     async with MpcPorts(HOST, (port,)) as ports:
         await asyncio.sleep(0)
@@ -139,7 +147,7 @@ async def test_an_idle_port_answers_and_is_lent_to_one_worker_at_a_time(monkeypa
 
 
 async def test_a_port_that_another_program_has_is_a_reason_until_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(workers_module, "PORT_RETRY_SECONDS", 0.01)
     port = free_port()
     with listen(HOST, port):
         async with MpcPorts(HOST, (port,)) as ports:
@@ -163,7 +171,7 @@ def test_what_a_peer_announces_is_checked_and_bounded() -> None:
 
 
 async def test_only_ports_that_workers_connect_to_are_probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports_module.probe, "__defaults__", (0.2,))
+    monkeypatch.setattr(workers_module.probe, "__defaults__", (0.2,))
     trio = prepare(tmp_path / "trio", now=NOW)
     first, third = (PortProbes(load_membership(load_config(trio.config_path(party)), NOW)) for party in (0, 2))
     with black_hole() as dropped, listen(HOST) as listener:
@@ -212,15 +220,15 @@ async def test_a_worker_behind_a_firewall_is_named_and_not_waited_for(
 async def test_a_session_does_not_begin_with_a_port_that_cannot_be_reached() -> None:
     known = MpcError(Stage.PORT, "blocked")
 
-    async def probed(ports: Mapping[int, int]) -> MpcError | None:
-        return known if ports[2] == 4002 else None
-
-    blocked = MpcPorts(HOST, (0,), probed)
+    class Probes:
+        async def error(self, ports: Mapping[int, int]) -> MpcError | None:
+            return known if ports[2] == 4002 else None
 
     async def nothing(*_: object) -> bytes:
         return b""
 
-    meetings = Rendezvous([1, 2], nothing, blocked)
+    probes: Any = Probes()
+    meetings = Rendezvous([1, 2], nothing, probes=probes)
     for peer in (1, 2):
         await meetings.receive(peer, Writer().fixed(bytes(32), 32).uint(4000 + peer, 2).done())
     membership: Any = type("Membership", (), {"party": 0})
@@ -244,7 +252,7 @@ async def test_a_query_ends_where_a_port_is_blocked_and_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Helper 3 binds its ports to an address at which nobody looks for it: health shows it, and the query fails."""
-    monkeypatch.setattr(ports_module.probe, "__defaults__", (0.2,))
+    monkeypatch.setattr(workers_module.probe, "__defaults__", (0.2,))
     async with three_helpers(tmp_path, start=False) as three:
         with black_hole() as port:
             await start_behind(three, port)

@@ -19,7 +19,7 @@ from mpc_helpers.identity.config import load_config
 from mpc_helpers.local.view import look_at
 from mpc_helpers.mpc.links import listen
 from mpc_helpers.service import health
-from mpc_helpers.service import ports as ports_module
+from mpc_helpers.service import workers as workers_module
 from protocol.cli.app import app
 from protocol.helper_set import entry_to_json
 from protocol.units import DAY
@@ -91,7 +91,7 @@ async def until_well(three: ThreeHelpers) -> None:
 async def test_a_port_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Helper 3's port is first behind a firewall, which drops what comes, and then not."""
     monkeypatch.setattr(health, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(ports_module.probe, "__defaults__", (0.2,))
+    monkeypatch.setattr(workers_module.probe, "__defaults__", (0.2,))
     async with three_helpers(tmp_path, start=False) as three:
         with black_hole() as port:
             await start_behind(three, port)

@@ -26,7 +26,7 @@ from mpc_helpers.agreement.messages import longest_message
 from mpc_helpers.commands import helper
 from mpc_helpers.identity.config import HelperConfig, Limits, load_config
 from mpc_helpers.ledger.attempt import Failpoint
-from mpc_helpers.mpc.terms import SumTerms
+from mpc_helpers.mpc.noisy_sum import SumTerms
 from mpc_helpers.service import queries
 from mpc_helpers.service.daemon import Parts
 from protocol.batch import BatchReader

@@ -22,9 +22,8 @@ from mpc_helpers.agreement.negotiation import AdmittedBatch, AttemptTerms, Negot
 from mpc_helpers.ledger.attempt import QueryName, Reservation, VoteStatus
 from mpc_helpers.ledger.engine import LedgerHead, first_head, next_head
 from mpc_helpers.mpc import channel
-from mpc_helpers.mpc.noisy_sum import joint_nonce, pair_noise_key
+from mpc_helpers.mpc.noisy_sum import SumKind, SumTerms, joint_nonce, pair_noise_key
 from mpc_helpers.mpc.session import MpcSession
-from mpc_helpers.mpc.terms import SumKind, SumTerms
 from protocol.errors import Rejection
 from protocol.keys import IdentityKey
 from protocol.vote import SignedVote, Vote

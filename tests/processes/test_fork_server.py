@@ -21,11 +21,10 @@ import pytest_asyncio
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from mpc_helpers.mpc import fork_server_main
-from mpc_helpers.mpc.fork_server import Child, ForkServer
 from mpc_helpers.mpc.noise import system_coins
 from mpc_helpers.mpc.runtime import _Runtime
 from mpc_helpers.mpc.session import MpcError
-from mpc_helpers.mpc.worker import WorkerMessage
+from mpc_helpers.mpc.worker import Child, ForkServer, WorkerMessage
 from protocol.shares import PARTIES
 from tests.support.three_helpers import until
 

@@ -27,7 +27,7 @@ import pytest
 
 from mpc_helpers.local.launcher import Launched, fetch, launched, prepare
 from mpc_helpers.mpc.fork_server_main import session_of_zeros
-from mpc_helpers.mpc.terms import SumKind, SumTerms
+from mpc_helpers.mpc.noisy_sum import SumKind, SumTerms
 from protocol.noise import NoiseMode
 from protocol.querier.ask import Querier
 from protocol.querier.saved_query import QueryOptions, make_query

@@ -16,10 +16,9 @@ import pytest_asyncio
 
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.failed_proofs import FailedProofs
-from mpc_helpers.mpc.fork_server import Child, ForkServer
+from mpc_helpers.mpc.noisy_sum import SumKind, SumTerms
 from mpc_helpers.mpc.session import MpcError, Peer, Stage, name_of
-from mpc_helpers.mpc.terms import SumKind, SumTerms
-from mpc_helpers.mpc.worker import Worker, WorkerRun, WorkerSetup
+from mpc_helpers.mpc.worker import Child, ForkServer, Worker, WorkerRun, WorkerSetup
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.field import from_integers
 from protocol.shares import open_shamir, share, to_shamir

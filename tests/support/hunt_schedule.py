@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 
 from mpc_helpers.ledger.attempt import Failpoint
-from mpc_helpers.mpc.terms import PAIRWISE_DRAWS
+from mpc_helpers.mpc.noisy_sum import PAIRWISE_DRAWS
 from tests.support.commit_world import PAID, AskedQuery
 
 # Of every query, in virtual seconds.

@@ -30,9 +30,8 @@ from mpc_helpers.mpc.channel import Channel, Intercept, memory_mesh
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.joint.layout import Layout
 from mpc_helpers.mpc.joint.noise import JointNoise, Judge, alone
-from mpc_helpers.mpc.noisy_sum import ExactNoise, debug_sum, joint_sum, local_sum, pairwise_sum
+from mpc_helpers.mpc.noisy_sum import ExactNoise, SumKind, SumTerms, debug_sum, joint_sum, local_sum, pairwise_sum
 from mpc_helpers.mpc.runtime import Engine, run_over_channels
-from mpc_helpers.mpc.terms import SumKind, SumTerms
 from mpc_helpers.service.daemon import Parts, Running, serving
 from mpc_helpers.service.queries import Queries
 from mpc_helpers.service.storage import Storage

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mpc_helpers.mpc import fork_server, fork_server_main, noise
+from mpc_helpers.mpc import fork_server_main, noise, worker
 from mpc_helpers.service import monitoring
 from mpc_helpers.service.daemon import run
 
@@ -66,7 +66,7 @@ def _run_daemon(config: Path) -> None:
         return subprocess.Popen((sys.executable, "-m", __spec__.name, _FORK_SERVER), **options)
 
     replaced = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
-    setattr(fork_server, "subprocess", replaced)  # noqa: B010  (mypy: not exported; no argument reaches it)
+    setattr(worker, "subprocess", replaced)  # noqa: B010  (mypy: not exported; no argument reaches it)
     if LEAK in os.environ:
         setattr(monitoring.Usage, "without", lambda usage, _: usage)  # noqa: B010  (mypy: a fault, not a method)
     run(config, stop_with_stdin=True, log_format="json")
