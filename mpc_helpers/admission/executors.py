@@ -47,12 +47,8 @@ def keep_freed_memory() -> None:
 
 
 def _init_process() -> None:
+    """Prepare a process of the pool, which exits when the daemon does, even if that is killed."""
     keep_freed_memory()
-    _exit_with_parent()
-
-
-def _exit_with_parent() -> None:
-    """Exit when the daemon does, even if it is killed."""
     # Ctrl-C goes to the whole process group; the daemon decides when its pool ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpc_helpers.admission.chunk import (
+    CPU_PARTS,
     ChunkJob,
     ChunkResult,
-    CpuSeconds,
     ReopenJob,
     ReopenResult,
     ingest_chunk,
@@ -71,7 +71,8 @@ class AdmittedColumn:
     reasons: Reasons
     # What each report paid and what the query needs of it; None where none was admitted.
     amounts: Amounts | None = field(repr=False)
-    cpu_seconds: CpuSeconds
+    # Processor seconds over all workers, by part.
+    cpu_seconds: dict[str, float]
     # One hash for each block of check shares; none where nothing is checked.
     blocks: list[bytes] = field(repr=False)
     _sums: tuple[Vector, Vector] = field(repr=False)
@@ -189,7 +190,7 @@ def ingest(
     reasons = np.zeros(count, dtype=np.uint8)
     amounts = AmountsBuilder(count)
     sums = (np.zeros(length, dtype=np.uint64), np.zeros(length, dtype=np.uint64))
-    cpu_seconds = CpuSeconds()
+    cpu_seconds = dict.fromkeys(CPU_PARTS, 0.0)
     blocks = [b""] * (block_count(count) if rules.query.shape.checked else 0)
     jobs = _jobs(column, rules, duplicates(digests), executor.shared_disk)
     for result in _run(executor.backend, jobs, 2 * executor.parallel):
@@ -199,7 +200,8 @@ def ingest(
         sums = (add(sums[0], result.sums[0]), add(sums[1], result.sums[1]))
         hashes = [result.blocks[at : at + HASH_SIZE] for at in range(0, len(result.blocks), HASH_SIZE)]
         blocks[result.start // BLOCK : result.start // BLOCK + len(hashes)] = hashes
-        cpu_seconds += result.cpu_seconds
+        for part, seconds in result.cpu_seconds.items():
+            cpu_seconds[part] += seconds
         progress(len(result.reasons))
     return AdmittedColumn(
         rules, column, digests, hours, debug, reasons, amounts.done(), cpu_seconds, blocks, sums, executor

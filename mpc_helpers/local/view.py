@@ -13,11 +13,10 @@ from rich.live import Live
 from rich.table import Table
 
 from mpc_helpers.identity.config import HelperConfig
-from mpc_helpers.local.doctor import Examination
+from mpc_helpers.local.doctor import HERE, Examination, Severity, Subject, reasons_on
 from mpc_helpers.local.launcher import DEFAULT_SITE, Launched, health, launched_helpers
-from mpc_helpers.local.visits import HERE, Severity, Subject
+from mpc_helpers.service.daemon import request_reload
 from mpc_helpers.service.health import Concern
-from mpc_helpers.service.reloading import request_reload
 from protocol.cli.console import fold, out, say, write_json
 from protocol.cli.stopping import stop_flag
 from protocol.errors import ErrorKind, TrefoilError, printable
@@ -45,7 +44,7 @@ class HelperHealth:
         return "does not respond" if self.page is None else printable(str(self.page.get("status", "unknown")), 40)
 
     def reasons(self) -> list[str]:
-        return [text for _, text in _reasons(self.page)]
+        return [text for _, text, _ in reasons_on(self.page)]
 
     def queries(self) -> str:
         states = self.page.get("queries", {}) if self.page else {}
@@ -111,19 +110,12 @@ def reload_and_report(config: HelperConfig, helper: HelperEntry) -> str:
         page = health(helper, SECONDS)
         if page is None or page.get("reloads") == before.get("reloads"):
             continue
-        problems = [text for concern, text in _reasons(page) if concern == Concern.CONFIGURATION.value]
+        problems = [text for concern, text, _ in reasons_on(page) if concern == Concern.CONFIGURATION.value]
         if problems:
             hint = "Only sites are reloaded; a restart resumes every query."
             raise TrefoilError(f"{helper.name}: {problems[0]}", hint, kind=ErrorKind.REFUSED)
         return f"{helper.name} has reloaded its sites"
     return f"process {pid} was signalled to reload its sites; see its log for the outcome"
-
-
-def _reasons(page: Mapping[str, object] | None) -> list[tuple[str, str]]:
-    """Return the concern and text of each reason on a health page, which a helper may have filled with anything."""
-    reasons = page.get("reasons") if page else None
-    valid = [reason for reason in reasons if isinstance(reason, dict)] if isinstance(reasons, list) else []
-    return [(str(reason.get("concern")), printable(str(reason.get("text", "")), 300)) for reason in valid]
 
 
 VIEW_SECONDS = 1.0

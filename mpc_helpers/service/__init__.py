@@ -1,6 +1,6 @@
 """The helper as a process: its HTTPS interface, its queries, and its connections to the peers.
 
-- `daemon`: one helper assembled from its configuration, serving until it is stopped
+- `daemon`: one helper assembled from its configuration, serving until it is stopped, and the reload of its sites
 - `server`: the HTTPS routes
 - `queries`: every query of a helper, from submission to answer
 - `tracked_query`: one query: its folder, its durable state, its task
@@ -11,5 +11,4 @@
 - `monitoring`: log lines, metrics, and the resource usage of processes
 - `health`: what stops queries; whether the peers respond, when keys and certificates expire
 - `housekeeping`: hourly rounds, and how far this machine's clock is trusted
-- `reloading`: reload of the registered sites on SIGHUP
 """

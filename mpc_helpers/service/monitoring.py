@@ -17,8 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from dataclasses import fields as fields_of
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -26,7 +25,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mpc_helpers.admission.chunk import CpuSeconds
+from mpc_helpers.admission.chunk import CPU_PARTS
 from mpc_helpers.admission.ingest import AdmittedColumn
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.service.health import Labels
@@ -178,12 +177,12 @@ def count_rejections(metrics: Metrics) -> CountRejections:
 
 def count_admissions(metrics: Metrics, rejected: CountRejections) -> Callable[[AdmittedColumn], None]:
     """Add the counter of admission's CPU time, and return the function that counts an admitted batch."""
-    meaning, stages = "CPU seconds of admission, by part.", [part.name for part in fields_of(CpuSeconds)]
-    spent = metrics.counter("trefoil_admit_cpu_seconds_total", meaning, part=stages)
+    meaning = "CPU seconds of admission, by part."
+    spent = metrics.counter("trefoil_admit_cpu_seconds_total", meaning, part=CPU_PARTS)
 
     def admitted(column: AdmittedColumn) -> None:
         rejected(column.rejections())
-        for part, seconds in asdict(column.cpu_seconds).items():
+        for part, seconds in column.cpu_seconds.items():
             spent(seconds, part=part)
 
     return admitted

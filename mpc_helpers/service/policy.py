@@ -56,10 +56,7 @@ class Policy:
         self._membership = membership
         # Replaced as a whole by a reload.
         self.sites = config.sites
-        self._limits = config.limits
-        self._noise_modes = config.noise_modes
-        self._unchecked = config.unchecked_histograms
-        self._in_parts = config.spend_in_parts
+        self._config = config
         self.failed_proofs = FailedProofs(config.failed_proofs)
         self._clock = clock
 
@@ -103,14 +100,14 @@ class Policy:
         self._check_load(query, running)
 
     def _check_terms(self, query: Query) -> None:
-        limits, now = self._limits, self._clock()
-        if not (query.shape.checked or query.debug or self._unchecked):
+        limits, now = self._config.limits, self._clock()
+        if not (query.shape.checked or query.debug or self._config.unchecked_histograms):
             raise Refusal(
                 RefusalReason.UNWILLING,
                 "the reports have no cap, so this helper could not check their numbers",
                 "Collect checked reports, as devices make them; or ask the operators for unchecked_histograms.",
             )
-        if query.keeps_rest and not self._in_parts:
+        if query.keeps_rest and not self._config.spend_in_parts:
             number = self._membership.party + 1
             raise Refusal(
                 RefusalReason.UNWILLING,
@@ -138,8 +135,8 @@ class Policy:
 
     def _check_noise(self, query: Query) -> None:
         """Refuse a noise mode that is not enabled, and joint noise after too many failed proofs."""
-        if query.noise not in self._noise_modes:
-            modes = " or ".join(mode.value for mode in self._noise_modes)
+        if query.noise not in self._config.noise_modes:
+            modes = " or ".join(mode.value for mode in self._config.noise_modes)
             message = f"this helper does not run the noise mode {query.noise.value}"
             raise Refusal(RefusalReason.UNWILLING, message, f"Use --noise {modes}, or ask its operator.")
         if SumKind.of(query.noise).program.proves and not query.debug:
@@ -155,9 +152,10 @@ class Policy:
             SumTerms.of(query).check_cost()
 
     def _check_load(self, query: Query, running: Sequence[Query]) -> None:
-        if len(running) >= self._limits.waiting:
+        limits = self._config.limits
+        if len(running) >= limits.waiting:
             raise Refusal(RefusalReason.BUSY, f"this helper has {len(running)} queries waiting", "Retry later.")
-        if sum(other.site == query.site for other in running) >= self._limits.queries_per_site:
+        if sum(other.site == query.site for other in running) >= limits.queries_per_site:
             raise Refusal(
                 RefusalReason.BUSY, f"{query.site} has too many queries waiting", "Wait for one of them to end."
             )

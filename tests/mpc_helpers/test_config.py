@@ -19,7 +19,7 @@ from mpc_helpers.identity.config import ConfigError, load_config
 from mpc_helpers.identity.keygen import add_hpke_key
 from mpc_helpers.identity.membership import destroy_expired_keys, load_membership
 from mpc_helpers.local.launcher import Launched, Trio, health, launched_helpers, prepare
-from mpc_helpers.service.reloading import PROCESS_FILE, request_reload
+from mpc_helpers.service.daemon import PROCESS_FILE, request_reload
 from protocol.cli.app import app
 from protocol.collector.server import _context
 from protocol.errors import ErrorKind, TrefoilError

@@ -18,10 +18,18 @@ from typer.testing import CliRunner
 from mpc_helpers.identity import tls
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.ledger.sqlite_engine import SqliteEngine
-from mpc_helpers.local import visits
-from mpc_helpers.local.doctor import Examination, SiteKey, examine_as_operator, examine_as_querier
+from mpc_helpers.local import doctor
+from mpc_helpers.local.doctor import (
+    HERE,
+    CheckResult,
+    Examination,
+    Severity,
+    SiteKey,
+    Subject,
+    examine_as_operator,
+    examine_as_querier,
+)
 from mpc_helpers.local.launcher import prepare
-from mpc_helpers.local.visits import HERE, CheckResult, Severity, Subject
 from mpc_helpers.mpc.failed_proofs import FailedProofs
 from mpc_helpers.mpc.links import listen
 from mpc_helpers.service import workers as workers_module
@@ -105,7 +113,7 @@ async def test_healthy_helpers_have_no_fault_from_either_place(tmp_path: Path) -
 
 def test_every_concern_of_a_health_page_is_a_subject_with_a_remedy() -> None:
     assert {concern.value for concern in Concern} <= {subject.value for subject in Subject}
-    assert set(visits.REMEDIES) == set(Subject)
+    assert all(subject.remedy for subject in Subject)
 
 
 async def test_a_set_that_lacks_a_signature(tmp_path: Path) -> None:
@@ -119,7 +127,7 @@ async def test_a_set_that_lacks_a_signature(tmp_path: Path) -> None:
 async def test_a_helper_that_does_not_run_or_is_behind_a_firewall(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visits, "SECONDS", 1.0)
+    monkeypatch.setattr(doctor, "SECONDS", 1.0)
     async with healthy(tmp_path) as three:
         await three.stop(1)
         examination = await until(three, lambda each: (Subject.PEER, "helper-1") in faults(each))
@@ -156,11 +164,11 @@ async def test_keys_and_certificates_that_end(tmp_path: Path) -> None:
         def at(moment: int) -> list[CheckResult]:
             return [
                 each
-                for each in visits.compare(three.helper_set, seen, lambda: moment)
+                for each in doctor.compare(three.helper_set, seen, lambda: moment)
                 if each.severity is not Severity.OK and each.subject in (Subject.KEY, Subject.CERTIFICATE)
             ]
 
-        seen = await visits.visit_all(three.helper_set, real_now)
+        seen = await doctor.visit_all(three.helper_set, real_now)
         assert at(real_now()) == []
         assert {(each.subject, each.severity) for each in at(keys_end - DAY)} == {(Subject.KEY, Severity.WARNING)}
         assert (Subject.KEY, Severity.FAULT) in {(each.subject, each.severity) for each in at(keys_end + DAY)}
@@ -248,7 +256,7 @@ async def test_pages_of_a_malicious_helper_are_survived(tmp_path: Path, monkeypa
             async def get(*_: object, page: bytes = page) -> tuple[bytes, str]:
                 return page, "no date"
 
-            monkeypatch.setattr(visits, "_get", get)
+            monkeypatch.setattr(doctor, "_get", get)
             assert (await as_querier(three)).faults
 
 

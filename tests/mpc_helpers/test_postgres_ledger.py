@@ -36,7 +36,7 @@ from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.ledger.reports import Standing
 from mpc_helpers.local.launcher import prepare
-from mpc_helpers.service.reloading import PROCESS_FILE
+from mpc_helpers.service.daemon import PROCESS_FILE
 from protocol.batch import sorted_order
 from protocol.errors import ErrorKind
 from protocol.status import QueryState
