@@ -62,7 +62,7 @@ class QueryProgress(Protocol):
 
 
 class NoisySum(Protocol):
-    """The MPC session of one attempt. Its noise is drawn already, or is being drawn."""
+    """The MPC session of one attempt, with noise of its own."""
 
     async def add(self, attempt: Attempt, share: Vector, seconds: float) -> Vector:
         """Return this helper's share of sum + noise, computed with both peers."""
@@ -98,7 +98,7 @@ class Helper:
         """*Admit · Agree · Spend · Sum · Noise · Open.* Return once this helper's share is released, else raise.
 
         Requires that the query is authenticated and that the column has the root that it signs. An attempt that fails
-        before its vote leaves nothing behind and is retried until the deadline.
+        in its MPC, or is aborted, frees its reports and is retried until the deadline; the ledger counts its draw.
         """
         admitted: AdmittedColumn | None = None
         failed: list[HelperError] = []
@@ -108,11 +108,11 @@ class Helper:
         while outcome is not AttemptOutcome.RELEASED:
             self._check_deadline(query, deadline, failed)
             try:
-                # Each attempt has noise of its own, drawn in the session's worker while Admit runs.
+                # Each attempt has a worker of its own. One that starts early draws noise of `local` while Admit runs.
                 async with self._sessions(SumTerms.of(query)) as session:
                     # Admit: open, check and sum the reports. Once, for all attempts.
                     admitted = admitted or await self._admit(query, column, progress)
-                    # Agree: with both peers, on the reports that all three admitted and none has spent.
+                    # Agree: with both peers, on the reports that all three admitted and have enough left of.
                     agreed = await self._agree(query, admitted, deadline, progress)
                     # Spend: reserve them durably at all three, before the first byte of the MPC.
                     async with self._agreement.spend(agreed) as attempt:
