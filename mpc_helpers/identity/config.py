@@ -63,7 +63,7 @@ class Limits:
     minimum_reports: int = 1
     maximum_reports: int = 10_000_000
     queries_per_site: int = 64
-    # Capped at a quarter of all connections (`service.storage.UploadLimits`).
+    # Capped at a quarter of all connections (`service.storage.Uploads`).
     uploads_per_site: int = 64
     running: int = 4
     waiting: int = 256
@@ -160,9 +160,11 @@ class HelperConfig:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        if not (0 <= self.port < 65536 and self.mpc_ports and all(0 <= port < 65536 for port in self.mpc_ports)):
-            raise ConfigError("a port is 0 to 65535, and mpc_ports names at least one", _HINT, kind=_RANGE)
-        if self.port and self.port in self.mpc_ports:
+        if not (0 < self.port < 65536):
+            raise ConfigError(f"port is 1 to 65535, as in the helper's address, not {self.port}", _HINT, kind=_RANGE)
+        if not all(0 <= port < 65536 for port in self.mpc_ports):
+            raise ConfigError("each of mpc_ports is 1 to 65535, or 0 for any", _HINT, kind=_RANGE)
+        if self.port in self.mpc_ports:
             message = f"mpc_ports lists {self.port}, on which the helper itself listens"
             raise ConfigError(message, "Choose ports of their own for the MPC.", kind=ErrorKind.DUPLICATE)
         if not (0 < self.report_lifetime_days <= 365):
@@ -209,6 +211,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return the content of a configuration file, checked only for its format."""
     try:
         stored = json.loads(path.read_bytes(), object_pairs_hook=_without_repeats)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.hint, kind=error.kind) from None
     except OSError as error:
         message = f"cannot read the configuration {path}: {error.strerror}"
         raise ConfigError(message, _HINT, kind=ErrorKind.FILE_UNREADABLE) from None

@@ -71,7 +71,7 @@ def _party_of(identity: IdentityKey, helper_set: HelperSet, config: HelperConfig
         if helper.identity_key == identity.public:
             if helper.name != config.name:
                 message = f"the helper set calls this helper {helper.name}, its configuration {config.name}"
-                raise ConfigError(message, kind=ErrorKind.INCONSISTENT)
+                raise ConfigError(message, "Correct name in config.json.", kind=ErrorKind.INCONSISTENT)
             return party
     raise ConfigError(
         f"the identity key {config.identity_key} belongs to none of the three helpers in {config.helper_set}",

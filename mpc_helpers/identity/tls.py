@@ -129,7 +129,8 @@ def _context(purpose: int, identity: TlsIdentity | None) -> ssl.SSLContext:
             context.load_cert_chain(identity.certificate, identity.key)
         except (OSError, ssl.SSLError) as error:
             message = f"cannot use {identity.certificate} with {identity.key}: {error}"
-            raise TrefoilError(message, kind=ErrorKind.WRONG_KEY) from None
+            hint = "Name the key that was made with the certificate, or make both again: trefoil keygen tls"
+            raise TrefoilError(message, hint, kind=ErrorKind.WRONG_KEY) from None
     return context
 
 

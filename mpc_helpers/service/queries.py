@@ -23,7 +23,7 @@ from mpc_helpers.ledger.ledger import QueryRecord, QueryRecords
 from mpc_helpers.service.health import Concern, Labels, Reason
 from mpc_helpers.service.monitoring import Metrics, fields
 from mpc_helpers.service.policy import Policy, Refusal, RefusalReason
-from mpc_helpers.service.storage import Storage, UploadLimits, Uploads
+from mpc_helpers.service.storage import Storage, Uploads
 from mpc_helpers.service.tracked_query import TrackedQuery
 from protocol.errors import ErrorKind, HelperError, ProtocolError, TrefoilError
 from protocol.net.listening import RateLimitFilter, cancel_all
@@ -69,8 +69,7 @@ class Queries:
         self._most_ended = ENDED_PER_PLACE * config.limits.queries_per_site
         self._tracked: dict[bytes, TrackedQuery] = {}
         self.storage = Storage(membership.party, self._tracked, helper, config, clock)
-        limits = UploadLimits.of(config.limits)
-        self.uploads = Uploads(membership.party, self.storage, limits, clock, self._start)
+        self.uploads = Uploads(self.storage, config.limits, clock, self._start)
         # Serialises submissions: two that race must not both pass a limit that leaves space for one.
         self._submitting = asyncio.Lock()
         self._count(metrics)

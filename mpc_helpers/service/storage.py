@@ -55,7 +55,7 @@ class Storage:
         *,
         free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
     ) -> None:
-        self._party = party
+        self.party = party
         self._queries = queries
         self._helper = helper
         self._site_bytes = config.limits.site_megabytes * MEGABYTE
@@ -162,14 +162,13 @@ class Storage:
         if not await self._helper.has_live_attempt(tracked.query) and tracked.failed:
             remove_column(tracked.column)
 
+    def layout(self, query: Query) -> ColumnLayout:
+        """Return the layout of a query's column at this helper."""
+        header, body = header_size(query.unit, query.site, query.caller, query.shape), query.shape.explicit
+        return column_layout(self.party, header, ELEMENT_SIZE * body, payload_size(query.suite))
+
     def _size(self, query: Query) -> int:
-        return stored_size(layout_of(query, self._party), query.batch_size)
-
-
-def layout_of(query: Query, party: int) -> ColumnLayout:
-    """Return the layout of a query's column at one helper."""
-    header, body = header_size(query.unit, query.site, query.caller, query.shape), query.shape.explicit
-    return column_layout(party, header, ELEMENT_SIZE * body, payload_size(query.suite))
+        return stored_size(self.layout(query), query.batch_size)
 
 
 def _megabytes(size: int) -> str:
@@ -208,35 +207,15 @@ class _Upload:
             self.limit.reschedule(asyncio.get_running_loop().time())
 
 
-@dataclass(frozen=True, slots=True)
-class UploadLimits:
-    """How many uploads may be in progress, in all and for one site."""
-
-    total: int
-    per_site: int
-
-    @classmethod
-    def of(cls, limits: Limits) -> UploadLimits:
-        """Return the limits under which uploads leave half of all connections to others, and half of theirs to sites
-        other than the busiest.
-        """
-        connections = ConnectionLimits.of_this_process()
-        return cls(connections.exempt, min(limits.uploads_per_site, connections.share))
-
-
 class Uploads:
-    """Uploads to helper `party`. `completed` is called with a query whose column has just become complete."""
+    """Uploads in progress. `completed` is called with a query whose column has just become complete."""
 
     def __init__(
-        self,
-        party: int,
-        storage: Storage,
-        limits: UploadLimits,
-        clock: Callable[[], int],
-        completed: Callable[[TrackedQuery], None],
+        self, storage: Storage, limits: Limits, clock: Callable[[], int], completed: Callable[[TrackedQuery], None]
     ) -> None:
-        self._party = party
-        self._limits = limits
+        # Half of all connections are left to others, and half of these to sites other than the busiest.
+        connections = ConnectionLimits.of_this_process()
+        self._total, self._per_site = connections.exempt, min(limits.uploads_per_site, connections.share)
         self._storage = storage
         self._clock = clock
         self._completed = completed
@@ -249,7 +228,13 @@ class Uploads:
 
     async def store(self, tracked: TrackedQuery, size: int, pieces: AsyncIterator[bytes]) -> None:
         """Store the column of a query that awaits one: complete and with the signed root, or not at all."""
-        check_size(tracked.query, self._party, size)
+        expected = self._storage.layout(tracked.query).file_size(tracked.query.batch_size)
+        if size != expected:
+            raise Refusal(
+                RefusalReason.TOO_LARGE,
+                f"the column has {size} bytes; this query's takes {expected}",
+                "Cut the column from the batch that the query was made for, for this helper.",
+            )
         if not tracked.awaiting:
             return
         left = max(0, tracked.query.deadline - self._clock())
@@ -271,7 +256,7 @@ class Uploads:
             others.pop(0).stop()
             tracked.drafts -= 1
         if self._full(site):
-            message = f"{site} has {self._limits.per_site} uploads at a time, and all sites {self._limits.total}"
+            message = f"{site} has {self._per_site} uploads at a time, and all sites {self._total}"
             hint = "Retry later, or ask this helper's operator to raise uploads_per_site."
             raise Refusal(RefusalReason.BUSY, message, hint)
         others.append(upload)
@@ -280,7 +265,7 @@ class Uploads:
 
     def _full(self, site: str) -> bool:
         of_site = sum(len(uploads) for each, uploads in self._in_progress.items() if each.query.site == site)
-        return of_site >= self._limits.per_site or len(self) >= self._limits.total
+        return of_site >= self._per_site or len(self) >= self._total
 
     def _end(self, tracked: TrackedQuery, upload: _Upload) -> None:
         in_progress = self._in_progress.get(tracked, [])
@@ -291,7 +276,7 @@ class Uploads:
             self._in_progress.pop(tracked, None)
 
     async def _write(self, tracked: TrackedQuery, upload: _Upload, pieces: AsyncIterator[bytes]) -> None:
-        query, layout = tracked.query, layout_of(tracked.query, self._party)
+        query, layout = tracked.query, self._storage.layout(tracked.query)
         try:
             with ColumnDraft(tracked.column, layout, query.batch_size, next(self._draft_names)) as draft:
                 async for piece in _gathered(pieces, upload.received):
@@ -300,7 +285,7 @@ class Uploads:
                     await asyncio.to_thread(draft.add, piece)
                     # A slow disk is not the querier's fault.
                     upload.extend(time.monotonic() - began)
-                if not await asyncio.to_thread(draft.finish, query.batch_root, query.columns[self._party]):
+                if not await asyncio.to_thread(draft.finish, query.batch_root, query.columns[self._storage.party]):
                     raise Refusal(
                         RefusalReason.CHANGED,
                         "the column is not the one that the query was signed for",
@@ -320,17 +305,6 @@ class Uploads:
                 if other is not upload:
                     other.stop()
             self._completed(tracked)
-
-
-def check_size(query: Query, party: int, size: int) -> None:
-    """Refuse a column of the wrong size before it is read."""
-    expected = layout_of(query, party).file_size(query.batch_size)
-    if size != expected:
-        raise Refusal(
-            RefusalReason.TOO_LARGE,
-            f"the column has {size} bytes; this query's takes {expected}",
-            "Cut the column from the batch that the query was made for, for this helper.",
-        )
 
 
 def _timed_out(upload: _Upload) -> Refusal:

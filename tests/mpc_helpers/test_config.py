@@ -70,6 +70,8 @@ def test_what_the_launcher_writes_is_accepted(trio: Trio) -> None:
         (lambda stored: stored.update(port="8443"), ErrorKind.WRONG_TYPE, "port"),
         (lambda stored: stored.update(port=True), ErrorKind.WRONG_TYPE, "port"),
         (lambda stored: stored.update(port=70000), ErrorKind.OUT_OF_RANGE, "port"),
+        (lambda stored: stored.update(port=0), ErrorKind.OUT_OF_RANGE, "port"),
+        (lambda stored: stored.update(mpc_ports=[-1]), ErrorKind.OUT_OF_RANGE, "mpc_ports"),
         (lambda stored: stored.update(mpc_ports=[1, "2"]), ErrorKind.WRONG_TYPE, "mpc_ports"),
         (lambda stored: stored.update(report_lifetime_days=0), ErrorKind.OUT_OF_RANGE, "365"),
         (lambda stored: stored.update(processes=-1), ErrorKind.OUT_OF_RANGE, "processes"),
@@ -135,7 +137,7 @@ def test_a_field_or_a_site_that_is_there_twice_is_named(trio: Trio) -> None:
         path.write_text(repeated)
         with raises(ErrorKind.DUPLICATE, ConfigError) as caught:
             load_config(path)
-        assert name in str(caught.value)
+        assert name in str(caught.value) and str(path) in str(caught.value)
 
 
 def refused(trio: Trio, kind: ErrorKind, now: int = NOW) -> None:

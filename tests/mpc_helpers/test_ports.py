@@ -105,7 +105,7 @@ async def test_a_host_that_cannot_be_listened_on_is_not_another_programs_fault(
         assert "1234-1235" in reason.text and host in reason.text and "program" not in reason.text
 
 
-@pytest.mark.parametrize(("host", "port"), [("nowhere.invalid", 0), ("a" * 300, 0), (HOST, 1)])
+@pytest.mark.parametrize(("host", "port"), [("nowhere.invalid", 4321), ("a" * 300, 4321), (HOST, 1)])
 async def test_a_helper_that_cannot_listen_names_what_to_correct(tmp_path: Path, host: str, port: int) -> None:
     config = load_config(prepare(tmp_path / "trio", now=real_now()).config_path(0))
     with contextlib.ExitStack() as stack:
