@@ -8,7 +8,7 @@ finished and paid for, also when its report is too late; one that cannot begin i
 anything.
 
 A caller that has made `BURST` calls in a row makes the next ones one `INTERVAL` apart: what is earlier is answered as
-if it had come then. So a caller that never pauses takes a bounded part of the interpreter, and delays itself.
+if it had come then. So a thread that never pauses takes a bounded part of the interpreter, and delays itself.
 
 The worker takes jobs in the order of calls, so that a conversion sees every earlier save. When the oldest has waited
 for nearly half the delay there is a flood: then the site that was served least recently is next, and on it one caller

@@ -141,6 +141,19 @@ def test_a_site_that_missed_its_turn_has_the_next() -> None:
     assert sum(served) >= 0.7 * len(served)
 
 
+def test_a_site_whose_job_was_too_late_has_not_had_its_turn() -> None:
+    backlog = Backlog(patience=1.0)
+    backlog.put(job(NEWS))
+    backlog.take(1.0)
+    late = Job(SHOP, 0.0, nothing, begin_by=0.5)
+    backlog.put(late)
+    assert backlog.take(1.0) is late
+    news, shop = job(NEWS), job(SHOP)
+    backlog.put(news)
+    backlog.put(shop)
+    assert [backlog.take(1.0), backlog.take(1.0)] == [shop, news]
+
+
 def test_a_caller_with_too_many_pending_jobs_loses_its_own_alone() -> None:
     backlog = Backlog(patience=1.0)
     assert all(backlog.put(job(NEWS)) for _ in range(MAX_PENDING))
@@ -260,6 +273,23 @@ def test_work_that_cannot_begin_in_time_is_dropped_and_reads_nothing() -> None:
         busy.set()
         assert schedule.drain(PATIENTLY)
     assert ran == []
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_work_begins_early_enough_to_be_ready_or_not_at_all(begins: bool) -> None:
+    """So that what is paid for is seldom late: `WORK` before its answer, or a hundredth after that."""
+    time, busy, ran = VirtualTime(), threading.Event(), list[str]()
+    with delayed(time) as schedule:
+        schedule.save(NEWS, partial(busy.wait, PATIENTLY))
+
+        def meanwhile() -> None:
+            time.now += DELAY - WORK + (-0.01 if begins else 0.01)
+            busy.set()
+            assert schedule.drain(PATIENTLY)
+
+        time.meanwhile = meanwhile
+        schedule.measure(SHOP, schedule.now(), partial(ran.append, "read"), nothing)
+    assert bool(ran) is begins
 
 
 def test_a_measurement_takes_a_multiple_of_the_same_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
