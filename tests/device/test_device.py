@@ -100,6 +100,11 @@ def test_a_single_epoch_pays_for_its_report_by_window_not_by_data() -> None:
     assert world.spent(site="two.example") == world.spent(site="three.example") == {1: 400_000}
 
 
+def test_of_a_week_that_the_lookback_enters_only_its_end_is_read() -> None:
+    world = person().see(0.1, bucket=0).see(0.9, bucket=1)
+    assert world.at(1.2).convert(lookback_days=3, credit=(1.0, 1.0), value=2, max_value=2) == (0, 2)
+
+
 def test_conversions_and_other_sites_requests_cost_an_epoch_nothing() -> None:
     """Conversions are events too, public to their own site: an epoch with nothing else pays nothing."""
     world = person().see(0.1)

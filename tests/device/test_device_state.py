@@ -165,6 +165,31 @@ def test_a_database_made_where_nothing_was_ever_reported_is_like_any_other() -> 
         assert spend(path, Clock(START)) == (1,)
 
 
+# Switched off
+
+
+def test_a_device_that_is_off_stores_nothing_and_forgets_what_is_out_of_reach(store: Store) -> None:
+    ann = Ann(store).see(0.1).at(0.5)
+    ann.ask(0)
+    ann.device.disable()
+    ann.see(0.6).convert()
+    assert len(ann.device.overview().impressions) == len(ann.spent()) == 1
+    ann.at(20).convert()
+    assert not ann.device.overview().impressions and not ann.spent()
+
+
+def test_a_device_that_is_off_fixes_and_closes_nothing_on_disk(tmp_path: Path) -> None:
+    """Before its first conversion: the statements that it runs and discards leave nothing behind."""
+    path = tmp_path / "ann.db"
+    SqliteStore.create(path, epoch_length=WEEK, debug=True)
+    with closing(SqliteStore.open(path, epoch_length=WEEK, clock=lambda: START)) as opened:
+        ann = Ann(opened)
+        ann.device.disable()
+        ann.convert()
+        with opened.transaction():
+            assert (opened.epoch_start, opened.barrier) == (None, None)
+
+
 # Side queries and closed epochs
 
 
@@ -184,6 +209,8 @@ def test_a_closed_epoch_says_nothing_in_a_side_query(store: Store, form: SideQue
 def test_an_epoch_yet_to_come_says_nothing_either(store: Store) -> None:
     ann = Ann(store).at(0.5)
     assert ann.ask(0, 7, side_query=SideQuery(1), epsilon=0.1) == (0, 0, 0)
+    # Nor does it pay: what it will hold cannot be used up before it begins.
+    assert set(ann.spent()) == {0}
 
 
 # The log

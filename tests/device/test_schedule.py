@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from device.device import Device
 from device.errors import DatabaseUnavailable, RangeError, StandardError
 from device.events import ConversionEventOptions, Impression, ImpressionOptions, Selection
 from device.labelling import LabelOptions
-from device.limits import TREFOIL_SERVICE
+from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
 from device.schedule import (
     BURST,
@@ -56,7 +56,7 @@ from device.schedule import (
 from device.site import parse_site
 from device.stores.memory_store import MemoryStore
 from device.stores.sqlite_store import SqliteStore
-from device.stores.storage import Store
+from device.stores.storage import CLEANUP_LIMIT, Store
 from protocol.report import seal_report
 from protocol.units import DAY, HOUR
 from tests.support import protocol_samples as samples
@@ -629,6 +629,17 @@ def test_what_expires_is_deleted_while_no_site_measures(tmp_path: Path) -> None:
     assert kept == [3, 3, 2, 2, 1]
 
 
+def test_all_that_has_expired_is_deleted_in_parts() -> None:
+    with fresh_store(Kind.DISK) as store:
+        one = ImpressionOptions(1, lifetime_days=1).saved(PUBLISHER, PUBLISHER, NOW - 2 * DAY, DeviceLimits())
+        with store.transaction():
+            for _ in range(CLEANUP_LIMIT + 1):
+                store.save(one)
+        device: PlainDevice = Device(store, PlainSeal(), clock=lambda: NOW)
+        device.delete_expired()
+        assert not device.overview().impressions
+
+
 def test_a_flood_by_fifty_callers_leaves_another_sites_report_real(store: Store) -> None:
     """A thousand old jobs that would take ten delays: the shop's begins after one of each site, and so in time."""
     time, stuck, sealed = VirtualTime(), threading.Event(), threading.Event()
@@ -680,6 +691,20 @@ def test_a_cleared_site_is_not_brought_back_by_a_pending_save(store: Store) -> N
         stuck.set()
         clearing.result(PATIENTLY)
         assert not device.overview().impressions
+
+
+def test_what_was_called_before_a_device_is_switched_off_is_applied_before(store: Store) -> None:
+    time, stuck = VirtualTime(), threading.Event()
+    with timed(store, time) as (device, schedule), ThreadPoolExecutor(1) as other:
+        time.meanwhile = nothing
+        schedule.save(SHOP, partial(stuck.wait, PATIENTLY))
+        device.save_impression(PUBLISHER, ImpressionOptions(1))
+        switching = other.submit(device.disable)
+        # It waits for the worker; if it did not, it would be done by now.
+        wait([switching], timeout=0.2)
+        stuck.set()
+        switching.result(PATIENTLY)
+        assert len(device.overview().impressions) == 1
 
 
 def test_clearing_is_refused_while_pending_saves_cannot_be_applied(store: Store) -> None:
