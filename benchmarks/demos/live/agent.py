@@ -145,7 +145,7 @@ def says_page(overview: Overview) -> str:
         name = CAMPAIGNS[last.histogram_index] if last.histogram_index < len(CAMPAIGNS) else "an ad"
         said = f"I have remembered this ad: “{name}”. No page is told."
     made = f" I have made {plural(len(overview.reports), 'report')}." if overview.reports else ""
-    return bare_page("Your device", tag("p", tag("strong", "Your device: "), said + made, class_="says"))
+    return bare_page("Your device", [tag("h1", "Your device: "), tag("p", said + made)])
 
 
 async def _dictionary(request: web.Request) -> object:
