@@ -483,9 +483,12 @@ def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undec
         if helper == 2:
             peer.moves.vote(undecided, b"sealed")
         drawn = take(peer, 3, 1, 300_000, 7)
-        if helper == 1:
-            peer.moves.begin(drawn)
-        peer.moves.abort(drawn, "")
+        drawn_whole = part(5, 1, 1, 9, whole=True)
+        peer.moves.reserve(drawn_whole)
+        for attempt in (drawn, drawn_whole.attempt_id):
+            if helper == 1:
+                peer.moves.begin(attempt)
+            peer.moves.abort(attempt, "")
         used_up = part(4, 1, 1, 8, whole=True)
         peer.moves.reserve(used_up)
         release(peer, used_up.attempt_id)
@@ -494,16 +497,17 @@ def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undec
     ledger = rebuilt(new_location(engine_name, tmp_path / "new"), *told)
     assert left(ledger, 5, 6, 7, 8, 9) == [500_000, 700_000, PAID, 0, PAID]
     assert [standing(ledger, report, 500_001) for report in (5, 8)] == [Standing.LITTLE, Standing.SEEN]
-    # Its draws went along, and three are the most.
-    found = ledger.reports.lookup(digests(7), hours(1), LAST, 1, takes(1, 1))
-    assert found.tolist() == [Standing.DRAWN]
+    # Their draws went along, also where nothing was ever taken.
+    found = ledger.reports.lookup(digests(7, 9), hours(2), LAST, 1, takes(1, 2))
+    assert found.tolist() == [Standing.DRAWN, Standing.DRAWN]
     release(ledger, take(ledger, 1, 1, 400_000, 5, 6, 7))
     assert left(ledger, 5, 6, 7) == [100_000, 300_000, 600_000]
     # What is recorded on its day counts from then on, in the next export too.
     again = ledger.reports.export()
-    assert len(np.unique(again.digests, axis=0)) == len(again.digests) == 4
+    assert len(np.unique(again.digests, axis=0)) == len(again.digests) == 5
+    told_again = ((5, 100_000), (6, 300_000), (7, 600_000), (8, 0), (9, EVERYTHING))
     rests = dict(zip([row.tobytes() for row in again.digests], again.left.tolist(), strict=True))
-    assert rests == {digests(n).tobytes(): rest for n, rest in ((5, 100_000), (6, 300_000), (7, 600_000), (8, 0))}
+    assert rests == {digests(n).tobytes(): rest for n, rest in told_again}
     ledger.close()
 
 

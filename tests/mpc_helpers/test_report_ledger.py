@@ -466,8 +466,9 @@ def test_the_watermark_rises_forgets_whole_days_and_refuses(location: LedgerLoca
     found = ledger.reports.lookup(digests(7, 8), both.hours, name(9).key)
     assert found.tolist() == [Standing.FREE, Standing.BUSY]
     assert standing(ledger, 6) is Standing.SEEN
-    with raises(ErrorKind.EXPIRED, Conflict):
-        reserve(ledger, 4, 1, 5, time=yesterday)
+    for number, time in enumerate((yesterday, end), 1):
+        with raises(ErrorKind.EXPIRED, Conflict):
+            reserve(ledger, 4, number, 5, time=time)
     ledger.close()
     again = ReportLedger(location, OWNER)
     assert again.reports.watermark == end
