@@ -22,11 +22,6 @@ from protocol.hpke import CLASSICAL, Suite
 bench = typer.Typer(help="Measure what things cost on this machine.", no_args_is_help=True)
 
 
-@bench.callback()
-def bench_group() -> None:
-    """Measure what things cost on this machine."""
-
-
 @bench.command("report")
 def bench_report(
     json_file: JsonFile = None,

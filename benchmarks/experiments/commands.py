@@ -6,7 +6,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -26,7 +26,7 @@ from benchmarks.experiments.experiments import (
 from benchmarks.experiments.files import read_criteo, read_patcg
 from benchmarks.experiments.malicious_helper import malicious_helper_table, measure_malicious_helper
 from benchmarks.experiments.microbenchmark import Microbenchmark, generate
-from benchmarks.experiments.on_devices import own_policies
+from benchmarks.experiments.on_devices import on_devices, policy_named
 from benchmarks.experiments.plan import Plan, costs, plan_json, plan_tables, warning
 from benchmarks.experiments.policies import Accounting
 from benchmarks.experiments.regression import regression_settings, run_settings, scores_json, scores_table
@@ -70,7 +70,7 @@ class Common:
 
     def options(self) -> Options:
         days = 7 if self.epoch_days is None else self.epoch_days
-        own = own_policies(self.policy or (), self.function or ())
+        own = (*map(policy_named, self.policy or ()), *map(on_devices, self.function or ()))
         return Options(self.accounting, self.kappa, days, self.seed, self.scale, own)
 
     def lengths(self) -> tuple[int, ...]:
@@ -251,7 +251,7 @@ def attack(json: JsonFile = None) -> None:
     guarantees, attacks, findings = measure_guarantees(), measure(), measure_malicious_helper()
     for table in (*attack_tables(guarantees, attacks), malicious_helper_table(findings)):
         out.print(table, highlight=False)
-    measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [one.as_json() for one in findings]}
+    measured = {"attacks": [one.as_json() for one in attacks], "bad_helper": [asdict(one) for one in findings]}
     promised = [one.as_json() for one in guarantees]
     write_results(json, {"experiment": "attack", "guarantees": promised, **measured}, seed=0)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import assert_never
+from functools import partial
+from typing import TypeVar, assert_never
 
 import numpy as np
 
@@ -32,6 +33,7 @@ BIAS_SHARE = 0.1
 # PATCG has 30 days of conversions, and Figure 5c looks at epochs of up to 60.
 LONGEST_PATCG_EPOCH = 60
 
+T = TypeVar("T")
 Advance = Callable[[int], None]
 
 
@@ -56,63 +58,57 @@ def no_progress(_: int) -> None:
     """Ignore progress."""
 
 
-@dataclass(slots=True)
-class Recorder:
-    """Runs worlds and gathers their points into a result."""
+def timed(make: Callable[[], T]) -> tuple[T, float]:
+    """Return what `make` returns, and the seconds that it took."""
+    started = time.perf_counter()
+    return make(), time.perf_counter() - started
 
-    result: Result
-    advance: Advance = no_progress
 
-    def run(
-        self,
-        world: World,
-        workload_seconds: float,
-        *,
-        epoch_days: int | None = None,
-        kappas: Sequence[float] | None = None,
-        systems: Sequence[System] = tuple(System),
-        knobs: tuple[float, float] | None = None,
-        extra_impressions: int | None = None,
-    ) -> Simulation:
-        """Run all systems over one world, once for each κ if they have a side query, and record the time of each part.
+def record(
+    result: Result,
+    world: World,
+    workload_seconds: float,
+    advance: Advance,
+    *,
+    epoch_days: int | None = None,
+    kappas: Sequence[float] | None = None,
+    systems: Sequence[System] = tuple(System),
+    knobs: tuple[float, float] | None = None,
+    extra_impressions: int | None = None,
+) -> Simulation:
+    """Run all systems over one world, once for each κ if they have a side query, and add points and times to a result.
 
-        Without `epoch_days` and `kappas` they are those of the options.
-        """
-        options, days = self.result.options, epoch_days or self.result.options.epoch_days
-        units = [replace(options, kappa=kappa).kappa_units(world.unit) for kappa in kappas or [options.kappa]]
-        policies = [
-            system.facts.policy(options.accounting, kappa)
-            for system in systems
-            for kappa in (units if system.facts.has_side_query else [0])
-        ]
-        started = time.perf_counter()
-        simulation = simulate(world, Epochs(days * DAY), [*policies, *options.own], advance=self.advance)
-        seconds = time.perf_counter() - started
-        self._profile(simulation, workload_seconds, seconds)
-        participation, rate = knobs or (None, None)
-        self.result.points += [
-            Point(
-                run=run,
-                kappa=run.kappa / world.unit,
-                epoch_days=days,
-                conversions=len(world.conversions.owner),
-                total_seconds=workload_seconds + seconds,
-                participation=participation,
-                rate=rate,
-                extra_impressions=extra_impressions,
-                seed=options.seed,
-            )
-            for run in simulation.runs
-        ]
-        return simulation
-
-    def _profile(self, simulation: Simulation, workload: float, seconds: float) -> None:
-        spent = self.result.spent
-        spent("workload", workload)
-        spent("matching", simulation.matching_seconds)
-        for run in simulation.runs:
-            spent(run.label, run.seconds)
-        spent("measuring", seconds - simulation.matching_seconds - sum(run.seconds for run in simulation.runs))
+    Without `epoch_days` and `kappas` they are those of the options.
+    """
+    options, days = result.options, epoch_days or result.options.epoch_days
+    units = [replace(options, kappa=kappa).kappa_units(world.unit) for kappa in kappas or [options.kappa]]
+    policies = [
+        system.facts.policy(options.accounting, kappa)
+        for system in systems
+        for kappa in (units if system.facts.has_side_query else [0])
+    ]
+    simulation, seconds = timed(lambda: simulate(world, Epochs(days * DAY), [*policies, *options.own], advance=advance))
+    result.spent("workload", workload_seconds)
+    result.spent("matching", simulation.matching_seconds)
+    for run in simulation.runs:
+        result.spent(run.label, run.seconds)
+    result.spent("measuring", seconds - simulation.matching_seconds - sum(run.seconds for run in simulation.runs))
+    participation, rate = knobs or (None, None)
+    result.points += [
+        Point(
+            run=run,
+            kappa=run.kappa / world.unit,
+            epoch_days=days,
+            conversions=len(world.conversions.owner),
+            total_seconds=workload_seconds + seconds,
+            participation=participation,
+            rate=rate,
+            extra_impressions=extra_impressions,
+            seed=options.seed,
+        )
+        for run in simulation.runs
+    ]
+    return simulation
 
 
 def over_seeds(
@@ -159,13 +155,10 @@ def microbenchmark(options: Options, settings: Sequence[tuple[float, float]], ad
     for spec in specs:
         _check_epoch(options.epoch_days, spec.days)
     _warm_up(options)
-    recorder = Recorder(Result("microbenchmark", options), advance)
+    result = Result("microbenchmark", options)
     for spec in specs:
-        started = time.perf_counter()
-        world = generate(spec)
-        seconds = time.perf_counter() - started
-        recorder.run(world, seconds, knobs=(spec.participation, spec.rate))
-    return recorder.result
+        record(result, *timed(partial(generate, spec)), advance, knobs=(spec.participation, spec.rate))
+    return result
 
 
 def bias(
@@ -178,19 +171,14 @@ def bias(
 
     κ defaults to a tenth of the value cap, as in the paper.
     """
-    started = time.perf_counter()
+    world, seconds = timed(lambda: _bias_world(options, workload))
     knobs = (DEFAULT_KNOB, DEFAULT_KNOB) if workload is BiasWorkload.MICROBENCHMARK else None
-    world = _bias_world(options, workload)
     chosen = options if options.kappa else replace(options, kappa=BIAS_SHARE * world.cap / world.unit)
-    recorder = Recorder(Result("bias", chosen), advance)
-    result = recorder.result
+    result = Result("bias", chosen)
     result.findings["workload"] = workload.value
-    seconds = time.perf_counter() - started
-    simulation = recorder.run(world, seconds, kappas=[0.0, chosen.kappa], knobs=knobs)
-    started = time.perf_counter()
-    run = simulation.of(System.COOKIE_MONSTER)[-1]
-    result.studies = studies_of(world, run, Draws.of(world, run, draws, options.seed))
-    result.spent("bias study", time.perf_counter() - started)
+    run = record(result, world, seconds, advance, kappas=[0.0, chosen.kappa], knobs=knobs).of(System.COOKIE_MONSTER)[-1]
+    result.studies, seconds = timed(lambda: studies_of(world, run, Draws.of(world, run, draws, options.seed)))
+    result.spent("bias study", seconds)
     result.findings["bias_studies"] = [one.as_json() for one in result.studies]
     return result
 
@@ -214,21 +202,18 @@ def _bias_world(options: Options, workload: BiasWorkload) -> World:
 def patcg(
     options: Options,
     epoch_lengths: Sequence[int],
-    events: patcg_set.Events | None = None,
+    events: EventTables | None = None,
     advance: Advance = no_progress,
 ) -> Result:
     """Run Figure 5: one large advertiser, at each length of an epoch. Without events, a synthetic set is drawn."""
     for days in epoch_lengths:
         _check_epoch(days, LONGEST_PATCG_EPOCH)
-    recorder = Recorder(Result("patcg", options), advance)
-    started = time.perf_counter()
-    drawn = events if events is not None else patcg_set.synthesize(options.seed, options.scale)
-    world = patcg_set.world_of(drawn, options.scale)
-    seconds = time.perf_counter() - started
-    for days in epoch_lengths:
-        recorder.run(world, seconds, epoch_days=days)
-        seconds = 0.0
-    return recorder.result
+    result = Result("patcg", options)
+    drawn, drawing = timed(lambda: patcg_set.synthesize(options.seed, options.scale) if events is None else events)
+    world, batching = timed(lambda: patcg_set.world_of(drawn, options.scale))
+    for place, days in enumerate(epoch_lengths):
+        record(result, world, 0.0 if place else drawing + batching, advance, epoch_days=days)
+    return result
 
 
 def criteo(
@@ -241,24 +226,20 @@ def criteo(
     """Run Figure 6: many advertisers, at each length of an epoch; then with extra impressions (Criteo++)."""
     for days in epoch_lengths:
         _check_epoch(days, criteo_log.DAYS)
-    recorder = Recorder(Result("criteo", options), advance)
-    started = time.perf_counter()
-    drawn = log if log is not None else criteo_log.synthesize(options.seed, options.scale)
-    world = criteo_log.world_of(drawn, options.scale)
-    seconds = time.perf_counter() - started
-    recorder.result.findings["advertisers"] = len(set(world.queries.advertiser.tolist()))
-    for days in epoch_lengths:
-        simulation = recorder.run(world, seconds, epoch_days=days)
-        recorder.result.findings[f"within_ipa_maximum_at_{days}_days"] = _within_ipa_maximum(simulation)
-        recorder.result.findings[f"more_left_at_{days}_days"] = more_left(simulation)
-        seconds = 0.0
+    result = Result("criteo", options)
+    drawn, drawing = timed(lambda: criteo_log.synthesize(options.seed, options.scale) if log is None else log)
+    world, batching = timed(lambda: criteo_log.world_of(drawn, options.scale))
+    result.findings["advertisers"] = len(set(world.queries.advertiser.tolist()))
+    for place, days in enumerate(epoch_lengths):
+        simulation = record(result, world, 0.0 if place else drawing + batching, advance, epoch_days=days)
+        result.findings[f"within_ipa_maximum_at_{days}_days"] = _within_ipa_maximum(simulation)
+        result.findings[f"more_left_at_{days}_days"] = more_left(simulation)
     for extra in extras:
-        started = time.perf_counter()
-        more = criteo_log.world_of(criteo_log.augment(drawn, extra, options.seed + extra), options.scale)
-        seconds = time.perf_counter() - started
+        more, drawing = timed(partial(criteo_log.augment, drawn, extra, options.seed + extra))
+        augmented, batching = timed(partial(criteo_log.world_of, more, options.scale))
         # More impressions change nothing for the other two.
-        recorder.run(more, seconds, systems=[System.COOKIE_MONSTER], extra_impressions=extra)
-    return recorder.result
+        record(result, augmented, drawing + batching, advance, systems=[System.COOKIE_MONSTER], extra_impressions=extra)
+    return result
 
 
 def _within_ipa_maximum(simulation: Simulation) -> int:

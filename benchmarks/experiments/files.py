@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from benchmarks.experiments import criteo, patcg
 from benchmarks.experiments.world import EventTables, Floats, Ints
+from protocol.cli.console import not_installed
 from protocol.errors import ErrorKind, TrefoilError
 
 # The Criteo Sponsored Search Conversion Log, in the order of its columns; the file has no header.
@@ -25,33 +26,60 @@ _NUMBERS = ("Sale", "SalesAmountInEuro", "Time_delay_for_conversion", "click_tim
 _NAMES = ("product_category3", "product_id", "partner_id", "user_id")
 
 
-def read_patcg(impressions: Path, conversions: Path) -> patcg.Events:
-    """Read PATCG's exposures and conversions, each a parquet file or a folder of them."""
-    seen = _parquet(impressions, ("exp_timestamp", "device_id"))
-    done = _parquet(conversions, ("conv_timestamp", "device_id", "conv_attribute_2", "conv_amount"))
-    person, seen_person = codes_of("device_id", done["device_id"], seen["device_id"])
-    time, seen_time = _seconds(done["conv_timestamp"], conversions), _seconds(seen["exp_timestamp"], impressions)
-    amount = _floats(done["conv_amount"], conversions)
+Table = object
+Names = Mapping[str, str]
+
+
+def read_tables(
+    impressions: Table, conversions: Table, seen_names: Names, done_names: Names, cap: float | None, unit: int
+) -> EventTables:
+    """Read two tables, whose columns may have other names than ours. Larger values than `cap` are cut to it.
+
+    Values are in units, of which `unit` make 1.
+    """
+    seen = _columns(impressions, "impressions", ("person", "time"), ("advertiser",), seen_names)
+    done = _columns(conversions, "conversions", ("person", "time"), ("advertiser", "product", "value"), done_names)
+    if ("advertiser" in seen) != ("advertiser" in done):
+        raise TrefoilError(
+            "one table has advertisers and the other has none",
+            "Give both an advertiser column, or neither.",
+            kind=ErrorKind.MISSING_FIELD,
+        )
+    person, seen_person = _codes("person", done["person"], seen["person"])
     if len(person) == 0:
-        raise TrefoilError(f"{conversions} has no conversions", kind=ErrorKind.TOO_FEW)
-    if not np.all(amount >= 0):
-        raise TrefoilError(f"{conversions} has negative or missing amounts in conv_amount", kind=ErrorKind.OUT_OF_RANGE)
-    converts = np.flatnonzero(np.isin(seen_person, person))
-    order, seen_order = np.lexsort((time, person)), np.lexsort((seen_time[converts], seen_person[converts]))
-    return patcg.Events(
-        seen_person=seen_person[converts][seen_order],
-        seen_time=seen_time[converts][seen_order],
-        person=person[order],
-        time=time[order],
-        product=_encode(done["conv_attribute_2"])[order],
-        value=patcg.cents(amount)[order],
+        raise TrefoilError("the conversions have no rows", "Give a table with some.", kind=ErrorKind.TOO_FEW)
+    nobody, unseen = np.zeros(len(person), dtype=np.int64), np.zeros(len(seen_person), dtype=np.int64)
+    advertiser, seen_advertiser = nobody, unseen
+    if "advertiser" in done:
+        advertiser, seen_advertiser = _codes("advertiser", done["advertiser"], seen["advertiser"])
+    value = _floats(done["value"], "the column value") if "value" in done else np.ones(len(person))
+    if not np.all(value >= 0):
+        raise TrefoilError(
+            "a conversion has a negative or missing value", "Values are 0 or more.", kind=ErrorKind.OUT_OF_RANGE
+        )
+    return EventTables(
+        seen_person,
+        _times(seen["time"]),
+        seen_advertiser,
+        person,
+        _times(done["time"]),
+        advertiser,
+        _codes("product", done["product"])[0] if "product" in done else nobody,
+        np.rint((value if cap is None else np.minimum(value, cap)) * unit).astype(np.int64),
     )
+
+
+def read_patcg(impressions: Path, conversions: Path) -> EventTables:
+    """Read PATCG's exposures and conversions, each a parquet file or a folder of them."""
+    seen = {"person": "device_id", "time": "exp_timestamp"}
+    done = {"person": "device_id", "time": "conv_timestamp", "product": "conv_attribute_2", "value": "conv_amount"}
+    return read_tables(impressions, conversions, seen, done, patcg.CAP, patcg.UNIT)
 
 
 def read_criteo(path: Path) -> EventTables:
     """Read Criteo's log. Rows without partner, user or product are dropped; a missing price or amount counts as 1."""
     table = _criteo_table(path)
-    numbers = {name: _floats(table[name], path, missing=np.nan) for name in _NUMBERS}
+    numbers = {name: _floats(table[name], str(path), optional=True) for name in _NUMBERS}
     codes = {name: _encode(table[name]) for name in _NAMES}
     kept = (codes["partner_id"] >= 0) & (codes["user_id"] >= 0) & (codes["product_id"] >= 0)
     kept &= np.isfinite(numbers["click_timestamp"])
@@ -85,10 +113,9 @@ def pieces(amount: Floats, price: Floats) -> Ints:
     return counted
 
 
-def _parquet(path: Path, columns: Sequence[str] | None) -> Any:
-    """Read the named columns of a parquet file, or of all parquet files in a folder; all columns without names."""
-    import pyarrow as arrow
-    import pyarrow.dataset
+def _parquet(path: Path, wanted: Collection[str]) -> tuple[list[str], Any]:
+    """Return all names of columns in a parquet file, or in all of a folder, and a table of the wanted columns."""
+    import pyarrow.dataset as dataset
 
     files = sorted([*path.glob("*.pqt"), *path.glob("*.parquet")]) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
@@ -98,8 +125,9 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Any:
             kind=ErrorKind.FILE_MISSING,
         )
     with _reading(path, "parquet", "Give a .parquet or .pqt file with these columns."):
-        chosen = None if columns is None else list(columns)
-        return arrow.dataset.dataset([str(file) for file in files], format="parquet").to_table(columns=chosen)
+        whole = dataset.dataset([str(file) for file in files], format="parquet")
+        names = list(whole.schema.names)
+        return names, whole.to_table(columns=[name for name in names if name in wanted])
 
 
 @contextmanager
@@ -141,35 +169,24 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _floats(column: Any, path: Path, missing: float | None = None) -> Floats:
-    """Return a column of numbers. Missing ones are NaN, or an error if `missing` is None."""
-    if missing is None and column.null_count:
+def _floats(column: Any, what: str, *, optional: bool = False) -> Floats:
+    """Return a column of numbers. Missing ones are NaN if they are `optional`, and an error otherwise."""
+    import pyarrow as arrow
+
+    if column.null_count and not optional:
         raise TrefoilError(
-            f"{path} has {column.null_count} rows with a missing value",
+            f"{what} has {column.null_count} rows with a missing value",
             "Fill them in, or drop these rows.",
             kind=ErrorKind.MISSING_FIELD,
         )
-    import pyarrow as arrow
-
     try:
-        numbers = column.cast(arrow.float64())
+        return np.asarray(column.cast(arrow.float64()))
     except arrow.ArrowException as error:
         raise TrefoilError(
-            f"{path} has text where numbers belong: {_first_line(error)}",
+            f"{what} has text where numbers belong: {_first_line(error)}",
             "Write plain numbers, such as 12.5.",
             kind=ErrorKind.WRONG_TYPE,
         ) from error
-    result: Floats = np.asarray(numbers)
-    return result
-
-
-def _seconds(column: Any, path: Path) -> Ints:
-    """Return a column of times as whole seconds since 1970."""
-    import pyarrow as arrow
-
-    if arrow.types.is_timestamp(column.type):
-        column = column.cast(arrow.timestamp("s"), safe=False).cast(arrow.int64())
-    return np.floor(_floats(column, path)).astype(np.int64)
 
 
 def _encode(column: Any) -> Ints:
@@ -182,10 +199,8 @@ def _encode(column: Any) -> Ints:
     return result
 
 
-def read_columns(
-    table: object, what: str, required: Sequence[str], optional: Sequence[str], names: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return columns of a person's own table by our names; `names` has those that the table calls otherwise.
+def _columns(table: Table, what: str, required: Sequence[str], optional: Sequence[str], names: Names) -> dict[str, Any]:
+    """Return columns of a table by our names; `names` has those that the table calls otherwise.
 
     A table is the path of a CSV or Parquet file (or a folder of these), a DataFrame, or a mapping to columns.
     """
@@ -196,40 +211,40 @@ def read_columns(
             "Columns are person, time, advertiser, product and value.",
             kind=ErrorKind.UNKNOWN_NAME,
         )
-    whole = _own_table(table, what)
-    chosen: dict[str, Any] = {}
-    for name in (*required, *optional):
-        theirs = names.get(name, name)
-        if theirs in whole.column_names:
-            chosen[name] = whole[theirs]
-        elif name in required or name in names:
+    theirs = {ours: names.get(ours, ours) for ours in (*required, *optional)}
+    existing, columns = _opened(table, what, theirs.values())
+    for ours, name in theirs.items():
+        if name not in existing and (ours in required or ours in names):
             raise TrefoilError(
-                f"the {what} have no column {theirs!r}; they have {', '.join(map(str, whole.column_names)) or 'none'}",
-                f'Name it: columns={{"{name}": "your column"}}',
+                f"the {what} have no column {name!r}; they have {', '.join(map(str, existing)) or 'none'}",
+                f'Name it: columns={{"{ours}": "your column"}}',
                 kind=ErrorKind.MISSING_FIELD,
             )
-    return chosen
+    return {ours: columns[name] for ours, name in theirs.items() if name in existing}
 
 
-def _own_table(table: object, what: str) -> Any:
+def _opened(table: Table, what: str, wanted: Collection[str]) -> tuple[list[str], Any]:
+    """Return all names of columns of a table, and at least the wanted columns."""
     import pyarrow as arrow
 
     if isinstance(table, str | Path):
         path = Path(table)
-        return _csv(path) if path.suffix.lower() in (".csv", ".tsv") else _parquet(path, None)
+        if path.suffix.lower() not in (".csv", ".tsv"):
+            return _parquet(path, wanted)
+        table = _csv(path)
     try:
-        if hasattr(table, "column_names"):
-            return table
         if isinstance(table, Mapping):
-            return arrow.table({str(name): column for name, column in table.items()})
-        if hasattr(table, "columns") and hasattr(table, "dtypes"):
-            return arrow.Table.from_pandas(table, preserve_index=False)
+            table = arrow.table({str(name): column for name, column in table.items()})
+        elif hasattr(table, "columns") and hasattr(table, "dtypes"):
+            table = arrow.Table.from_pandas(table, preserve_index=False)
     except (arrow.ArrowException, TypeError, ValueError) as error:
         raise TrefoilError(
             f"the {what} are no table: {_first_line(error)}",
             "Columns have equal lengths and one type each.",
             kind=ErrorKind.MALFORMED,
         ) from None
+    if hasattr(table, "column_names"):
+        return table.column_names, table
     raise TrefoilError(
         f"the {what} are a {type(table).__name__}",
         "Give the path of a CSV or Parquet file, a DataFrame, or a mapping from names to columns.",
@@ -247,33 +262,26 @@ def _csv(path: Path) -> Any:
         return csv.read_csv(path, parse_options=csv.ParseOptions(delimiter=delimiter))
 
 
-def codes_of(name: str, first: Any, second: Any | None) -> tuple[Ints, Ints]:
-    """Return numbers for the names in one or two columns, equal for equal names; none may be missing."""
+def _codes(name: str, *columns: Any) -> list[Ints]:
+    """Return numbers for the names in one or more columns, equal for equal names; none may be missing."""
     import pyarrow as arrow
 
-    columns = [column for column in (first, second) if column is not None]
     if any(column.null_count for column in columns):
         raise TrefoilError(f"a row has no {name}", "Fill it in, or drop the row.", kind=ErrorKind.MISSING_FIELD)
     if len({column.type for column in columns}) > 1:
         # As text, 7 in one table and "7" in the other are the same person.
-        columns = [column.cast(arrow.string()) for column in columns]
+        columns = tuple(column.cast(arrow.string()) for column in columns)
     chunks = [chunk for column in columns for chunk in arrow.chunked_array(column).chunks]
     codes = _encode(arrow.chunked_array(chunks, type=columns[0].type))
-    return codes[: len(first)], codes[len(first) :]
+    return np.split(codes, np.cumsum([len(column) for column in columns])[:-1])
 
 
-def numbers_of(name: str, column: Any) -> Floats:
-    """Return a column of numbers, none missing."""
-    return _floats(column, Path(name))
-
-
-def times_of(column: Any) -> Ints:
-    """Return a column of timestamps, dates or seconds as whole seconds since 1970."""
+def _times(column: Any) -> Ints:
+    """Return a column of timestamps, dates, text or seconds as whole seconds since 1970."""
     import pyarrow as arrow
 
-    if arrow.types.is_date(column.type):
-        column = column.cast(arrow.timestamp("s"))
-    elif arrow.types.is_string(column.type) or arrow.types.is_large_string(column.type):
+    types = arrow.types
+    if types.is_date(column.type) or types.is_string(column.type) or types.is_large_string(column.type):
         try:
             column = column.cast(arrow.timestamp("s"))
         except arrow.ArrowException:
@@ -282,7 +290,9 @@ def times_of(column: Any) -> Ints:
                 "Write 2026-05-27T10:00:00, or seconds since 1970.",
                 kind=ErrorKind.WRONG_TYPE,
             ) from None
-    return _seconds(column, Path("time"))
+    if types.is_timestamp(column.type):
+        column = column.cast(arrow.timestamp("s"), safe=False).cast(arrow.int64())
+    return np.floor(_floats(column, "the column time")).astype(np.int64)
 
 
 def data_frame(rows: Sequence[Mapping[str, object]]) -> Any:  # Any: pandas has no types here
@@ -290,9 +300,5 @@ def data_frame(rows: Sequence[Mapping[str, object]]) -> Any:  # Any: pandas has 
     try:
         import pandas
     except ImportError:
-        raise TrefoilError(
-            "a table needs pandas",
-            "Install it with: pip install 'trefoil[experiments]'",
-            kind=ErrorKind.MISSING_DEPENDENCY,
-        ) from None
+        raise not_installed("a table needs pandas") from None
     return pandas.DataFrame(list(rows))

@@ -32,16 +32,8 @@ class Finding:
 
     attempt: str
     measured: float
-    harmless: float
+    if_nothing_is_gained: float
     says: str
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "attempt": self.attempt,
-            "measured": self.measured,
-            "if_nothing_is_gained": self.harmless,
-            "says": self.says,
-        }
 
 
 def measure_malicious_helper(draws: int = 4000, seed: int = 0) -> list[Finding]:
@@ -127,7 +119,7 @@ def _refused(shares: Sequence[Vector]) -> bool:
 COLUMNS: Columns[Finding] = {
     "it tries to": lambda finding: finding.attempt,
     "measured": lambda finding: f"{finding.measured:.3f}",
-    "harmless": lambda finding: f"{finding.harmless:g}",
+    "harmless": lambda finding: f"{finding.if_nothing_is_gained:g}",
     "what is measured": lambda finding: finding.says,
 }
 

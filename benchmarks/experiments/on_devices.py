@@ -7,7 +7,6 @@ conversions a second, not millions. `--policy` names a class, `--function` an at
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Generic, NamedTuple, TypeVar
@@ -153,11 +152,6 @@ def happenings_of(world: World) -> list[Happening]:
     done = zip(world.conversions.owner.tolist(), world.conversions.time.tolist(), strict=True)
     impressions = [Happening(owner, time, -1) for owner, time in seen]
     return sorted([*impressions, *(Happening(owner, time, row) for row, (owner, time) in enumerate(done))])
-
-
-def own_policies(classes: Sequence[str], functions: Sequence[str]) -> tuple[DevicePolicy, ...]:
-    """Return the policies that `--policy` and `--function` name, in that order."""
-    return (*map(policy_named, classes), *map(on_devices, functions))
 
 
 def policy_named(name: str) -> DevicePolicy:

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.experiments import files
 from benchmarks.experiments.figures import draw_budget_by_query, draw_error_cdf
+from benchmarks.experiments.files import Table, read_tables
 from benchmarks.experiments.on_devices import OnDevices, on_devices, policy_named
 from benchmarks.experiments.policies import Accounting, DevicePolicy, IpaLike, System
 from benchmarks.experiments.results import Options, Point, mean, quartiles
@@ -27,7 +28,6 @@ from benchmarks.experiments.simulation import simulate as run_policies
 from benchmarks.experiments.world import (
     Epochs,
     EventTables,
-    Floats,
     Ints,
     World,
     expand,
@@ -47,7 +47,6 @@ from protocol.units import DAY, MICROS, entitlement
 UNIT = 1000
 SYSTEMS = tuple(system.value for system in System)
 
-Table = object
 Tables = tuple[Table, Table]
 Participant = str | System | AttributionFunction | DevicePolicy | IpaLike | type
 
@@ -75,47 +74,6 @@ def _rows_of(person: Ints, drawn: Ints, people: int) -> tuple[Ints, Ints]:
     starts = starts_of(person[order], people)
     draw, step = expand(np.diff(starts)[drawn])
     return order[starts[drawn[draw]] + step], draw
-
-
-def read_tables(impressions: Table, conversions: Table, columns: Mapping[str, str], cap: float | None) -> EventTables:
-    """Read two tables, whose columns `columns` may give other names. Larger values than `cap` are cut to it."""
-    seen = files.read_columns(impressions, "impressions", ("person", "time"), ("advertiser",), columns)
-    done = files.read_columns(
-        conversions, "conversions", ("person", "time"), ("advertiser", "product", "value"), columns
-    )
-    if ("advertiser" in seen) != ("advertiser" in done):
-        raise TrefoilError(
-            "one table has advertisers and the other has none",
-            "Give both an advertiser column, or neither.",
-            kind=ErrorKind.MISSING_FIELD,
-        )
-    person, seen_person = files.codes_of("person", done["person"], seen["person"])
-    nobody, unseen = np.zeros(len(person), dtype=np.int64), np.zeros(len(seen_person), dtype=np.int64)
-    advertiser, seen_advertiser = nobody, unseen
-    if "advertiser" in done:
-        advertiser, seen_advertiser = files.codes_of("advertiser", done["advertiser"], seen["advertiser"])
-    if len(person) == 0:
-        raise TrefoilError("the conversions have no rows", "Give a table with some.", kind=ErrorKind.TOO_FEW)
-    value = files.numbers_of("value", done["value"]) if "value" in done else np.ones(len(person))
-    return EventTables(
-        seen_person,
-        files.times_of(seen["time"]),
-        seen_advertiser,
-        person,
-        files.times_of(done["time"]),
-        advertiser,
-        files.codes_of("product", done["product"], None)[0] if "product" in done else nobody,
-        _units(value, cap),
-    )
-
-
-def _units(value: Floats, cap: float | None) -> Ints:
-    if not np.all(value >= 0):
-        raise TrefoilError(
-            "a conversion has a negative or missing value", "Values are 0 or more.", kind=ErrorKind.OUT_OF_RANGE
-        )
-    whole: Ints = np.rint((value if cap is None else np.minimum(value, cap)) * UNIT).astype(np.int64)
-    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,14 +294,14 @@ def _source(
                     "It must return two tables: impressions and conversions.",
                     kind=ErrorKind.WRONG_TYPE,
                 )
-            return read_tables(pair[0], pair[1], columns, cap)
+            return read_tables(pair[0], pair[1], columns, columns, cap, UNIT)
 
         return made
     if conversions is None:
         raise TrefoilError(
             "there is no table of conversions", "Give two tables: impressions and conversions.", kind=ErrorKind.TOO_FEW
         )
-    tables = read_tables(impressions, conversions, columns, cap)
+    tables = read_tables(impressions, conversions, columns, columns, cap, UNIT)
     return lambda seed: resampled(tables, seed) if seed else tables
 
 

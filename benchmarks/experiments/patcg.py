@@ -7,22 +7,19 @@ The public set cannot be shipped; `synthesize` draws one with its published marg
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.experiments.world import (
-    LEFT_OUT,
-    Conversions,
-    Floats,
-    Impressions,
+    EventTables,
     Ints,
-    QueryColumns,
     World,
     check_scale,
     fill_groups,
     first_of_runs,
     query_epsilon,
+    stable_order,
+    world_of_batches,
 )
 from benchmarks.workloads.seeded import generator
 from protocol.errors import ErrorKind, TrefoilError
@@ -50,19 +47,7 @@ UNIT = 100
 START = 1_704_931_200
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
-    """A PATCG set as columns: impressions of people who convert, and conversions sorted by person and time."""
-
-    seen_person: Ints
-    seen_time: Ints
-    person: Ints
-    time: Ints
-    product: Ints
-    value: Ints
-
-
-def synthesize(seed: int, scale: float = 1.0) -> Events:
+def synthesize(seed: int, scale: float = 1.0) -> EventTables:
     """Draw a set with the published marginals. Everyone who converts does so once; the rest is spread evenly on top."""
     check_scale(scale)
     rng = generator(seed)
@@ -76,50 +61,28 @@ def synthesize(seed: int, scale: float = 1.0) -> Events:
     person = _once_each_and_more(rng.integers(0, people, conversions - people), people)
     seen_person = np.sort(who)[_once_each_and_more(rng.integers(0, exposed, impressions - exposed), exposed)]
     amount = rng.lognormal(math.log(AMOUNT_MEDIAN), AMOUNT_SIGMA, conversions)
-    return Events(
+    return EventTables(
         seen_person=seen_person,
+        seen_advertiser=np.broadcast_to(np.int64(0), impressions),
         seen_time=_sorted_times(seen_person, rng.integers(0, DAYS * DAY, impressions)),
         person=person,
         time=_sorted_times(person, rng.integers(0, DAYS * DAY, conversions)),
+        advertiser=np.broadcast_to(np.int64(0), conversions),
         product=_products(rng.integers(0, PRODUCTS, people), person),
-        value=cents(amount),
+        value=np.rint(np.minimum(amount, CAP) * UNIT).astype(np.int64),
     )
 
 
-def world_of(events: Events, scale: float = 1.0) -> World:
+def world_of(events: EventTables, scale: float = 1.0) -> World:
     """Form each product's batches and put what is in them into a world; conversions in no batch ask for no report."""
     size, least = max(1, round(BATCH * scale)), max(1, round(LEAST_BATCH * scale))
-    rows, batches = fill_groups(events.product, events.person, events.time, size, least)
-    query = np.full(len(events.person), LEFT_OUT, dtype=np.int64)
-    query[rows] = batches
-    queries = int(batches.max()) + 1
-    # The rows are sorted by person and time, and so are those that are kept.
-    kept = np.flatnonzero(query != LEFT_OUT)
-    owners = np.zeros(int(max(events.person.max(), events.seen_person.max(initial=0))) + 1, dtype=np.int64)
-    owners[events.person[kept]] = 1
-    place = np.cumsum(owners) - 1
-    seen = np.flatnonzero(owners[events.seen_person])
-    count = int(owners.sum())
-    epsilon = query_epsilon(CAP, EXPECTED)
-    return World(
-        owners=count,
-        owner_advertiser=np.zeros(count, dtype=np.int64),
-        impressions=Impressions(
-            place[events.seen_person[seen]], events.seen_time[seen], np.zeros(len(seen), dtype=np.int64)
-        ),
-        conversions=Conversions(place[events.person[kept]], events.time[kept], events.value[kept], query[kept]),
-        queries=QueryColumns(np.full(queries, epsilon, dtype=np.int64), np.zeros(queries, dtype=np.int64)),
-        cap=CAP * UNIT,
-        window=WINDOW_DAYS * DAY,
-        unit=UNIT,
-        scale=scale,
+    rows, query = fill_groups(events.product, events.person, events.time, size, least)
+    # A synthetic set is sorted by person and time, so that sorting its rows again by these takes little time.
+    order = stable_order(rows)
+    epsilon = np.full(int(query.max()) + 1, query_epsilon(CAP, EXPECTED), dtype=np.int64)
+    return world_of_batches(
+        events, rows[order], query[order], epsilon, cap=CAP * UNIT, window=WINDOW_DAYS * DAY, unit=UNIT, scale=scale
     )
-
-
-def cents(amount: Floats) -> Ints:
-    """Return amounts in whole cents, capped."""
-    whole: Ints = np.rint(np.minimum(amount, CAP) * UNIT).astype(np.int64)
-    return whole
 
 
 def _products(first: Ints, person: Ints) -> Ints:

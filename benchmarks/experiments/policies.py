@@ -317,11 +317,11 @@ class AraLike:
 
 @dataclass(frozen=True, slots=True)
 class Central:
-    """The outcome of the IPA-like policy: which queries ran, and what each (advertiser, epoch) paid for each query."""
+    """The outcome of the IPA-like policy: which queries ran, what each cost, and micros by advertiser and epoch."""
 
     executed: Flags
     paid: Ints
-    consumed: dict[tuple[int, int], int]
+    consumed: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,14 +342,15 @@ class IpaLike:
         price = charges(self.accounting, queries.epsilon, cap, cap)
         executed = np.zeros(len(order), dtype=np.bool_)
         paid = np.zeros(len(order), dtype=np.int64)
-        consumed: dict[tuple[int, int], int] = {}
+        earliest = int(first.min())
+        consumed = np.zeros((int(queries.advertiser.max()) + 1, int(last.max()) - earliest + 1), dtype=np.int64)
         for query in order.tolist():
-            advertiser, epsilon = int(queries.advertiser[query]), int(price[query])
-            filters = [(advertiser, epoch) for epoch in range(int(first[query]), int(last[query]) + 1)]
-            if all(consumed.get(key, 0) + epsilon <= self.capacity for key in filters):
+            epochs = slice(int(first[query]) - earliest, int(last[query]) - earliest + 1)
+            filters = consumed[int(queries.advertiser[query]), epochs]
+            if np.all(filters + price[query] <= self.capacity):
                 executed[query] = True
-                paid[query] = epsilon * len(filters)
-                consumed.update((key, consumed.get(key, 0) + epsilon) for key in filters)
+                paid[query] = price[query] * len(filters)
+                filters += price[query]
         return Central(executed, paid, consumed)
 
 

@@ -93,6 +93,14 @@ class Point:
         }
 
 
+def by_setting(points: Sequence[Point]) -> list[list[Point]]:
+    """Return the points by setting, each with those of all seeds."""
+    settings: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        settings.setdefault(point.setting, []).append(point)
+    return list(settings.values())
+
+
 @dataclass(slots=True)
 class Result:
     """A whole experiment. `profile` says where the time went, in seconds; `findings` is whatever else it shows."""
@@ -141,10 +149,7 @@ class Result:
         first, last = self.options.seed, self.options.seed + self.seeds - 1
         which = f"seed {first}" if first == last else f"medians of seeds {first} to {last}"
         title = f"{self.experiment} ({self.options.accounting.value} accounting, {which})"
-        settings: dict[tuple[object, ...], list[Point]] = {}
-        for point in self.points:
-            settings.setdefault(point.setting, []).append(point)
-        rows = [_row(points) for points in settings.values()]
+        rows = [_row(points) for points in by_setting(self.points)]
         headings = [name for name in rows[0] if any(row[name] for row in rows)]
         table = plain_table(title, headings, words={"system"}, no_wrap=True)
         for row in rows:
@@ -157,6 +162,7 @@ def _row(points: Sequence[Point]) -> dict[str, str]:
     point, runs = points[0], [point.run for point in points]
     spreads = [spread for run in runs if (spread := quartiles(run.errors)) is not None]
     averages = [run.average for run in runs]
+    executed, submitted = [int(run.executed.sum()) for run in runs], [len(run.executed) for run in runs]
 
     def middle(values: Sequence[float], digits: int) -> str:
         return f"{float(np.median(values)):.{digits}f}" if values else ""
@@ -172,16 +178,11 @@ def _row(points: Sequence[Point]) -> dict[str, str]:
         "from": f"{min(averages):.6f}" if len(points) > 1 else "",
         "to": f"{max(averages):.6f}" if len(points) > 1 else "",
         "max ε": middle([run.maximum for run in runs], 4),
-        "run": "/".join(middle(counts, 0) for counts in zip(*map(_counts, runs), strict=True)),
+        "run": f"{middle(executed, 0)}/{middle(submitted, 0)}",
         "RMSRE": middle([float(run.errors.mean()) for run in runs if len(run.errors)], 5),
         "median": middle([spread[2] for spread in spreads], 4),
         "max": middle([spread[4] for spread in spreads], 4),
     }
-
-
-def _counts(run: Run) -> tuple[int, int]:
-    """Return how many queries ran, and how many there were."""
-    return int(run.executed.sum()), len(run.executed)
 
 
 def study_table(studies: Sequence[Study], cutoff: float = 0.05) -> Table:

@@ -202,16 +202,17 @@ def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
     started = time.perf_counter()
     order = batches.order()
     result = policy.run(world.queries, world.cap, order, batches.first_epoch, batches.last_epoch)
-    widths = _paying_spans(list(result.consumed), int(world.owner_advertiser.max()) + 1)
-    by_advertiser = np.zeros(len(widths), dtype=np.int64)
-    for (advertiser, _), micros in result.consumed.items():
-        by_advertiser[advertiser] += micros
+    # By advertiser, from the first epoch that paid to the last.
+    paying = result.consumed > 0
+    skipped = paying.argmax(axis=1) + paying[:, ::-1].argmax(axis=1)
+    widths = np.where(paying.any(axis=1), paying.shape[1] - skipped, 0)
+    average = result.consumed.sum(axis=1) / np.maximum(widths, 1)
     return Run(
         system=policy.system,
         label=policy.system.value,
         kappa=0,
-        consumed=sum(result.consumed.values()),
-        largest=max(result.consumed.values(), default=0),
+        consumed=int(result.consumed.sum()),
+        largest=int(result.consumed.max()),
         filters=int(widths.sum()),
         executed=result.executed,
         truth=batches.truth,
@@ -221,19 +222,10 @@ def _central_run(world: World, batches: _Batches, policy: IpaLike) -> Run:
         order=order,
         first_epoch=batches.first_epoch,
         last_epoch=batches.last_epoch,
-        owner_average=(by_advertiser / np.maximum(widths, 1))[world.owner_advertiser],
+        owner_average=average[world.owner_advertiser],
         rmsre=rmsre(world, batches.truth, batches.truth),
         seconds=time.perf_counter() - started,
     )
-
-
-def _paying_spans(paying: list[tuple[int, int]], advertisers: int) -> Ints:
-    """Return for each advertiser the number of epochs from the first that paid to the last."""
-    widths = np.zeros(advertisers, dtype=np.int64)
-    for advertiser in {who for who, _ in paying}:
-        epochs = [epoch for who, epoch in paying if who == advertiser]
-        widths[advertiser] = max(epochs) - min(epochs) + 1
-    return widths
 
 
 def noise_scale(world: World) -> Floats:

@@ -6,7 +6,6 @@ noise itself, whose root mean square is compared with what its mode promises.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import tempfile
 import time
@@ -28,14 +27,12 @@ from device.attribution import LastTouch
 from device.report import HelperSetSeal
 from device.request import CheckedRequest
 from mpc_helpers.local.launcher import Launched, launched, prepare
-from protocol.batch import BatchReader, BatchWriter
+from protocol.batch import BatchWriter
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.helper_set import HelperSet
-from protocol.keys import load_identity
 from protocol.noise import NoiseMode, law_of
-from protocol.querier.ask import Querier
+from protocol.querier.query_folder import ask
 from protocol.querier.result import QueryResult
-from protocol.querier.saved_query import QueryOptions, make_query
 from protocol.report import SealedReport
 from protocol.units import DAY
 
@@ -134,8 +131,8 @@ def _one_mode(
     started = time.perf_counter()
     folder = running.trio.folder / mode.value
     folder.mkdir()
-    _write_batches(world, epochs, SealedToday(running.trio.helper_set, now), folder, advance)
-    results = [_ask(running, folder / str(query), mode, now) for query in range(world.submitted)]
+    _write_batches(world, epochs, SealedToday(running.helper_set, now), folder, advance)
+    results = [_ask(running, folder / str(query), mode) for query in range(world.submitted)]
     return ModeResult(
         mode=mode,
         predicted=run.answer,
@@ -147,17 +144,12 @@ def _one_mode(
     )
 
 
-def _ask(running: Launched, path: Path, mode: NoiseMode, now: int) -> QueryResult:
+def _ask(running: Launched, path: Path, mode: NoiseMode) -> QueryResult:
     """Run one query on one batch. Raise an error unless every report is counted."""
-    helper_set, key = running.trio.helper_set, load_identity(running.trio.site_key_path(SITE))
-    batch = BatchReader(path)
-    # The helpers live by the real clock, which has gone on since `now`.
-    clock = max(now, int(time.time()))  # noqa: TID251 - helpers are processes of their own, with the real clock
-    query = make_query(batch, QueryOptions(noise=mode), helper_set, key, clock)
-    result = asyncio.run(Querier(helper_set).ask(query, batch))
-    if result.answer.counted != len(batch):
+    result = ask(path, running.helper_set, running.site_key(SITE), noise=mode)
+    if result.answer.counted != result.answer.submitted:
         raise TrefoilError(
-            f"helpers counted {result.answer.counted} of {len(batch)} reports: {result.answer.rejections}",
+            f"helpers counted {result.answer.counted} of {result.answer.submitted} reports: {result.answer.rejections}",
             kind=ErrorKind.INCONSISTENT,
         )
     return result

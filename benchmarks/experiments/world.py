@@ -59,12 +59,8 @@ def expand(counts: Ints) -> tuple[Ints, Ints]:
 
 def first_of_runs(*columns: Ints) -> Flags:
     """Return where a row differs from the row above it in any column."""
-    first = np.ones(len(columns[0]), dtype=np.bool_)
-    if len(first):
-        first[1:] = False
-        for column in columns:
-            first[1:] |= column[1:] != column[:-1]
-    return first
+    changes = [column[1:] != column[:-1] for column in columns]
+    return np.append(np.True_, np.logical_or.reduce(changes))[: len(columns[0])]
 
 
 LEFT_OUT = -1

@@ -3,7 +3,7 @@
 - `baselines`: plain sums, a trusted server, bare HPKE opens and the naive program
 - `naive_mpyc`: the program that a newcomer to MPyC would write
 - `grid`: the cells to measure, and their time and disk
-- `point`: the results of one cell, its ratios, and where seconds and processor time go
+- `point`: the record of one cell: ratios, and where seconds and processor time go
 - `measurement`: helpers, batches, yardsticks and queries, in order
 - `view`: tables, sentences, plots and CSV; the body of the command
 """

@@ -19,7 +19,7 @@ from tests.support.raising import raises
 
 
 @pytest.fixture(scope="module")
-def events() -> patcg.Events:
+def events() -> EventTables:
     return patcg.synthesize(seed=1, scale=0.01)
 
 
@@ -54,7 +54,7 @@ def test_first_batch_of_a_product_comes_before_the_second() -> None:
         assert first.max() <= second.min()
 
 
-def test_patcg_has_the_published_marginals(events: patcg.Events) -> None:
+def test_patcg_has_the_published_marginals(events: EventTables) -> None:
     """1.5 conversions per person, 3.2 impressions per exposed person, ten uniform products, the published quartiles."""
     assert len(events.person) == round(24_113_018 * 0.01)
     assert len(events.person) / len(np.unique(events.person)) == pytest.approx(1.5, rel=1e-4)
@@ -65,7 +65,7 @@ def test_patcg_has_the_published_marginals(events: patcg.Events) -> None:
     assert events.value.max() == 1500
 
 
-def test_patcg_fills_eighty_queries_and_attributes_one_in_a_hundred(events: patcg.Events) -> None:
+def test_patcg_fills_eighty_queries_and_attributes_one_in_a_hundred(events: EventTables) -> None:
     """Batches shrink with the set. At full size the last batch of a product clears its minimum by seven standard
     deviations; at 1/100, by less than one, so some of the 80 are missing.
     """
@@ -121,13 +121,14 @@ def _write_patcg(folder: Path, *, amounts: list[float] | None = None) -> tuple[P
 
 
 def test_real_patcg_files_are_read(tmp_path: Path) -> None:
-    """People are numbered alike in both files, amounts are capped cents, rows are sorted by person and time."""
+    """People are numbered alike in both files, products by their first appearance, and amounts are capped cents."""
     read = read_patcg(*_write_patcg(tmp_path))
     assert read.person.tolist() == [0, 1, 1]
     assert read.time.tolist() == [50, 40, 60]
+    assert read.product.tolist() == [0, 1, 1]
     assert read.value.tolist() == [125, 1500, 200]
-    assert read.seen_person.tolist() == [0, 1]
-    assert read.seen_time.tolist() == [20, 10]
+    assert read.seen_person.tolist() == [1, 0, 2]
+    assert read.seen_time.tolist() == [10, 20, 30]
     # A folder of files is as good as a file.
     (tmp_path / "folder").mkdir()
     arrow.parquet.write_table(arrow.table({"exp_timestamp": [10], "device_id": ["a"]}), tmp_path / "folder" / "x.pqt")
@@ -138,7 +139,7 @@ def test_broken_patcg_files_say_what_is_wrong(tmp_path: Path) -> None:
     seen, done = _write_patcg(tmp_path)
     with raises(ErrorKind.FILE_MISSING):
         read_patcg(tmp_path / "missing.parquet", done)
-    with raises(ErrorKind.FILE_UNREADABLE, TrefoilError) as caught:
+    with raises(ErrorKind.MISSING_FIELD, TrefoilError) as caught:
         read_patcg(seen, seen)
     assert "conv_timestamp" in str(caught.value)
     (tmp_path / "text.parquet").write_text("not parquet")

@@ -14,7 +14,8 @@ import pytest
 
 import trefoil
 from benchmarks.experiments import experiments, figures, seeds
-from benchmarks.experiments.own_workload import QueryPlan, example_tables, read_tables, resampled, simulate
+from benchmarks.experiments.files import read_tables
+from benchmarks.experiments.own_workload import UNIT, QueryPlan, example_tables, resampled, simulate
 from benchmarks.experiments.policies import AraLike, CookieMonster, PolicyOutcome, System
 from benchmarks.experiments.results import Options, Point
 from benchmarks.experiments.simulation import simulate as run_policies
@@ -106,7 +107,7 @@ def test_advertisers_have_budgets_and_queries_of_their_own() -> None:
 
 
 def test_larger_values_are_cut_to_the_cap() -> None:
-    tables = read_tables(IMPRESSIONS, CONVERSIONS, {}, 3.0)
+    tables = read_tables(IMPRESSIONS, CONVERSIONS, {}, {}, 3.0, UNIT)
     assert tables.value.tolist() == [2000, 3000, 3000]
 
 
@@ -153,7 +154,7 @@ def test_seeds_in_parallel_are_seeds_one_after_the_other() -> None:
 
 
 def test_a_drawn_person_has_all_of_their_own_rows() -> None:
-    tables = read_tables(*example_tables(300), {}, None)
+    tables = read_tables(*example_tables(300), {}, {}, None, UNIT)
     drawn = resampled(tables, 7)
     assert drawn.person.max() < 300
     ours = {
@@ -336,7 +337,7 @@ def test_without_pandas_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_systems_keep_their_place_in_one_list() -> None:
     """IPA-like too, which has no filter on a device."""
-    world = QueryPlan(100, 0.4, None, 30).world_of(read_tables(*example_tables(600), {}, None))
+    world = QueryPlan(100, 0.4, None, 30).world_of(read_tables(*example_tables(600), {}, {}, None, UNIT))
     policies = [CookieMonster(), System.IPA_LIKE.facts.policy(Options().accounting, 0), AraLike()]
     labels = [run.label for run in run_policies(world, Epochs(), policies).runs]
     assert labels == ["cookie-monster", "ipa-like", "ara-like"]
