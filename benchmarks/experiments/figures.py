@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.experiments.bias import CUTOFFS, Bound, Margin, Study
 from benchmarks.experiments.policies import System
-from benchmarks.experiments.results import Point, Result
+from benchmarks.experiments.results import Point, Result, by_setting
 from benchmarks.experiments.seeds import BAND, band_of
-from benchmarks.experiments.simulation import MOST_QUANTILES, Run
+from benchmarks.experiments.simulation import MOST_QUANTILES
 from benchmarks.experiments.world import Floats
 from protocol.cli.console import legend_above as _legend
 from protocol.cli.console import new_plot as _plot
@@ -158,27 +159,44 @@ class Style(NamedTuple):
         hollow = {} if self.dashes == "-" else {"markerfacecolor": "none", "markersize": 8, "zorder": 3}
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dashes, **hollow, **more}
 
-
-def _styles(points: Sequence[Point]) -> dict[str, Style]:
-    """Return the style of every system that has a point; the paper's always look the same."""
-    by_label: dict[str, Style] = {}
-    for run in (point.run for point in points):
-        if run.label not in by_label:
-            own = sum(label not in {system.value for system in System} for label in by_label)
-            colour, marker, dashes = OWN_STYLES[own % len(OWN_STYLES)]
-            by_label[run.label] = Style(colour, marker, run.label, dashes)
-            if run.system is not None:
-                facts, width = run.system.facts, WIDTHS[min(len(by_label) - 1, len(WIDTHS) - 1)]
-                by_label[run.label] = Style(facts.colour, facts.marker, facts.title, width=width)
-    return by_label
+    def plain(self) -> dict[str, Any]:
+        """Return matplotlib's keywords for a line without markers."""
+        return {"color": self.colour, "linestyle": self.dashes, "linewidth": self.width}
 
 
-def _by_seed(points: Sequence[Point]) -> list[list[Point]]:
-    """Return the points by setting, each with those of all seeds."""
-    settings: dict[tuple[object, ...], list[Point]] = {}
+def _series(point: Point) -> tuple[str, float]:
+    """Return what the points of one line have in common: the system, and its κ."""
+    return point.run.label, point.kappa
+
+
+def _styles(points: Sequence[Point]) -> dict[tuple[str, float], Style]:
+    """Return the style of every series; the paper's systems always look the same."""
+    styles: dict[tuple[str, float], Style] = {}
     for point in points:
-        settings.setdefault(point.setting, []).append(point)
-    return list(settings.values())
+        series, system = _series(point), point.run.system
+        if series in styles:
+            continue
+        side_query = f", κ = {point.kappa:g}" if point.kappa else ""
+        if system is None:
+            own = sum(label not in {system.value for system in System} for label, _ in styles)
+            colour, marker, dashes = OWN_STYLES[own % len(OWN_STYLES)]
+            styles[series] = Style(colour, marker, point.run.label + side_query, dashes)
+        else:
+            # Beside the same system without the side query, it has a colour of its own.
+            colour = KAPPA_COLOUR if (point.run.label, 0.0) in styles else system.facts.colour
+            width = WIDTHS[min(len(styles), len(WIDTHS) - 1)]
+            styles[series] = Style(colour, system.facts.marker, system.facts.title + side_query, width=width)
+    return styles
+
+
+def _curve(axes: Any, x: npt.ArrayLike, curves: Sequence[Floats], style: Style, **look: Any) -> None:
+    """Plot the median of the seeds' curves over x, and their band if there are several."""
+    band = band_of(curves)
+    places = np.asarray(x)[: len(band.middle)]
+    (line,) = axes.plot(places, band.middle, label=style.label, **look)
+    if len(curves) > 1:
+        step = "post" if line.get_drawstyle() == "steps-post" else None
+        axes.fill_between(places, band.low, band.high, step=step, color=style.colour, alpha=SHADE, linewidth=0)
 
 
 def _seeds_label(axes: Any, points: Sequence[Point]) -> None:
@@ -207,18 +225,16 @@ def _common(points: Sequence[Point]) -> tuple[float | None, float | None]:
 
 def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, largest: bool) -> None:
     """Plot the budget of each system along one knob."""
-    for name, style in _styles(points).items():
+    for series, style in _styles(points).items():
         along: dict[float, list[float]] = {}
         for point in points:
             x, other = (point.participation, point.rate)[:: 1 if knob == 1 else -1]
-            if point.run.label == name and other == fixed and x is not None:
+            if _series(point) == series and other == fixed and x is not None:
                 along.setdefault(x, []).append(point.run.maximum if largest else point.run.average)
         places = sorted(along)
-        band = band_of([np.asarray(values) for values in zip(*(along[x] for x in places), strict=True)])
-        axes.plot(places, band.middle, label=style.label, **style.line())
-        if len(along[places[0]]) > 1:
-            axes.fill_between(places, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
-    _recorded_knob(axes, knob, largest)
+        curves = [np.asarray(values) for values in zip(*(along[x] for x in places), strict=True)]
+        _curve(axes, places, curves, style, **style.line())
+    _recorded_knob(axes, knob, fixed, largest)
     _seeds_label(axes, points)
     axes.set_xscale("log")
     if largest:
@@ -231,10 +247,11 @@ def _knob(axes: Any, points: Sequence[Point], knob: int, fixed: float | None, la
     _legend(axes)
 
 
-def _recorded_knob(axes: Any, knob: int, largest: bool) -> None:
+def _recorded_knob(axes: Any, knob: int, fixed: float | None, largest: bool) -> None:
+    """Mark what was recorded where the other knob has the same value."""
     label: str | None = RECORDED
     for row in MICROBENCHMARK:
-        if (row.rate if knob == 1 else row.participation) != 0.1:
+        if (row.rate if knob == 1 else row.participation) != fixed:
             continue
         low, high = row.maximum_range if largest else row.average_range
         x = row.participation if knob == 1 else row.rate
@@ -252,15 +269,13 @@ def _at_epoch(points: Sequence[Point]) -> list[Point]:
 def draw_budget_by_query(axes: Any, points: Sequence[Point], recorded: Sequence[RunReference] = ()) -> None:
     """Plot the average budget after each query, in the order in which batches fill up, over all final filters."""
     styles = _styles(points)
-    for same in _by_seed(points):
-        style = styles[same[0].run.label]
+    for same in by_setting(points):
+        style = styles[_series(same[0])]
         runs = [point.run for point in same]
-        band = band_of([np.cumsum(run.paid[run.order]) / MICROS / max(1, run.filters) for run in runs])
-        queries = np.arange(1, len(band.middle) + 1)
-        every = max(1, len(queries) // 20)
-        axes.plot(queries, band.middle, label=_named(style.label, same[0]), **style.line(markersize=4, markevery=every))
-        if len(runs) > 1:
-            axes.fill_between(queries, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
+        curves = [np.cumsum(run.paid[run.order]) / MICROS / max(1, run.filters) for run in runs]
+        queries = min(map(len, curves))
+        look = style.line(markersize=4, markevery=max(1, queries // 20))
+        _curve(axes, np.arange(1, queries + 1), curves, style, **look)
     submitted = len(points[0].run.paid)
     for number, row in enumerate(recorded):
         axes.plot([submitted], [row.average], "x", color="black", markersize=9, label=None if number else RECORDED)
@@ -276,15 +291,18 @@ def draw_error_cdf(
 ) -> None:
     """Plot the share of submitted queries with an error up to x; a line that stops early ran fewer."""
     styles = _styles(points)
-    for same in _by_seed(points):
-        style = styles[same[0].run.label]
-        _step(axes, [point.run for point in same], style, _named(style.label, same[0]))
+    for same in by_setting(points):
+        style, runs = styles[_series(same[0])], [point.run for point in same]
+        everywhere = np.unique(np.concatenate([run.errors for run in runs]))
+        grid = everywhere[np.linspace(0, len(everywhere) - 1, min(len(everywhere), MOST_QUANTILES)).astype(np.int64)]
+        shares = [np.searchsorted(np.sort(run.errors), grid, side="right") / len(run.executed) for run in runs]
+        _curve(axes, grid, shares, style, drawstyle="steps-post", **style.plain())
     for number, (system, median, maximum) in enumerate(recorded):
         recorded_label = None if number else f"{RECORDED}: median, max"
         marks = [] if median is None else [(median, 0.5)]
         executed = 146 / 898 if system is System.IPA_LIKE else 1.0
         x, y = zip(*marks, (maximum, executed), strict=True)
-        axes.plot(x, y, "x", color=system.facts.colour, markeredgecolor="black", markersize=8, label=recorded_label)
+        axes.plot(x, y, "X", color=system.facts.colour, markeredgecolor="black", markersize=8, label=recorded_label)
     _seeds_label(axes, points)
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)
@@ -294,27 +312,15 @@ def draw_error_cdf(
     _legend(axes, 2 if recorded else 3)
 
 
-def _step(axes: Any, runs: Sequence[Run], style: Style, label: str) -> None:
-    """Plot the runs' distribution of errors: the median over the seeds at each error, and their band."""
-    everywhere = np.unique(np.concatenate([run.errors for run in runs]))
-    grid = everywhere[np.linspace(0, len(everywhere) - 1, min(len(everywhere), MOST_QUANTILES)).astype(np.int64)]
-    shares = [np.searchsorted(np.sort(run.errors), grid, side="right") / len(run.executed) for run in runs]
-    band = band_of([share.astype(np.float64) for share in shares])
-    look = {"color": style.colour, "linestyle": style.dashes, "linewidth": style.width}
-    axes.step(grid, band.middle, where="post", label=label, **look)
-    if len(runs) > 1:
-        axes.fill_between(grid, band.low, band.high, step="post", color=style.colour, alpha=SHADE, linewidth=0)
-
-
 def _error_by_epoch(axes: Any, points: Sequence[Point]) -> None:
     """Plot median, quartiles, minimum and maximum of the error at each length of an epoch, over all seeds."""
     lengths = sorted({point.epoch_days for point in points})
     styles = _styles(points)
     step = 0.8 / max(3, len(styles))
-    for offset, (name, style) in enumerate(styles.items()):
+    for offset, (series, style) in enumerate(styles.items()):
         here: dict[int, list[Floats]] = {}
         for point in points:
-            if point.run.label == name and len(point.run.errors):
+            if _series(point) == series and len(point.run.errors):
                 here.setdefault(point.epoch_days, []).append(point.run.errors)
         middle = (len(styles) - 1) / 2
         places = [index + (offset - middle) * step for index, days in enumerate(lengths) if days in here]
@@ -349,8 +355,8 @@ def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
     """Plot the CDF over device and advertiser of the average that its filters spent per epoch."""
     shades = {3: "-.", 6: "--", 9: ":"}
     styles = _styles(points)
-    for same in _by_seed(points):
-        style, extra = styles[same[0].run.label], same[0].extra_impressions
+    for same in by_setting(points):
+        style, extra = styles[_series(same[0])], same[0].extra_impressions
         pairs = min(MOST_QUANTILES, *(len(point.run.owner_average) for point in same))
         share = np.arange(1, pairs + 1) / pairs
         spent = [np.quantile(point.run.owner_average, share, method="inverted_cdf") / MICROS for point in same]
@@ -366,31 +372,19 @@ def _budget_cdf(axes: Any, points: Sequence[Point]) -> None:
     _legend(axes, 3)
 
 
-def _named(label: str, point: Point) -> str:
-    return f"{label}, κ = {point.kappa:g}" if point.kappa else label
-
-
-def _style_of(points: Sequence[Point], point: Point) -> Style:
-    """Return a series' style in Figure 7, where the side query has a colour of its own."""
-    style = _styles(points)[point.run.label]
-    return style._replace(
-        colour=KAPPA_COLOUR if point.kappa and point.run.system else style.colour, label=_named(style.label, point)
-    )
-
-
 def _average_bars(axes: Any, points: Sequence[Point]) -> None:
     """Plot the average budget of each system, with and without the side query, and the range over the seeds."""
-    settings = _by_seed(points)
+    settings, styles = by_setting(points), _styles(points)
     for place, same in enumerate(settings):
         band = band_of([np.asarray([point.run.average]) for point in same])
         height, reach = float(band.middle[0]), band.high - band.low
-        axes.bar([place], [height], color=_style_of(points, same[0]).colour, width=0.6)
+        axes.bar([place], [height], color=styles[_series(same[0])].colour, width=0.6)
         if len(same) > 1:
             axes.errorbar([place], [height], yerr=[height - band.low, band.high - height], fmt="none", ecolor="black")
         axes.annotate(f"{height:.3f}", (place, height + float(reach[0]) / 2 + 0.04), ha="center", fontsize=8)
     for place, row in enumerate(BIAS):
         axes.plot([place], [row.average], "x", color="black", markersize=9, label=None if place else RECORDED)
-    labels = [_style_of(points, same[0]).label for same in settings]
+    labels = [styles[_series(same[0])].label for same in settings]
     names = ["\n".join(textwrap.fill(part, 14) for part in label.split(", ")) for label in labels]
     axes.set_xticks(range(len(settings)), names, fontsize=8 if len(settings) < 6 else 6)
     axes.set_ylabel("avg. budget across device-epochs (ε)")
@@ -400,14 +394,12 @@ def _average_bars(axes: Any, points: Sequence[Point]) -> None:
 
 def _bias_cdf(axes: Any, points: Sequence[Point], study: Study) -> None:
     """Plot the share of queries up to an error, true and as estimated from the side query in the first draw."""
-    for same in _by_seed(points):
-        style = _style_of(points, same[0])
-        band = band_of([np.sort(point.run.errors) for point in same])
-        share = np.arange(1, len(band.middle) + 1) / len(same[0].run.executed)
-        keywords = {"color": style.colour, "linestyle": style.dashes, "linewidth": style.width}
-        axes.plot(share, band.middle, label=style.label, **keywords)
-        if len(same) > 1:
-            axes.fill_between(share, band.low, band.high, color=style.colour, alpha=SHADE, linewidth=0)
+    styles = _styles(points)
+    for same in by_setting(points):
+        style = styles[_series(same[0])]
+        errors = [np.sort(point.run.errors) for point in same]
+        share = np.arange(1, len(errors[0]) + 1) / len(same[0].run.executed)
+        _curve(axes, share, errors, style, **style.plain())
     _seeds_label(axes, points)
     estimates = np.sort(study.estimates[0])
     axes.plot(

@@ -316,6 +316,14 @@ def test_equal_lines_are_both_seen(points: list[Point], body: Callable[..., None
         assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
 
 
+def test_a_side_query_is_named_and_only_what_was_recorded_at_the_same_setting_is_marked() -> None:
+    points = experiments.microbenchmark(Options(scale=0.01, kappa=0.5), [(0.1, 0.05), (0.1, 0.1)]).points
+    for rate, recorded in ((0.05, False), (0.1, True)):
+        labels = drawn(points, figures._knob, 1, rate, False).get_legend_handles_labels()[1]
+        assert {"IPA-like", "ARA-like", "Cookie Monster, κ = 0.5"} <= set(labels)
+        assert (figures.RECORDED in labels) is recorded
+
+
 def test_one_call_draws_budget_and_error(tmp_path: Path) -> None:
     result = simulate(*example_tables(600), batch=100, epsilon=0.4, seeds=3, processes=1)
     figure = result.plot(tmp_path / "own.png")
