@@ -162,8 +162,8 @@ class HelperConfig:
     def __post_init__(self) -> None:
         if not (0 < self.port < 65536):
             raise ConfigError(f"port is 1 to 65535, as in the helper's address, not {self.port}", _HINT, kind=_RANGE)
-        if not all(0 <= port < 65536 for port in self.mpc_ports):
-            raise ConfigError("each of mpc_ports is 1 to 65535, or 0 for any", _HINT, kind=_RANGE)
+        if self.mpc_ports != (0,) and not all(0 < port < 65536 for port in self.mpc_ports):
+            raise ConfigError("each of mpc_ports is 1 to 65535; [0] alone lets the system choose", _HINT, kind=_RANGE)
         if self.port in self.mpc_ports:
             message = f"mpc_ports lists {self.port}, on which the helper itself listens"
             raise ConfigError(message, "Choose ports of their own for the MPC.", kind=ErrorKind.DUPLICATE)

@@ -72,6 +72,7 @@ def test_what_the_launcher_writes_is_accepted(trio: Trio) -> None:
         (lambda stored: stored.update(port=70000), ErrorKind.OUT_OF_RANGE, "port"),
         (lambda stored: stored.update(port=0), ErrorKind.OUT_OF_RANGE, "port"),
         (lambda stored: stored.update(mpc_ports=[-1]), ErrorKind.OUT_OF_RANGE, "mpc_ports"),
+        (lambda stored: stored.update(mpc_ports=[0, 18442]), ErrorKind.OUT_OF_RANGE, "mpc_ports"),
         (lambda stored: stored.update(mpc_ports=[1, "2"]), ErrorKind.WRONG_TYPE, "mpc_ports"),
         (lambda stored: stored.update(report_lifetime_days=0), ErrorKind.OUT_OF_RANGE, "365"),
         (lambda stored: stored.update(processes=-1), ErrorKind.OUT_OF_RANGE, "processes"),
