@@ -313,7 +313,6 @@ def test_afterwards_everything_was_counted_exactly_once(trio: ChaosTrio) -> None
     assert asyncio.run(trio.answer(mixed)) == TRUTH
     stop_all(trio)
     assert trio.audit() == []
-    start_all(trio)
 
 
 def ask_something(trio: ChaosTrio) -> None:
@@ -345,7 +344,6 @@ def test_the_audit_finds_what_it_looks_for(trio: ChaosTrio) -> None:
     assert any("half spent" in text for text in found)
     assert any("lost" in text for text in found)
     assert trio.audit() == []
-    start_all(trio)
 
 
 def resealed(asked: ChaosQuery, share: str, trio: ChaosTrio) -> str:
@@ -359,6 +357,8 @@ def resealed(asked: ChaosQuery, share: str, trio: ChaosTrio) -> str:
 @pytest.mark.parametrize("party", range(PARTIES) if ALL else [2])
 def test_a_helper_set_renewed_while_one_helper_has_only_voted(trio: ChaosTrio, party: int) -> None:
     """Two have released under the old set, the third had no room on its disk; all restart with a new one."""
+    if all(helper.process is None for helper in trio.running.helpers):
+        start_all(trio)  # the audits above leave them stopped
     asked = trio.new_query()
     trio.arm(party, ArmedFault.of(Failpoint.RELEASE_BEFORE_COMMIT, Fault.FILL_DISK))
     asyncio.run(_until_released_without(party, trio, asked))

@@ -160,8 +160,10 @@ def test_preparing_again_changes_nothing_but_what_is_asked_for(tmp_path: Path) -
 def test_a_helper_that_cannot_start_says_why(tmp_path: Path) -> None:
     trio = prepare(tmp_path / "trio", now=real_now())
     (trio.helper_folder(1) / "identity.key").chmod(0o644)
-    with raises(ErrorKind.ABORTED, TrefoilError) as caught, launched(trio):
-        pass
+    running = Launched(trio, [HelperProcess(trio, party) for party in range(PARTIES)])
+    with raises(ErrorKind.ABORTED, TrefoilError) as caught:
+        running.restart(1)
+    running.helpers[1].stop()
     assert "helper-2" in str(caught.value) and "identity.key" in str(caught.value)
 
 
