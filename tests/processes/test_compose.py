@@ -32,7 +32,7 @@ from tests.processes.test_helper_commands import NAMES, free_port, reports_to
 from tests.support.exposition import read_exposition
 from tests.support.three_helpers import real_now, wait_until, write_batch
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 200.0
 COMPOSE: dict[str, Any] = yaml.safe_load((OPERATIONS / "compose.yml").read_text())
 PROMETHEUS: dict[str, Any] = yaml.safe_load((OPERATIONS / "prometheus.yml").read_text())
 BOARD: dict[str, Any] = json.loads((OPERATIONS / "grafana" / "board.json").read_text())

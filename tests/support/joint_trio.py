@@ -43,7 +43,7 @@ class Run:
         keys: Mapping[int, bytes] | None = None,
         intercept: Intercept | None = None,
         parties: Mapping[int, Make] | None = None,
-        seconds: float = 20.0,
+        seconds: float = 200.0,
         session: Callable[..., MpcSession] = MpcSession,
     ) -> None:
         self.layout = layout
@@ -105,7 +105,7 @@ def is_step(frame: bytes, step: int | None = None) -> bool:
     return frame[:1] == bytes([STEP]) and len(frame) % 8 == 2 and step in (None, frame[1])
 
 
-def sessions(layout: Layout, seconds: float = 20.0, make: Callable[..., MpcSession] = MpcSession) -> list[MpcSession]:
+def sessions(layout: Layout, seconds: float = 200.0, make: Callable[..., MpcSession] = MpcSession) -> list[MpcSession]:
     return [make(party, SESSION, b"joint", layout.buckets, seconds, layout.message_sizes(party)) for party in range(3)]
 
 
