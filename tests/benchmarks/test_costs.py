@@ -153,16 +153,16 @@ def test_the_command_and_its_json(tmp_path: Path) -> None:
 
 def test_a_ledger_is_measured_at_each_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "ledger.json"
-    monkeypatch.setattr(ledger_cost, "BATCH", 500)
-    command = ["bench", "ledger", "--rows", "10000", "--rows", "15000", "--parts", "--json", str(target)]
+    monkeypatch.setattr(ledger_cost, "BATCH", 400)
+    command = ["bench", "ledger", "--rows", "8000", "--rows", "12000", "--parts", "--json", str(target)]
     done = CliRunner().invoke(app, command, catch_exceptions=False)
     assert done.exit_code == 0
     small, large = json.loads(target.read_text())["ledgers"]
-    assert (small["rows"], large["rows"], small["engine"]) == (10_000, 15_000, "SQLite")
+    assert (small["rows"], large["rows"], small["engine"]) == (8_000, 12_000, "SQLite")
     assert min(small["lookup_cpu_us"], small["reserve_cpu_us"], small["further_cpu_us"]) > 0
     assert 40 < small["bytes_per_report"] < 400
     # One day of thirty, or a little more: batches overlap.
-    assert small["forgotten_rows"] == 0 < large["forgotten_rows"] < 15_000 / 8
+    assert small["forgotten_rows"] == 0 < large["forgotten_rows"] < 12_000 / 8
 
 
 def test_a_size_that_no_mode_takes_says_so() -> None:
