@@ -385,7 +385,7 @@ async def test_a_column_that_trickles_in_is_waited_for_until_the_deadline_only(t
 
     async with three_helpers(tmp_path) as three, talking_to(three) as session:
         batch = small_batch(three)
-        asked = three.query(batch, QueryOptions(seconds=2))
+        asked = three.query(batch, QueryOptions(seconds=6))
         assert (await send(session, "PUT", url(asked.signed), asked.signed.encode()))[0] == 200
         size = {"Content-Length": str(len(column(batch, 0)))}
         status, answer = await upload(session, asked, trickle(), 0, **size)
