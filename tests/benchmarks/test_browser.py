@@ -254,12 +254,11 @@ def test_every_page_is_accessible(browser: Browser, live: Map, dark: bool) -> No
     assert findings == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_page_fits_a_telephone(browser: Browser, live: Map, dark: bool) -> None:
+def test_every_page_fits_a_telephone(browser: Browser, live: Map) -> None:
     """At 390 pixels nothing is wider than the screen and no text smaller than 11 pixels; rows of tables are cards."""
-    axe = axe_source() if not dark else None
+    axe = axe_source()
     findings: list[str] = []
-    with person(browser, dark=dark, width=390) as page:
+    with person(browser, width=390) as page:
         for place in (*(each for each in Place if each is not Place.AGENT), None):
             page.set_viewport_size({"width": 390, "height": 900})
             if place is None:
