@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +72,31 @@ def environment(workplace: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{workplace / 'bin'}:{os.environ['PATH']}", "TERM": "dumb"}
 
 
+def free_ports() -> Iterator[int]:
+    """Ports that are free with the eight after them, for a helper and its MPC, below those that the system chooses."""
+    for first in random.sample(range(20_000, 32_000, 9), 1_000):
+        with contextlib.ExitStack() as listening:
+            try:
+                for port in range(first, first + 9):
+                    listening.enter_context(socket.create_server(("", port)))
+            except OSError:
+                continue
+        yield first
+
+
+def with_free_ports(text: str) -> str:
+    """The page with other ports in its addresses and options: another run may use these, or have been killed there."""
+    found = free_ports()
+    ports: dict[str, int] = {}
+
+    def other(match: re.Match[str]) -> str:
+        if match[2] not in ports:
+            ports[match[2]] = next(found)
+        return f"{match[1]}{ports[match[2]]}"
+
+    return re.sub(r"(127\.0\.0\.1:|localhost:|--port )(\d+)", other, text)
+
+
 def here(command: str, workplace: Path) -> str:
     """The command with the page's example folder inside the workplace."""
     return command.replace("/tmp/trefoil", str(workplace / "trefoil"))
@@ -100,7 +127,9 @@ def started(commands: list[str], workplace: Path) -> Iterator[None]:
             try:
                 process.wait(30)
             finally:
-                process.kill()
+                # With its workers, should it leave any.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_until_helpers_answer(workplace: Path) -> None:
@@ -133,7 +162,7 @@ def run(command: str, workplace: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_a_page_works(page: str, workplace: Path) -> None:
-    found = blocks((ROOT / page).read_text())
+    found = blocks(with_free_ports((ROOT / page).read_text()))
     with contextlib.ExitStack() as background:
         for block in found:
             assert block.commands, f"{page} has a console block without a command"
