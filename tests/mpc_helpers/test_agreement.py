@@ -27,7 +27,7 @@ from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.reports import Standing, Standings
 from mpc_helpers.ledger.sqlite_engine import SqliteEngine
 from protocol.errors import ErrorKind, ProtocolError, Rejection
-from protocol.vote import Vote
+from protocol.vote import SignedVote, Vote
 from tests.mpc_helpers.test_server import send, small_batch, talking_to
 from tests.support.commit_world import (
     IDENTITIES,
@@ -429,6 +429,21 @@ async def test_a_head_with_another_challenge_verifies_nothing(three: ThreeAgreem
 
 
 @virtually
+async def test_a_ledger_that_is_behind_what_it_claims_to_extend_is_an_alarm(three: ThreeAgreements) -> None:
+    """HELLO names the digest that HEAD must have, so that repeating it proves nothing alone."""
+    peers: Any = three.agreements[1].peers
+    further = replace(three.ledgers[1].chain.head, sequence=5, digest=b"f" * 32)
+    three.ledgers[0].peer_heads.remember(1, further)
+
+    async def repeated(hello: Hello) -> Head:
+        return Head(hello.challenge, further.digest)
+
+    peers.answer_hello = repeated
+    assert await three.agreements[0].peers.call(1, Ask(bytes(32))) is None
+    assert "went back behind move 5" in three.agreements[0].alarms.texts[1]
+
+
+@virtually
 async def test_a_vote_without_the_others_stays_locked_and_is_asked_about_for_ever(three: ThreeAgreements) -> None:
     attempts = await three.agree()
     three.down = {2}
@@ -634,3 +649,9 @@ async def test_a_renounced_no_counts_only_with_the_first_hand_no_behind_it(three
     # With the vote that caused it, it counts.
     cause = three.agreements[2].parties.sign_vote(attempt_id, Vote.ABORTED)
     assert len(verify_votes(receiver, 1, replace(alone, votes=(*alone.votes, cause)))) == 2
+    # Signed by another than its party it is no cause, and an echo of the receiver's own NO says nothing new.
+    forged = SignedVote.sign(2, attempt_id, Vote.ABORTED, sender.identity)
+    with raises(ErrorKind.BAD_SIGNATURE):
+        verify_votes(receiver, 1, replace(alone, votes=(*alone.votes, forged)))
+    echo = receiver.sign_vote(attempt_id, Vote.ABORTED)
+    assert verify_votes(receiver, 1, replace(alone, votes=(*alone.votes, echo))) == []
