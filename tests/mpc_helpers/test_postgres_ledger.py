@@ -736,6 +736,15 @@ def test_a_ledger_whose_rules_are_off_is_not_opened(location: PostgresLocation, 
         ReportLedger(location, OWNER)
 
 
+def test_a_report_that_points_to_no_attempt_is_found(location: PostgresLocation, ledger: ReportLedger) -> None:
+    reserve(ledger, 1, 1, 5)
+    ledger.verify()
+    (day,) = admin(location, "SELECT max(day) FROM days")[0]
+    admin(location, f"SET session_replication_role = replica; UPDATE reports_{day:d} SET attempt = 99")  # noqa: S608
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        ledger.verify()
+
+
 def test_a_role_whose_sessions_run_no_triggers_is_refused_also_when_the_connection_is_replaced() -> None:
     with closing_cluster(PrivatePostgres()) as private:
         place = private.location()
