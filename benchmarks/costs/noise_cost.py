@@ -15,12 +15,12 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from benchmarks.results.columns import Columns
+from benchmarks.results.columns import Columns, Record
 from mpc_helpers.identity.tls import TlsIdentity, make_identity
 from mpc_helpers.mpc.channel import Intercept
 from mpc_helpers.mpc.failed_proofs import FailedProofs
@@ -36,13 +36,6 @@ SESSION_SECONDS = 600.0
 ROUND_BUCKETS = 8
 # Warm-up sessions until Python has specialised its functions (`mpc_helpers.mpc.fork_server_main`).
 _UNCOUNTED = 3
-
-
-# What `--json` has of one mode at one number of buckets and one scale b = Δ/ε, with ε = 1. `cpu_seconds` is of the
-# slowest of three workers, drawing included, beyond what a session without noise takes (`session_cpu_seconds`);
-# `again_cpu_seconds` a third of three parties in one process that has run them before; `bytes` what the helper that
-# sends most sends to both others. Any: a name and numbers.
-Record = Mapping[str, Any]
 
 
 def terms_of(mode: NoiseMode, buckets: int, scale: int) -> SumTerms:
@@ -80,7 +73,12 @@ def measure_all(
 
 
 def measure(mode: NoiseMode, terms: SumTerms, bench: _Workers, repeats: int, rounds: int) -> Record:
-    """Measure one mode in several sessions of real workers, each after one without noise."""
+    """Measure one mode in several sessions of real workers, each after one without noise.
+
+    `cpu_seconds` is of the slowest of three workers, drawing included, beyond what a session without noise takes
+    (`session_cpu_seconds`); `again_cpu_seconds` a third of three parties in one process that has run them before;
+    `bytes` what the helper that sends most sends to both others.
+    """
     quiet = SumTerms(SumKind.DEBUG, terms.rate, terms.change, terms.buckets)
     pairs = [(bench.run(quiet), bench.run(terms)) for _ in range(repeats)]
     without = statistics.median(cpu for (cpu, _), _ in pairs)

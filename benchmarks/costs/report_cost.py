@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.results.columns import Columns, on_terminal
+from benchmarks.results.columns import Columns, Record, on_terminal
 from mpc_helpers.admission.chunk import ChunkJob, ingest_chunk
 from mpc_helpers.admission.column import duplicates
 from mpc_helpers.admission.executors import keep_freed_memory
@@ -50,12 +49,6 @@ _SEALS_PER_ROUND = 20
 BENCH_TIME = 500_000 * TIME_STEP
 
 
-# What `--json` has of one histogram size. Times are microseconds per report; opening ratios are of helpers 1, 2 and 3.
-# `over_unchecked` has ratios to a report of schema 1, measured alternately: `seal` of null reports, `seal_full` of the
-# largest value in one bucket. Any: numbers, lists of them, and these ratios.
-Record = Mapping[str, Any]
-
-
 def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> list[Record]:
     costs = []
     with console.progress("measuring", len(buckets)) as advance:
@@ -66,7 +59,11 @@ def measure(buckets: Sequence[int], rounds: int, suite: Suite = CLASSICAL) -> li
 
 
 def measure_report(buckets: int, rounds: int, suite: Suite = CLASSICAL) -> Record:
-    """Measure bytes, sealing and opening for one histogram size, alternating checked and unchecked reports."""
+    """Measure bytes, sealing and opening for one histogram size, alternating checked and unchecked reports.
+
+    Times are microseconds per report; opening ratios are of helpers 1, 2 and 3. `over_unchecked` has ratios to a report
+    of schema 1: `seal` of null reports, `seal_full` of the largest value in one bucket.
+    """
     helpers = Helpers.fresh(suite)
     unchecked = ReportTerms("shop.example", "ads.example", BENCH_TIME, 1_000_000, 2 * CAP, buckets)
     checked = replace(unchecked, cap=CAP, spread=1)

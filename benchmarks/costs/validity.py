@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.results.columns import Columns
+from benchmarks.results.columns import Columns, Record
 from benchmarks.throughput.point import Counters
 from benchmarks.workloads.reports import Workload, make_batch, purchase_terms
 from mpc_helpers.local.launcher import Launched, launched_helpers
@@ -21,11 +20,6 @@ from protocol.errors import ErrorKind, Rejection, TrefoilError
 from protocol.querier.query_folder import ask
 
 SITE = "shop.example"
-
-
-# What `--json` has of one batch. Seconds are from the query's submission to its answer; bytes are between all helpers.
-# Any: numbers, and lists and mappings of them.
-Record = Mapping[str, Any]
 
 
 def measure(reports: int, invalid: Sequence[int], buckets: int) -> list[Record]:
@@ -37,6 +31,7 @@ def measure(reports: int, invalid: Sequence[int], buckets: int) -> list[Record]:
 
 
 def _measure_one(helpers: Launched, path: Path, reports: int, invalid: int, buckets: int) -> Record:
+    """Measure one batch: seconds are from the query's submission to its answer, and bytes between all helpers."""
     if not (0 <= invalid < reports):
         raise TrefoilError(
             f"of {reports} reports, {invalid} cannot be invalid",

@@ -25,7 +25,6 @@ _MISSING = ["", "-1", "-1.0"]
 _NUMBERS = ("Sale", "SalesAmountInEuro", "Time_delay_for_conversion", "click_timestamp", "product_price")
 _NAMES = ("product_category3", "product_id", "partner_id", "user_id")
 
-
 Table = object
 Names = Mapping[str, str]
 
@@ -193,8 +192,7 @@ def _encode(column: Any) -> Ints:
     """Return integer codes for names, by first appearance; -1 where missing."""
     import pyarrow.compute as compute
 
-    combined = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    indices = combined.dictionary_encode().indices
+    indices = column.combine_chunks().dictionary_encode().indices
     result: Ints = compute.fill_null(indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
     return result
 
@@ -217,7 +215,7 @@ def _columns(table: Table, what: str, required: Sequence[str], optional: Sequenc
         if name not in existing and (ours in required or ours in names):
             raise TrefoilError(
                 f"the {what} have no column {name!r}; they have {', '.join(map(str, existing)) or 'none'}",
-                f'Name it: columns={{"{ours}": "your column"}}',
+                "Give the table that has it." if ours in names else f'Name it: columns={{"{ours}": "your column"}}',
                 kind=ErrorKind.MISSING_FIELD,
             )
     return {ours: columns[name] for ours, name in theirs.items() if name in existing}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.table import Table
 
@@ -11,6 +11,8 @@ from protocol.cli.console import plain_table
 
 T = TypeVar("T")
 Columns = Mapping[str, Callable[[T], object]]
+# One entry of a result file, as `--json` writes it. Any: numbers, names, and lists and mappings of them.
+Record = Mapping[str, Any]
 
 
 def on_terminal(title: str, columns: Columns[T], records: Iterable[T], words: Collection[str] = ()) -> Table:

@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.costs import noise_cost, validity
-from benchmarks.results.columns import Columns, in_markdown, markdown
+from benchmarks.results.columns import Columns, Record, in_markdown, markdown
 from benchmarks.results.origin import RESULTS, ROOT, stored
-from benchmarks.throughput.point import PROFILE, Record, kind, spread
+from benchmarks.throughput.point import PROFILE, kind, spread
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.noise import NoiseMode
 from protocol.shares import PARTIES

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.costs.report_cost import BENCH_TIME, Helpers, best_of, measure_openings
+from benchmarks.results.columns import Record
 from benchmarks.throughput.baselines import (
     SHARE,
     PlaintextCost,
@@ -32,7 +33,6 @@ from benchmarks.throughput.point import (
     BatchRun,
     Counters,
     HelperCounters,
-    Record,
     profile,
     record_of,
     timeline,

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any
 
+from benchmarks.results.columns import Record
 from benchmarks.throughput.baselines import CORES, PlaintextCost
 from benchmarks.throughput.grid import Cell
 from mpc_helpers.local.launcher import fetch
@@ -27,8 +27,6 @@ _CPU_SECONDS, _PEAK_BYTES, _LANES = "trefoil_process_cpu_seconds", "trefoil_proc
 
 # By names of metrics, stages, systems or helpers.
 Numbers = Mapping[str, float]
-# A point as result files have it. Any: numbers, and records of numbers.
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

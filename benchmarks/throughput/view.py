@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from benchmarks.results.columns import Columns, on_terminal
+from benchmarks.results.columns import Columns, Record, on_terminal
 from benchmarks.results.origin import write_results
 from benchmarks.throughput.baselines import CORES
 from benchmarks.throughput.grid import Extra, Grid
 from benchmarks.throughput.measurement import Target, measure_cell
-from benchmarks.throughput.point import PROFILE, STAGES, Record, kind, spread
+from benchmarks.throughput.point import PROFILE, STAGES, kind, spread
 from protocol.cli import console
 from protocol.cli.console import COLOURS, MARKERS, legend_above, new_plot, picture_file, plain_table, save_figure
 from protocol.files import write_atomically

@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from benchmarks.results.columns import Record
 from benchmarks.throughput import baselines, grid, measurement, view
 from benchmarks.throughput.baselines import YARDSTICKS, PlaintextCost
 from benchmarks.throughput.grid import Cell, Extra, Grid, cells_of
@@ -27,7 +28,6 @@ from benchmarks.throughput.point import (
     BatchRun,
     Counters,
     HelperCounters,
-    Record,
     profile,
     record_of,
     spread,
