@@ -138,15 +138,17 @@ def main() -> None:
     try:
         from protocol.cli.app import run
         from protocol.cli.stopping import interrupt_when_terminated
+
+        interrupt_when_terminated()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A terminal that lacks ε, or a file name that is no UTF-8, must not stop a command.
+                stream.reconfigure(errors="backslashreplace")
+        sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted\nhint:  Nothing was begun. Run the command again.\n")
+        # While modules are imported, which takes seconds on a busy machine; `run` catches all others but a second one.
+        sys.stderr.write("error: interrupted\nhint:  Run the command again.\n")
         sys.exit(130)
-    interrupt_when_terminated()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that lacks ε, or a file name that is no UTF-8, must not stop a command.
-            stream.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
 
 
 if __name__ == "__main__":
