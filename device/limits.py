@@ -80,8 +80,8 @@ class DeviceLimits:
     # a full device and the largest shape (`trefoil bench device` states both) after a turn of fifty other callers.
     delay_ms: int = _limit(1000, range(200, 60_001), chosen=True)
     work_ms: int = _limit(100, range(1, 200))
-    # The processor time of a measurement, whatever it finds: what takes longer takes a multiple of it. Twice what the
-    # work of a full device took on one machine. 0 is what the work takes, which then shows where processes compete.
+    # The processor time of a measurement, whatever it finds: what takes longer takes a multiple of it. At least: on a
+    # slow machine it is longer (`Delayed.within`). 0 is what the work takes, which then shows where processes compete.
     processor_ms: int = _limit(50, range(1000), chosen=True)
     aggregation_services: frozenset[str] = frozenset({TREFOIL_SERVICE})
 

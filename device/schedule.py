@@ -58,6 +58,9 @@ INTERVAL = 0.1
 MAX_PENDING = 1000
 # How many sites a backlog remembers to have served.
 _REMEMBERED_SITES = 1000
+# A measurement takes so many times what a fixed piece of work takes on this machine: more than twice the work of a full
+# device, which took 15 times as long (`trefoil bench device`).
+YARDSTICKS = 35
 # What is hashed for nothing: enough that the interpreter's lock is released, and less than a millisecond.
 _BLANK = bytes(2**18)
 # How long closing, and whatever a person asks of their device, waits for pending jobs.
@@ -259,8 +262,11 @@ class Delayed:
 
     @classmethod
     def within(cls, limits: DeviceLimits) -> Delayed:
-        """Return the schedule of a device with these limits."""
-        return cls(limits.delay_ms / 1000, limits.work_ms / 1000, limits.processor_ms / 1000)
+        """Return the schedule of a device with these limits, whose measurements take longer on a slower machine."""
+        processor = limits.processor_ms / 1000
+        if processor:
+            processor = max(processor, YARDSTICKS * min(yardstick() for _ in range(3)))
+        return cls(limits.delay_ms / 1000, limits.work_ms / 1000, processor)
 
     def now(self) -> float:
         """Return the arrival time of a call. Read first, so that no part of the call lies outside its delay."""
@@ -405,6 +411,14 @@ def _nothing() -> None:
 def _compute_for_nothing() -> None:
     """Use the processor without the interpreter's lock, so that no other thread waits for it."""
     hashlib.sha256(_BLANK)
+
+
+def yardstick() -> float:
+    """Return the processor seconds that a fixed piece of work takes here, whatever the device holds."""
+    began = time.thread_time()
+    rows = {str(number): (number % 7, number) for number in range(4_000)}
+    sorted(rows.values(), reverse=True)
+    return time.thread_time() - began
 
 
 def random_spread() -> float:

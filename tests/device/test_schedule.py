@@ -45,6 +45,7 @@ from device.schedule import (
     SOON,
     SOON_SPREAD,
     SPREAD,
+    YARDSTICKS,
     AtOnce,
     Backlog,
     Buckets,
@@ -318,6 +319,19 @@ def test_a_measurement_takes_a_multiple_of_the_same_processor_time(monkeypatch: 
             assert schedule.drain(PATIENTLY)
             wait_until(lambda: schedule._owed <= 0)
             assert milliseconds[0] == 5 + sum(-(-taken // 16) * 16 for taken in measurements)
+
+
+@pytest.mark.parametrize(
+    ("took", "limit", "expected"), [(0.0001, 50, 0.05), (0.01, 50, 10 / 1000 * YARDSTICKS), (0.01, 0, 0)]
+)
+def test_a_measurement_takes_longer_on_a_slower_machine(
+    monkeypatch: pytest.MonkeyPatch, took: float, limit: int, expected: float
+) -> None:
+    """By a yardstick that no data decides, and the least of three: a neighbour stretches some of them."""
+    readings = iter([3 * took, took, 2 * took])
+    monkeypatch.setattr("device.schedule.yardstick", lambda: next(readings))
+    with closing(Delayed.within(DeviceLimits(processor_ms=limit))) as schedule:
+        assert schedule._processor == pytest.approx(expected)
 
 
 def test_what_a_flood_owes_is_bounded() -> None:
