@@ -58,8 +58,8 @@ INTERVAL = 0.1
 MAX_PENDING = 1000
 # How many sites a backlog remembers to have served.
 _REMEMBERED_SITES = 1000
-# A measurement takes so many times what a fixed piece of work takes on this machine: more than twice the work of a full
-# device, which took 15 times as long (`trefoil bench device`).
+# A measurement takes so many times what a fixed piece of work takes on this machine: nearly twice the work of a full
+# device, which took 18 times as long where both were measured.
 YARDSTICKS = 35
 # What is hashed for nothing: enough that the interpreter's lock is released, and less than a millisecond.
 _BLANK = bytes(2**18)
