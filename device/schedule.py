@@ -17,20 +17,24 @@ after another, so that a flood delays the flooder.
 Threads of one process share an interpreter, and processes a processor: a sleeper may wake up late while others work. So
 each answer leaves later still, by coins of its own: a report up to `SPREAD`, a save or an error up to `SOON_SPREAD`.
 And where processes compete, one that has computed for longer wakes up later. So every measurement takes a multiple of
-the same processor time: what its work leaves of that, the worker computes for nothing when no job waits.
+the same processor time: what its work leaves of that, the worker computes for nothing when no job waits. What is in
+memory before the first device is not looked through again for garbage: some measurements would take twice as long.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import hashlib
 import logging
 import math
+import sqlite3
 import sys
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
@@ -58,9 +62,14 @@ INTERVAL = 0.1
 MAX_PENDING = 1000
 # How many sites a backlog remembers to have served.
 _REMEMBERED_SITES = 1000
-# A measurement takes so many times what a fixed piece of work takes on this machine: nearly twice the work of a full
-# device, which took 18 times as long where both were measured.
-YARDSTICKS = 35
+# A measurement takes so many times what a fixed piece of work takes on this machine: twice the work of a full device,
+# which took 32 times as long where both were measured.
+YARDSTICKS = 70
+# Most of a measurement's work is of this kind: rows that SQLite finds, sorts and returns.
+_YARDSTICK = """
+WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000)
+SELECT n % 7, n, 'news' || n || '.example' FROM numbers ORDER BY 1, 2 DESC
+"""
 # What is hashed for nothing: enough that the interpreter's lock is released, and less than a millisecond.
 _BLANK = bytes(2**18)
 # How long closing, and whatever a person asks of their device, waits for pending jobs.
@@ -222,8 +231,9 @@ class Delayed:
     """The schedule of a real device: one worker, and answers `delay` seconds after their calls.
 
     A measurement begins at least `work` seconds before its answer is due. It takes a multiple of `processor` seconds of
-    processor time, or, if that is 0, what it needs. Close it: its thread ends then. The whole interpreter switches
-    between threads more often from here on. Tests inject clocks, sleep and spread.
+    processor time, or, if that is 0, what it needs. Close it: its thread ends then. From here on the whole interpreter
+    switches between threads more often, and keeps what the first device found in memory. Tests inject clocks, sleep and
+    spread.
     """
 
     def __init__(
@@ -255,6 +265,9 @@ class Delayed:
         self._periodic: Callable[[], object] = _nothing
         self._period = self._due = math.inf
         sys.setswitchinterval(min(SWITCH_INTERVAL, sys.getswitchinterval()))
+        if not gc.get_freeze_count():
+            gc.collect()
+            gc.freeze()
         # A daemon, so that a program may end without closing; `_close_all` then drains.
         self._thread = threading.Thread(target=self._run, name="device worker", daemon=True)
         self._thread.start()
@@ -415,10 +428,10 @@ def _compute_for_nothing() -> None:
 
 def yardstick() -> float:
     """Return the processor seconds that a fixed piece of work takes here, whatever the device holds."""
-    began = time.thread_time()
-    rows = {str(number): (number % 7, number) for number in range(4_000)}
-    sorted(rows.values(), reverse=True)
-    return time.thread_time() - began
+    with closing(sqlite3.connect(":memory:")) as database:
+        began = time.thread_time()
+        database.execute(_YARDSTICK).fetchall()
+        return time.thread_time() - began
 
 
 def random_spread() -> float:

@@ -334,6 +334,13 @@ def test_a_measurement_takes_longer_on_a_slower_machine(
         assert schedule._processor == pytest.approx(expected)
 
 
+def test_garbage_is_not_looked_for_in_what_was_in_memory_before() -> None:
+    """It would take a measurement as long as a full device's work, now and then."""
+    script = "import gc; import device.schedule as s; s.Delayed(1, 0.1).close(); print(len(gc.get_objects()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENTLY, check=True)
+    assert int(done.stdout) < 1000
+
+
 def test_what_a_flood_owes_is_bounded() -> None:
     schedule = Delayed(DELAY, WORK, 0.3, processor_clock=lambda: 0.0)
     schedule.close(PATIENTLY)
