@@ -24,14 +24,15 @@ class Area:
     value: float
     error: float
 
-    def interval(self, family: int = 1) -> tuple[float, float]:
-        """Return the 95 % interval, wide enough that those of `family` questions all hold at once (Bonferroni)."""
-        spread = NormalDist().inv_cdf(1 - _MISSES / (2 * family)) * self.error
+    def interval(self) -> tuple[float, float]:
+        """Return the 95 % interval."""
+        spread = NormalDist().inv_cdf(1 - _MISSES / 2) * self.error
         return max(0.0, self.value - spread), min(1.0, self.value + spread)
 
-    def is_a_coin(self, family: int = 1) -> bool:
+    @property
+    def is_a_coin(self) -> bool:
         """Return whether the interval contains 0.5: the times tell the two states apart no better than a fair coin."""
-        low, high = self.interval(family)
+        low, high = self.interval()
         return low <= 0.5 <= high
 
     @property
@@ -39,18 +40,14 @@ class Area:
         """Return whether the area lies in `NEAR`."""
         return NEAR[0] <= self.value <= NEAR[1]
 
-    def to_json(self, family: int) -> dict[str, object]:
-        """Return the interval of this question alone and that of the family."""
-        (low, high), (family_low, family_high) = self.interval(), self.interval(family)
+    def to_json(self) -> dict[str, object]:
+        low, high = self.interval()
         return {
             "area": self.value,
             "low": low,
             "high": high,
             "is_near": self.is_near,
-            "is_a_coin": self.is_a_coin(),
-            "family_low": family_low,
-            "family_high": family_high,
-            "is_a_coin_in_family": self.is_a_coin(family),
+            "is_a_coin": self.is_a_coin,
         }
 
 

@@ -224,7 +224,7 @@ class BrowserTiming:
     def to_json(self) -> dict[str, object]:
         answers: dict[str, dict[str, object]] = {"with_delay": {}, "without_delay": {}}
         for schedule, text, area, medians in self._answers():
-            answers[schedule][text] = {"median_ms": medians, **area.to_json(len(QUESTIONS))}
+            answers[schedule][text] = {"median_ms": medians, **area.to_json()}
         return {
             "samples": len(self.delayed[DEVICES[0]]),
             "busy_loops": self.busy_loops,
@@ -238,8 +238,7 @@ class BrowserTiming:
         table = Table("schedule", "question", "area", "interval", "a coin?", "medians, ms", title=title)
         for schedule, text, area, medians in self._answers():
             low, high = area.interval()
-            family = "in the family" if area.is_a_coin(len(QUESTIONS)) else "no"
-            coin = "yes" if area.is_a_coin() else family
+            coin = "yes" if area.is_a_coin else "no"
             times = " and ".join(f"{median:.1f}" for median in medians)
             table.add_row(
                 schedule.replace("_", " "), text, f"{area.value:.3f}", f"{low:.3f} to {high:.3f}", coin, times

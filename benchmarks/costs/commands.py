@@ -143,8 +143,15 @@ def bench_device(
 
     Example: trefoil bench device --samples 200 --json device-timing.json
     """
-    with console.progress("calls of each case", device_timing.steps(samples)) as advance:
-        result = device_timing.measure(samples, device_timing.Conditions(lanes, delay_ms, busy), seed, advance)
+    conditions = device_timing.Conditions(lanes, delay_ms, busy)
+    steps = samples + device_timing.steps(device_timing.QUESTIONS, samples)
+    with console.progress("calls of each case", steps) as advance:
+        result = device_timing.measure(samples, conditions, seed, advance)
+    if missed := result.missed():
+        steps = device_timing.steps(missed, device_timing.AGAIN * samples)
+        with console.progress("calls of questions that are asked again", steps) as advance:
+            # Other seeds than any of the first time.
+            result = device_timing.ask_again(result, samples, seed + 1000, advance)
     for table in result.tables():
         console.out.print(table)
     write_results(json_file, result.to_json(), seed)
