@@ -151,8 +151,11 @@ def _device_areas() -> str:
     runs = _device_runs()
     rows = []
     for question in runs["quiet"]["watching"]:
-        answers = [run["watching"][question] for run in runs.values()]
-        rows.append((question, *map(area, answers), *(f"{each['bits']:.3f}" for each in answers)))
+        for name, key in ((question, "watching"), (f"{question}: asked again", "watching_again")):
+            answers = [run[key].get(question) for run in runs.values()]
+            if any(answers):
+                bits = (f"{each['bits']:.4f}" if each else "" for each in answers)
+                rows.append((name, *(area(each) if each else "" for each in answers), *bits))
     columns = [f"{column}, {run}" for column in ("area", "bits") for run in runs]
     return markdown(["what a caller would like to know", *columns], rows)
 

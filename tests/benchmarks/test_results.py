@@ -151,9 +151,9 @@ def throughput_sentences() -> Iterator[str]:
 
 
 def coins(run: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many questions are no better than a coin, by their own interval and by that of the family."""
-    answers = [answer for text, answer in run["watching"].items() if "control" not in text]
-    return sum(one["is_a_coin"] for one in answers), sum(one["is_a_coin_in_family"] for one in answers)
+    """Return how many questions are no better than a coin when first asked, and when the others were asked again."""
+    first = sum(answer["is_a_coin"] for text, answer in run["watching"].items() if "control" not in text)
+    return first, first + sum(answer["is_a_coin"] for answer in run["watching_again"].values())
 
 
 def other_sentences() -> Iterator[str]:
@@ -161,12 +161,13 @@ def other_sentences() -> Iterator[str]:
     device, load, strangers = stored("device-timing"), stored("collector-load"), stored("strangers-load")
     yield f"{device['ratio_100_to_10']:.2f} times as long"
     yield f"{device['median_ms']['100']:.1f} ms to measure a conversion"
-    alone, family = coins(device)
-    yield f"{alone} of the {device['questions']} questions are no better than a coin by their own interval"
-    yield f"and {family} by one that holds for all of them at once"
-    yield "Beside ten busy loops it is {} and {}".format(*coins(stored("device-timing-busy")))
-    report = stored("device-timing-busy")["watching"]["a conversion: another site calls, or none"]
-    yield f"in a report by an area of {report['area']:.2f}, {report['bits']:.2f} bit a call"
+    busy = stored("device-timing-busy")
+    (first, both), (busy_first, busy_both) = coins(device), coins(busy)
+    yield f"{first} of the {device['questions']} questions were no better than a coin when first asked"
+    yield f"beside ten busy loops {busy_first}"
+    yield f"once the others were asked again, {both} and {busy_both}"
+    report = busy["watching_again"]["a conversion: another site calls, or none"]
+    yield f"by an area of {report['area']:.3f}, {report['bits']:.4f} bit a call"
     charges = stored("regression-charges")["charges"]
     once = next(row for row in charges if (row["sampled"], row["epsilon"], row["models"]) == (True, 0.3, 1))
     paid = [fmean(seed[name] for seed in once["seeds"]) for name in ("trefoil", "ara_like", "ipa_like")]
