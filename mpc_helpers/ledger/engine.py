@@ -141,6 +141,9 @@ class LedgerEngine(Protocol):
     def erase_log(self, connection: Any) -> None:
         """Remove erased data from the log too, best effort."""
 
+    def upsert(self, connection: Any, insert: str, update: str, values: Mapping[str, Any]) -> int:
+        """Insert rows, or update those that exist. Return how many were either."""
+
     def add_reports_table(self, connection: Any, table: str) -> None:
         """Create an empty table of reports with its rules, in the current transaction."""
 

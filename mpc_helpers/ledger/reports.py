@@ -38,7 +38,7 @@ from protocol.wire import HASH_SIZE
 
 Standings = npt.NDArray[np.uint8]
 # Digests that are in memory at a time: enough that a statement costs nothing beside its rows, on each of 30 days.
-_SPAN = 2**13
+_SPAN = 2**15
 # Rows that are counted at a time.
 _SLICE = 2**15
 # One digest of a group, by its place: the group is one value, so a statement has one text for any number of reports.
@@ -303,23 +303,26 @@ class Reports:
             if NO_DAY in days:
                 self._copy_to_day(connection, group)
             table, paid, need = day_table(group.day), group.amount.paid, group.amount.need
-            pointed += connection.execute(
+            insert = (
                 f"INSERT INTO {table} AS reports {self._places}"  # noqa: S608  (an integer)
                 f" SELECT {_DATED}, :attempt, :debug, 0, CAST(:before AS BIGINT), :after FROM places WHERE true"
-                " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt, debug = excluded.debug,"
-                # Counted here, not when the earlier attempt ended: its last move touches one row for any batch size.
+            )
+            # Draws are counted here, not when the earlier attempt ended: its last move touches one row for any size.
+            update = (
+                " ON CONFLICT (digest) DO UPDATE SET attempt = excluded.attempt, debug = excluded.debug,"  # noqa: S608
                 f" draws = reports.draws + (SELECT {FAILED_DRAW} FROM attempts WHERE attempt = reports.attempt),"
-                f" before = {LEFT}, after = CASE WHEN :whole = 1 THEN 0 ELSE {LEFT} - :need END WHERE {LEFT} >= :need",
-                group.values(
-                    attempt=attempt,
-                    debug=int(group.debug),
-                    before=None if whole else paid,
-                    after=0 if whole else paid - need,
-                    whole=int(whole),
-                    paid=paid,
-                    need=need,
-                ),
-            ).rowcount
+                f" before = {LEFT}, after = CASE WHEN :whole = 1 THEN 0 ELSE {LEFT} - :need END WHERE {LEFT} >= :need"
+            )
+            values = group.values(
+                attempt=attempt,
+                debug=int(group.debug),
+                before=None if whole else paid,
+                after=0 if whole else paid - need,
+                whole=int(whole),
+                paid=paid,
+                need=need,
+            )
+            pointed += self._database.engine.upsert(connection, insert, update, values)
         return pointed
 
     def _copy_to_day(self, connection: LedgerConnection, group: _Group) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from mpc_helpers.ledger.engine import (
     NEVER_RESTORE,
@@ -189,6 +190,10 @@ class SqliteEngine:
         """
         with suppress(sqlite3.Error):
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def upsert(self, connection: LedgerConnection, insert: str, update: str, values: Mapping[str, Any]) -> int:
+        """Insert rows, or update those that exist. Return how many were either."""
+        return connection.execute(insert + update, values).rowcount
 
     def add_reports_table(self, connection: LedgerConnection, table: str) -> None:
         """Create an empty table of reports with its triggers."""
