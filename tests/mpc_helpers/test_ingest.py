@@ -178,8 +178,11 @@ def test_slices_of_stored_digests_are_those_of_the_array(column: ColumnReader, t
 
 @pytest.mark.parametrize("chosen", ["all", "most"])
 def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: Path, chosen: str) -> None:
-    """Traced: what Python and numpy allocate. One copy of the digests would show, and so would a list of them."""
-    count = 100_000
+    """Traced: what Python and numpy allocate. One copy of the digests would show, and so would a list of them.
+
+    Slices of them take memory for a fixed number of reports, which is a fraction of these.
+    """
+    count = 400_000
     path = tmp_path / "column.digests"
     rows = np.zeros((count, 4), dtype=">u8")
     rows[:, 0] = np.arange(count)

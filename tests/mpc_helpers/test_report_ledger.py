@@ -32,7 +32,7 @@ from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.rebuild import LEDGER_CREATED, Export, accept_peer, create, export, rebuild, rebuild_ledger
 from mpc_helpers.ledger.reports import Conflict, Entries, Standing
 from mpc_helpers.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, day_table, last_hour, site_prefix
-from mpc_helpers.ledger.sqlite_engine import LOG_BYTES, SqliteEngine
+from mpc_helpers.ledger.sqlite_engine import LOG_BYTES, PAGE_BYTES, SqliteEngine
 from protocol.batch import Digests, sorted_order
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.querier.failure import QueryFailed
@@ -518,7 +518,7 @@ def test_opening_reads_nothing_that_grows(path: Path, ledger: ReportLedger) -> N
     ledger.verify()
     ledger.close()
     data = bytearray(path.read_bytes())
-    data[(root - 1) * 4096 : root * 4096] = b"\xff" * 4096
+    data[(root - 1) * PAGE_BYTES : root * PAGE_BYTES] = b"\xff" * PAGE_BYTES
     path.write_bytes(data)
     again = ReportLedger(path, OWNER)
     with raises(ErrorKind.FILE_DAMAGED, LedgerError):

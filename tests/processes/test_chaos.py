@@ -24,6 +24,7 @@ import pytest
 from benchmarks.workloads.reports import Lie, lying_report
 from mpc_helpers.identity.config import load_config
 from mpc_helpers.ledger.attempt import Failpoint
+from mpc_helpers.ledger.sqlite_engine import PAGE_BYTES
 from mpc_helpers.local.launcher import fetch, health
 from protocol.answer import AnswerShare
 from protocol.errors import ErrorKind, TrefoilError
@@ -250,7 +251,7 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(trio: ChaosTrio) -> None:
     good = ledger.read_bytes()
     damaged = bytearray(good)
     # A page that opening reads. Damage elsewhere is found when it is read, and by `trefoil ledger check`.
-    damaged[(page - 1) * 4096 : page * 4096] = bytes(4096)
+    damaged[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = bytes(PAGE_BYTES)
     ledger.write_bytes(damaged)
     with raises(ErrorKind.ABORTED, TrefoilError) as caught:
         trio.running.restart(party)
