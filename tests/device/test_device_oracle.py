@@ -405,6 +405,16 @@ def test_a_fault_is_a_null_report_that_was_paid_for(
         assert [entry.paid for entry in record.epochs] == [charge, charge]
 
 
+def test_a_fault_in_a_window_of_one_epoch_costs_the_largest_report(
+    people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site pays for what a report can hold, as it would have without the fault, and not for twice that."""
+    for person in people:
+        fail_once(monkeypatch, person.store, "log", MemoryError)
+        assert person.outcome(replace(STANDARD, lookback_days=1)) == (0, 0)
+        assert (person.spent(), person.spent(FilterKind.GLOBAL)) == ({1: 250_000}, {1: 500_000})
+
+
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_program_that_is_ended_pays_first(
@@ -425,6 +435,22 @@ def test_a_fault_while_measurement_is_off_costs_nothing(
         fail_once(monkeypatch, person.store, "log", MemoryError)
         assert person.outcome(ASKED) == (0, 0)
         assert person.spent() == {}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_fault_that_costs_nothing_is_logged_all_the_same(
+    people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch, on: bool
+) -> None:
+    """Else the size of the database would show what was left of the budget, or that the device was off."""
+    for person in people:
+        person.device.clear_browsing_history([QUERIER], forget_visits=False)
+        if not on:
+            person.device.disable()
+        fail_once(monkeypatch, person.store, "log", MemoryError)
+        assert person.outcome(ASKED) == (0, 0)
+        (record,) = person.device.reports()
+        outcome = EpochOutcome.FAULT if on else EpochOutcome.NOT_MEASURED
+        assert [(entry.outcome, entry.paid) for entry in record.epochs] == [(outcome, 0), (outcome, 0)]
 
 
 def test_a_fault_that_stays_is_a_null_report_too(
