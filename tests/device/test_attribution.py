@@ -56,7 +56,7 @@ from device.device import Device, DeviceCall, Payment
 from device.errors import DatabaseUnavailable, RangeError
 from device.events import Impression
 from device.limits import DeviceLimits
-from device.request import CheckedRequest, Match
+from device.request import CheckedRequest, Match, SideQuery
 from device.stores.storage import EpochOutcome, Store
 from protocol.errors import TrefoilError
 from protocol.shape import MAX_SPREAD
@@ -580,6 +580,25 @@ def test_functions_are_not_shown_an_epoch_whose_publisher_has_no_quota_left() ->
     for asked in (ask(spies), ask(spies, (0, 1)), replace(ask(LastTouch()), relevant=spying)):
         assert world.ask(query(asked)) == (0, 0)
     assert (shown, paid_by(world.store, 0)) == ([], 0)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("side_query", [None, SideQuery(1)])
+def test_an_epoch_that_functions_were_not_shown_pays_nothing_and_is_out_of_budget(
+    kind: Kind, side_query: SideQuery | None
+) -> None:
+    """Not even κ, which it could pay: what functions were not shown must look like any epoch without budget."""
+
+    def function(relevant: Relevant, award: Award, /) -> Sequence[int]:
+        return [award.value, 0]
+
+    with fresh_store(kind) as store:
+        ann = Ann(store).see(0.1).see(1.1).at(1.5)
+        ann.ask(0, epsilon=1.8)
+        ann.ask(0, 1, epsilon=0.2, function=function, side_query=side_query)
+        assert ann.spent() == {0: 900_000, 1: 300_000 if side_query else 200_000}
+        record = ann.device.reports()[-1]
+        assert [entry.outcome for entry in record.epochs] == [EpochOutcome.OUT_OF_BUDGET, EpochOutcome.PAID]
 
 
 class CountsLooks(tuple[float, ...]):
