@@ -278,6 +278,14 @@ def test_clearing_budgets_reaches_back_and_not_ahead() -> None:
     assert world.see(2.1, bucket=1).at(2.5).convert(epsilon=1.0) == (0, 1)
 
 
+def test_clearing_budgets_first_of_all_fixes_the_start_by_the_longest_lookback() -> None:
+    """As in the standard, which looks the earliest epoch up first: 30 days are no whole number of weeks."""
+    store = MemoryStore(debug=True)
+    device = Device(store, PlainSeal(), clock=lambda: START, coins=DeviceCoins(lambda: 0.5, fair_coin))
+    device.clear_browsing_history(["shop.example"], forget_visits=False)
+    assert store.epoch_start == START - 30 * DAY - WEEK // 2
+
+
 def test_clearing_nothing_without_forgetting_changes_nothing() -> None:
     world = person().see(0.1)
     world.at(0.5).device.clear_browsing_history([], forget_visits=False)
