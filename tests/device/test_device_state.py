@@ -106,6 +106,14 @@ def test_saving_under_a_clock_that_jumped_deletes_nothing_that_can_still_be_used
     assert ann.at(0.5).convert(epsilon=0.1) == (1, 0)
 
 
+def test_what_expires_is_deleted_also_after_a_clock_was_far_ahead(store: Store) -> None:
+    """Else nothing would be, until that moment comes."""
+    ann = Ann(store).at(60.0)
+    ann.convert(epsilon=0.1)
+    ann.see(0.1, lifetime_days=1).at(0.5).convert(epsilon=0.1)
+    assert not ann.device.overview().impressions
+
+
 def test_what_lies_behind_the_barrier_is_deleted_by_the_next_impression(store: Store) -> None:
     ann = Ann(store).see(0.1).see(1.1)
     ann.at(0.5).device.clear_browsing_history(["other.example"], forget_visits=True)
