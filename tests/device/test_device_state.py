@@ -281,6 +281,24 @@ def test_an_epoch_of_too_many_sites_loses_the_one_seen_least_lately(store: Store
     assert len(ann.device.overview().impressions) == 6
 
 
+def test_the_site_seen_least_lately_loses_all_that_it_has_in_the_epoch(store: Store) -> None:
+    """Else an epoch would hold more sites than it may."""
+    ann = Ann(store, max_sites_per_epoch=3)
+    for number, site in enumerate(["a", "a", "b", "c", "d"]):
+        ann.see(0.1 + number / 1000, number, f"{site}.example")
+    assert [saved.impression.site[0] for saved in ann.device.overview().impressions] == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize("limit", ["max_impressions_per_site", "max_impressions_per_epoch"])
+def test_under_a_lower_limit_the_next_impression_evicts_all_that_exceeds_it(store: Store, limit: str) -> None:
+    """A later version of a device may keep less."""
+    before = Ann(store)
+    for number in range(5):
+        before.see(0.1 + number / 1000, number)
+    after = Ann(store, **{limit: 2}).see(0.2, 5)
+    assert [saved.impression.histogram_index for saved in after.device.overview().impressions] == [4, 5]
+
+
 def test_much_that_is_out_of_reach_goes_little_by_little(store: Store) -> None:
     """No call takes long because much was left to do; and what is not gone yet is closed."""
     ann = Ann(store, max_sites_per_epoch=700)
