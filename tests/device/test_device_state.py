@@ -272,6 +272,14 @@ def test_a_full_epoch_evicts_the_oldest_of_the_site_that_has_most(store: Store) 
     assert held == [0, 1, 4, 5, 6, 7]
 
 
+def test_of_sites_that_have_as_many_the_one_that_came_first_loses(store: Store) -> None:
+    """By what they did, not by their names."""
+    ann = Ann(store, max_impressions_per_epoch=4)
+    for number, site in enumerate(["z", "a", "z", "a", "m"]):
+        ann.see(0.1 + number / 1000, number, f"{site}.example")
+    assert [saved.impression.site[0] for saved in ann.device.overview().impressions] == ["a", "z", "a", "m"]
+
+
 def test_an_epoch_of_too_many_sites_loses_the_one_seen_least_lately(store: Store) -> None:
     ann = Ann(store, max_sites_per_epoch=3)
     for number, site in enumerate(["a", "a", "b", "c", "a", "d"]):

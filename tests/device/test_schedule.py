@@ -198,6 +198,16 @@ def test_only_callers_of_the_last_seconds_are_remembered() -> None:
     assert most <= 2 * 1000 * INTERVAL + 2
 
 
+def test_a_crowd_of_callers_is_forgotten_by_the_calls_of_new_ones() -> None:
+    """A call that forgot as many as it adds would keep the crowd for as long as callers are new."""
+    buckets = Buckets()
+    for number in range(1000):
+        buckets.take(Caller(f"crowd{number}.example", ""), 0.0)
+    for number in range(1000):
+        buckets.take(Caller(f"site{number}.example", ""), 1.0 + number)
+    assert len(buckets) <= 3
+
+
 # Answers
 
 
