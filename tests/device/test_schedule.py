@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -140,6 +141,19 @@ def test_a_site_that_missed_its_turn_has_the_next() -> None:
             dropped = backlog._by_age.popleft()
             backlog._by_site.pop(dropped.caller.site, None)
     assert sum(served) >= 0.7 * len(served)
+
+
+def test_of_a_thousand_sites_it_is_remembered_when_they_were_served_last() -> None:
+    """What makes place for the latest turn is the earliest one: else a site could have every turn."""
+    backlog = Backlog(patience=1.0)
+    sites = [Caller(f"site{number}.example", "ads.example") for number in range(1001)]
+    for site in sites:
+        backlog.put(job(site))
+        backlog.take(1.0)
+    latest, earlier = job(sites[1000]), job(sites[1])
+    backlog.put(latest)
+    backlog.put(earlier)
+    assert [backlog.take(1.0), backlog.take(1.0)] == [earlier, latest]
 
 
 def test_a_site_whose_job_was_too_late_has_not_had_its_turn() -> None:
@@ -357,6 +371,20 @@ def test_what_a_flood_owes_is_bounded() -> None:
     for _ in range(100):
         schedule._owe(0.001)
     assert schedule._owed == DELAY
+
+
+def test_a_report_does_not_stay_in_memory_when_it_has_left() -> None:
+    """The backlog may hold its job until the next one is taken."""
+
+    class Report:
+        pass
+
+    with delayed() as schedule:
+        report = schedule.measure(SHOP, schedule.now(), Report, Report)
+        assert schedule.drain(PATIENTLY)
+        held = weakref.ref(report)
+        del report
+        assert held() is None
 
 
 def test_a_caller_is_not_woken_by_the_worker() -> None:
@@ -625,6 +653,16 @@ def test_a_caller_that_never_pauses_waits_for_its_own_bucket(store: Store) -> No
         assert time.now - came == pytest.approx(DELAY + INTERVAL - SOON)
         came = time.now
         device.measure_conversion(QUERIER, OPTIONS)
+        assert time.now - came == pytest.approx(DELAY)
+
+
+def test_another_caller_of_the_same_site_does_not_wait_for_one_that_never_pauses(store: Store) -> None:
+    time = VirtualTime()
+    with timed(store, time) as (device, _):
+        for number in range(BURST + 10):
+            device.save_impression(PUBLISHER, ImpressionOptions(number))
+        came = time.now
+        device.measure_conversion(PUBLISHER, OPTIONS, intermediary="ads.example")
         assert time.now - came == pytest.approx(DELAY)
 
 
