@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.experiments.small_worlds import QUERIER, START
+from benchmarks.experiments.small_worlds import PUBLISHER, QUERIER, START
 from device import agent
 from device.attribution import Need, Order
 from device.budget import FilterKind, FilterOwner
@@ -35,6 +35,7 @@ from device.events import (
     SavedImpression,
     Selection,
 )
+from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
 from device.request import SideQuery, SideQueryForm
@@ -369,6 +370,21 @@ def test_clearing_a_conversion_site_and_the_impressions_that_name_it(store: Stor
     ann.device.clear_impressions_for_site(QUERIER)
     (left,) = ann.device.overview().impressions
     assert left.conversion_sites == {"store.example"}
+
+
+@pytest.mark.parametrize("longer", ["the{}", "{}s"])
+def test_a_list_that_names_a_longer_host_does_not_name_the_shorter(store: Store, longer: str) -> None:
+    """Its sites are compared whole, wherever they stand."""
+    other = longer.format(QUERIER)
+    ann = Ann(store).see(0.1, conversion_sites=[other, "a.example", "z.example"])
+    ann.see(0.1, conversion_callers=[other, "a.example", "z.example"])
+    ann.device.save_conversion(PUBLISHER, ConversionEventOptions([other, "a.example", "z.example"]))
+    ann.at(1.0)
+    assert ann.convert(epsilon=0.1) == (0, 0)
+    label = LabelOptions(TREFOIL_SERVICE, (1, 1), 2, 0.1, WEEK, [PUBLISHER])
+    assert ann.device.measure_impression(QUERIER, label) == (0, 0)
+    assert ann.device.measure_impression(other, label) == (1, 1)
+    assert ann.convert(other, epsilon=0.1) == (1, 0)
 
 
 def test_a_publishers_quota_is_the_sites_not_its_intermediarys(store: Store) -> None:
