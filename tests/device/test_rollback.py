@@ -181,6 +181,20 @@ def test_a_copied_database_pays_nothing_for_the_past(person: Person, tmp_path: P
     other.close()
 
 
+def test_both_files_copied_at_rest_pay_nothing_for_the_past(person: Person, tmp_path: Path) -> None:
+    """The copy has the token and its latest counter, but it is another file: else each of the two had the budget."""
+    person.show()
+    person.store.close()
+    copy = tmp_path / "copy.db"
+    shutil.copyfile(person.path, copy)
+    shutil.copyfile(token_path(person.path), token_path(copy))
+    person.start()
+    with closing(SqliteStore.open(copy, epoch_length=LIMITS.epoch_length, clock=person.clock)) as other:
+        twin: PlainDevice = Device(other, PlainSeal(), clock=person.clock, limits=LIMITS)
+        assert twin.measure_conversion(QUERIER, ALL_OF_IT) == NULL
+    assert person.convert() == (1, 0)
+
+
 def test_a_database_without_its_token_pays_nothing_for_the_past(person: Person) -> None:
     person.show()
     person.store.close()
@@ -235,11 +249,15 @@ def test_forgetting_under_a_clock_set_back_gives_nothing_back(person: Person) ->
     assert not person.overspent()
 
 
-def test_restoring_under_a_clock_set_back_gives_nothing_back(person: Person, tmp_path: Path) -> None:
-    """What the device has seen of time is kept beside the database too."""
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_restoring_under_a_clock_set_back_gives_nothing_back(person: Person, tmp_path: Path, restarts: int) -> None:
+    """What the device has seen of time is kept beside the database too, also when it is opened again and again."""
     person.show()
     person.backup(tmp_path / "backup.db")
     assert person.convert() == (1, 0)
+    for _ in range(restarts):
+        person.store.close()
+        person.start()
     person.clock.now = NOW - 4 * WEEK
     person.restore(tmp_path / "backup.db")
     person.clock.now = NOW
