@@ -29,7 +29,7 @@ from device.labelling import LabelOptions
 from device.limits import TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal
 from device.stores.memory_store import MemoryStore
-from device.web.browser import Browser, Container, Document, Feature, Page, check_policy
+from device.web.browser import Activations, Browser, Container, Document, Feature, Page, check_policy
 from device.web.http_headers import (
     clears_impressions,
     parse_dictionary,
@@ -106,6 +106,8 @@ def test_the_least_of_every_number_is_taken() -> None:
         ('impression-sites="a.example"', ErrorKind.WRONG_TYPE),
         ("credit=1", ErrorKind.WRONG_TYPE),
         ("epsilon=x", ErrorKind.WRONG_TYPE),
+        ("epsilon=?1", ErrorKind.WRONG_TYPE),
+        ("credit=(?1)", ErrorKind.WRONG_TYPE),
         ("histogram-size=?1", ErrorKind.WRONG_TYPE),
         ("histogram-size=0", ErrorKind.OUT_OF_RANGE),
         ("match-values=(4294967296)", ErrorKind.OUT_OF_RANGE),
@@ -211,6 +213,9 @@ def test_a_date_is_no_number_and_a_display_string_no_string(value: str) -> None:
         ('"impressions"', True),
         ('"cache", "impressions"', True),
         ('"*"', True),
+        ('"cache",\t"impressions" ', True),
+        # No white space of HTTP.
+        ('\N{NO-BREAK SPACE}"impressions"', False),
         ('"cookies"', False),
         ("impressions", False),
         ('"Impressions"', False),
@@ -319,12 +324,23 @@ def test_an_open_tab_serves_the_site_that_opened_it(person: Person) -> None:
 def test_an_action_is_used_up_by_a_call_not_by_a_refusal(person: Person) -> None:
     """A call whose options are refused consumes it, too."""
     person.browser.activations.user_acted("a")
-    forbidden = Page(NEWS, tab="a", permissions_policy="save-impression=()")
-    assert refused(lambda: person.browser.save_impression(forbidden, AD))
+    by_policy = Page(SHOP, tab="a", permissions_policy="save-impression=()")
+    for forbidden in (by_policy, Page("http://shop.example", tab="a")):
+        assert refused(partial(person.browser.save_impression, forbidden, AD))
     with pytest.raises(RangeError):
         person.browser.save_impression(Page(NEWS, tab="a"), ImpressionOptions(-1))
     person.browser.activations.navigated("a", "shop.example")
     assert refused(lambda: person.buys("a"))
+
+
+def test_a_browsers_own_note_does_not_name_a_recorded_action_anew() -> None:
+    """Else two sites would act on one action, each under a name of its own."""
+    activations = Activations(lambda: 0, LIFETIME)
+    activations.user_acted("a")
+    activations.check("a", "news.example")
+    activations.user_acted("a")
+    action = activations.check("a", "news.example")
+    assert activations.check("a", "shop.example", acted=True) == action
 
 
 def test_a_tab_that_was_closed_is_forgotten(person: Person) -> None:
