@@ -18,6 +18,7 @@ from device.epoch import DeviceCoins, fair_coin
 from device.errors import DOMException, RangeError
 from device.events import Impression, ImpressionOptions
 from device.limits import TREFOIL_SERVICE
+from device.overview import shortfall
 from device.report import DebugReport, DebugSeal, HelperSetSeal, PlainSeal
 from device.request import SideQuery, SideQueryForm
 from device.stores.memory_store import MemoryStore
@@ -306,6 +307,25 @@ def test_what_the_person_is_told() -> None:
     ]
     assert (first.site, first.epsilon_micros, second.epochs[-1].paid) == ("shop.example", 1_000_000, 500_000)
     assert {entry.outcome for entry in third.epochs} == {EpochOutcome.NOT_MEASURED}
+
+
+def test_what_a_week_still_has_for_a_site_is_left_of_that_sites_own_budget() -> None:
+    """Not of the quota that the same site has for its ads."""
+    world = person().see(0.1, site="shop.example").see(0.2)
+    world.at(0.5).convert("other.example", epsilon=0.25)
+    assert world.device.overview().remaining("shop.example", 0) == 1_000_000
+    world.convert("shop.example", epsilon=0.25, lookback_days=1)
+    assert world.device.overview().remaining("shop.example", 0) == 1_000_000
+    world.convert("shop.example", epsilon=0.25, lookback_days=3)
+    assert world.device.overview().remaining("shop.example", 0) == 875_000
+
+
+def test_the_price_of_a_report_that_no_week_could_pay_includes_its_side_query() -> None:
+    world = person().see(0.1).at(0.2)
+    options = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.8, kappa=2, lookback_days=1)
+    assert world.device.measure_conversion("shop.example", options) == (0, 0, 2)
+    request = options.checked("shop.example", "shop.example", world.limits)
+    assert "ε = 1.2 " in (shortfall(request, world.device.overview()) or "")
 
 
 # The optional limit against many sites acting together
