@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device.attribution import LastNTouch
+from device.attribution import EqualCredit, LastNTouch
 from device.conversion import AttributionRequest, Conversion, ConversionOptions
 from device.device import Device
 from device.epoch import DeviceCoins
@@ -17,7 +19,7 @@ from device.errors import DOMException, RangeError
 from device.events import ANY_DAYS, Impression, ImpressionOptions, SavedImpression, Selection
 from device.limits import MAX_EPOCHS, TREFOIL_SERVICE, DeviceLimits
 from device.report import PlainSeal, report_terms
-from device.site import parse_site
+from device.site import load_tables, parse_site
 from device.stores.memory_store import MemoryStore
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import DAY, MAX_SENSITIVITY
@@ -168,14 +170,17 @@ def test_as_many_coins_are_tossed_as_parts_of_the_value_can_be_odd(credit: tuple
 
 
 @pytest.mark.parametrize("value", [1, 3])
-def test_the_headers_cap_is_the_querys_and_never_this_conversions_value(value: int) -> None:
+def test_the_headers_cap_and_spread_are_the_querys_and_never_this_conversions_value(value: int) -> None:
     """The header is public: a cap that followed the value would show what was bought."""
-    options = ConversionOptions(TREFOIL_SERVICE, 4, value=value, max_value=3)
+    options = ConversionOptions(TREFOIL_SERVICE, 4, value=value, max_value=3, credit=[1.0, 1.0])
     request = options.checked("shop.example", "shop.example", DeviceLimits())
     terms = report_terms(request, 1_900_000_000, debug=False)
-    assert (terms.cap, terms.sensitivity, terms.spread) == (3, 6, 1)
-    paper = AttributionRequest([0], 0.5, 4, value, 7).checked("shop.example", "shop.example", DeviceLimits())
-    assert report_terms(paper, 1_900_000_000, debug=False).cap == 7
+    assert (terms.cap, terms.sensitivity, terms.spread) == (3, 6, 2)
+    paper = AttributionRequest([0], 0.5, 4, value, 7, EqualCredit()).checked(
+        "shop.example", "shop.example", DeviceLimits()
+    )
+    terms = report_terms(paper, 1_900_000_000, debug=False)
+    assert (terms.cap, terms.spread) == (7, 4)
 
 
 # Limits
@@ -304,6 +309,30 @@ def test_what_is_no_text_is_no_site(host: object) -> None:
     with raises(ErrorKind.WRONG_TYPE, DOMException) as refused:
         parse_site(host)
     assert refused.value.name == "SyntaxError"
+
+
+def steps(host: str) -> list[str]:
+    """Return the functions that are called when a host is parsed, in order."""
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        called.append(argument.__qualname__ if event.startswith("c_") else f"{event} {frame.f_code.co_qualname}")
+
+    sys.setprofile(note)
+    try:
+        parse_site(host)
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.parametrize("host", ["www.never-met-before.example", "www.nie-gesehene-bücher.example"])
+def test_a_host_that_was_met_before_takes_the_same_steps(host: str) -> None:
+    """With a cache a site would learn from the time of its own call which hosts this device has met."""
+    load_tables()
+    first = steps(host)
+    assert "call parse_site" in first
+    assert steps(host) == first
 
 
 def test_limits_are_no_lower_than_the_standard_allows() -> None:
