@@ -101,6 +101,12 @@ def test_a_single_epoch_pays_for_its_report_by_window_not_by_data() -> None:
     assert world.spent(site="two.example") == world.spent(site="three.example") == {1: 400_000}
 
 
+def test_an_epoch_that_is_named_twice_is_one() -> None:
+    world = person().see(0.1).at(0.5)
+    assert world.ask(0, 0, epsilon=0.4) == (1, 0)
+    assert (world.spent(), world.spent(FilterKind.GLOBAL)) == ({0: 200_000}, {0: 200_000})
+
+
 def test_of_a_week_that_the_lookback_enters_only_its_end_is_read() -> None:
     world = person().see(0.1, bucket=0).see(0.9, bucket=1)
     assert world.at(1.2).convert(lookback_days=3, credit=(1.0, 1.0), value=2, max_value=2) == (0, 2)
