@@ -23,10 +23,11 @@ from device.report import DebugReport, DebugSeal, HelperSetSeal, PlainSeal
 from device.request import SideQuery, SideQueryForm
 from device.stores.memory_store import MemoryStore
 from device.stores.storage import EpochOutcome
-from protocol.errors import ErrorKind
+from protocol.errors import ErrorKind, ProtocolError
 from protocol.field import add, lift
-from protocol.header import Header
-from protocol.report import open_report
+from protocol.header import Header, ReportTerms
+from protocol.helper_set import HelperSet
+from protocol.report import SealedReport, open_report, seal_report
 from protocol.units import DAY
 from protocol.validity import histogram_in
 from tests.support.both_stores import Ann
@@ -334,6 +335,16 @@ def test_the_price_of_a_report_that_no_week_could_pay_includes_its_side_query() 
     assert "ε = 1.2 " in (shortfall(request, world.device.overview()) or "")
 
 
+def test_a_week_that_the_person_closed_has_nothing_left() -> None:
+    """It is not said of a report that no week had so much left in all of its budgets, where all weeks are closed."""
+    world = person().see(0.1).at(0.2)
+    world.device.clear_browsing_history(["other.example"], forget_visits=True)
+    options = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.8)
+    assert not any(world.device.measure_conversion("shop.example", options))
+    request = options.checked("shop.example", "shop.example", world.limits)
+    assert "more than 0 left" in (shortfall(request, world.device.overview()) or "")
+
+
 # The optional limit against many sites acting together
 
 
@@ -408,6 +419,32 @@ def test_real_and_null_reports_look_the_same() -> None:
     assert len({(len(r.header), len(r.body), *map(len, r.payloads)) for r in reports}) == 1
     assert len({r.terms() for r in reports}) == 1
     assert len({r.digest for r in reports}) == 4
+
+
+@pytest.mark.parametrize("side_query", [None, SideQuery(4)])
+def test_a_report_whose_proof_fails_leaves_as_a_null_report_of_the_same_shape(
+    monkeypatch: pytest.MonkeyPatch, side_query: SideQuery | None
+) -> None:
+    """The charge is durable: what fails after it must not be seen."""
+
+    def fails(histogram: Sequence[int], terms: ReportTerms, helper_set: HelperSet) -> SealedReport:
+        if any(histogram):
+            raise ProtocolError("the proof does not hold")
+        return seal_report(histogram, terms, helper_set)
+
+    device = sealed_device(MemoryStore(debug=False), HelperSetSeal(HELPER_SET))
+    device.save_impression("news.example", ImpressionOptions(1))
+    epoch = device.calendar().index(NOW)
+    request = AttributionRequest([epoch], 0.1, 3, 1, 8, side_query=side_query)
+    real = device.measure("shop.example", request)
+    monkeypatch.setattr("device.report.seal_report", fails)
+    null = device.measure("shop.example", request)
+    assert (any(opened(real)), any(opened(null))) == (True, False)
+    assert len(opened(real)) == len(opened(null)) == (3 if side_query is None else 4)
+    assert [len(part) for part in (null.header, null.body, *null.payloads)] == [
+        len(part) for part in (real.header, real.body, *real.payloads)
+    ]
+    assert len(device.reports()) == 2
 
 
 def test_what_cannot_be_sealed_is_refused_before_anything_is_spent() -> None:
