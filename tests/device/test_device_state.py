@@ -214,9 +214,10 @@ def test_a_closed_epoch_says_nothing_in_a_side_query(store: Store, form: SideQue
     assert set(ann.spent()) == {1}
 
 
-def test_an_epoch_yet_to_come_says_nothing_either(store: Store) -> None:
+@pytest.mark.parametrize("coming", [1, 7])
+def test_an_epoch_yet_to_come_says_nothing_either(store: Store, coming: int) -> None:
     ann = Ann(store).at(0.5)
-    assert ann.ask(0, 7, side_query=SideQuery(1), epsilon=0.1) == (0, 0, 0)
+    assert ann.ask(0, coming, side_query=SideQuery(1), epsilon=0.1) == (0, 0, 0)
     # Nor does it pay: what it will hold cannot be used up before it begins.
     assert set(ann.spent()) == {0}
 
