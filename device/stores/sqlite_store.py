@@ -269,7 +269,7 @@ class SqliteStore:
         return [SiteCount._make(row) for row in self._connection.execute(_CENSUS, (since, until))]
 
     def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
-        self._connection.execute(_EVICT, (since, until, site, site, min(count, CLEANUP_LIMIT)))
+        self._connection.execute(_EVICT, (since, until, site, site, count))
 
     def drop_impressions_before(self, moment: int) -> None:
         self._connection.execute(_DROP.format("impression"), (moment, CLEANUP_LIMIT))

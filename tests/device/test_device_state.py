@@ -298,6 +298,17 @@ def test_the_site_seen_least_lately_loses_all_that_it_has_in_the_epoch(store: St
     assert [saved.impression.site[0] for saved in ann.device.overview().impressions] == ["b", "c", "d"]
 
 
+def test_a_site_with_many_impressions_loses_all_of_them_too(store: Store) -> None:
+    """A clean-up that is done little by little would leave the epoch above its limit of sites."""
+    ann = Ann(store, max_sites_per_epoch=2)
+    with store.transaction():
+        for number in range(300):
+            store.save(ImpressionOptions(0).saved("a.example", "a.example", START + number, ann.limits))
+    for number, site in enumerate(["b", "c"]):
+        ann.see(0.1 + number / 1000, number, f"{site}.example")
+    assert [saved.impression.site[0] for saved in ann.device.overview().impressions] == ["b", "c"]
+
+
 @pytest.mark.parametrize("limit", ["max_impressions_per_site", "max_impressions_per_epoch"])
 def test_under_a_lower_limit_the_next_impression_evicts_all_that_exceeds_it(store: Store, limit: str) -> None:
     """A later version of a device may keep less."""
