@@ -47,8 +47,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 # The longest random part of a report's delay. What a caller learns from a shift of its answers falls with the square of
-# this, and a tenth more than a delay of a second is no burden.
-SPREAD = 0.100
+# this, and a fifth more than a delay of a second is no burden.
+SPREAD = 0.200
 # What a save or an error takes, and the longest random part on top: long enough for its caller's work beside another's,
 # and short for a page that saves many impressions.
 SOON = 0.002
