@@ -127,34 +127,53 @@ class PostgresConnection:
     def commit(self) -> None:
         """Commit. If the reply is lost, ask for the outcome; if that cannot be had, close, as in a crash."""
         try:
-            self.raw.execute("COMMIT")
+            done = self.raw.execute("COMMIT").statusmessage
         except psycopg.OperationalError:
             self.raw.close()
             if not self._was_committed():
                 raise
+        else:
+            # The reply where a statement of it failed, and nobody heeded the error.
+            if done != "COMMIT":
+                raise psycopg.errors.InFailedSqlTransaction("the transaction had failed, and was rolled back")
         finally:
             self._in_transaction = False
 
     def _was_committed(self) -> bool:
         deadline = time.monotonic() + DOUBT_SECONDS
         while True:
-            cause: psycopg.OperationalError | None = None
+            outcome, cause = "", None
             try:
                 with self._connect() as raw:
-                    (status,) = raw.execute("SELECT pg_xact_status(%s::xid8)", (self._transaction_id,)).fetchone() or (
-                        "",
-                    )
+                    outcome = self._outcome(raw)
                 # The server may still be finishing it, or rolling it back: nobody else can end it.
-                if status != "in progress":
-                    return bool(status == "committed")
+                if outcome in ("committed", "aborted"):
+                    return outcome == "committed"
             except psycopg.OperationalError as error:
                 cause = error
             # Also if the server replies: it waits for a dead synchronous standby without a limit.
-            if time.monotonic() > deadline or self._closed is not None:
+            if outcome == "unknown" or time.monotonic() > deadline or self._closed is not None:
                 message = f"the connection to the ledger {self._location} broke in a commit, whose outcome is unknown"
                 hint = "Restart the helper: it reads what was committed."
                 raise self._end(LedgerClosed(message, hint)) from cause
             time.sleep(0.1)
+
+    def _outcome(self, raw: psycopg.Connection[tuple[Any, ...]]) -> str:
+        """Return what became of the last transaction: committed, aborted, in progress, or unknown."""
+        try:
+            (status,) = raw.execute("SELECT pg_xact_status(%s::xid8)", (self._transaction_id,)).fetchone() or (None,)
+        except psycopg.errors.InvalidParameterValue:
+            # This server never assigned the id: it crashed before any of the transaction was in its log.
+            status = "aborted"
+        # An id that a crash lost is assigned again, and so it is after a failover to a standby that lagged. But our
+        # transaction left its id on the row that it locked, or wrote, and nobody else does under our epoch.
+        epoch, ours = raw.execute(
+            "SELECT epoch, %(id)s::xid8::xid IN (xmin, xmax) FROM ledger", {"id": self._transaction_id}
+        ).fetchone() or (None, False)
+        if epoch != self._epoch:
+            # Whatever the outcome: the process that holds the ledger by now goes on from it.
+            raise self._end(LedgerTakenOver(self._location))
+        return "unknown" if status is None or (status == "committed" and not ours) else str(status)
 
     def roll_back(self) -> None:
         """Roll back. A session that does not respond is closed: the server rolls back then."""

@@ -468,6 +468,67 @@ def test_a_commit_that_stays_in_doubt_ends_as_a_crash(
         assert again.moves.sweep() == [bytes([1, 1]) * 16]
 
 
+class CrashInCommit:
+    """A connection whose server crashes when it hears of the commit, and others use it before we ask."""
+
+    def __init__(self, raw: Any, private: PrivatePostgres, others: Callable[[], None]) -> None:
+        self._raw, self._private, self._others = raw, private, others
+
+    def execute(self, statement: Any, *values: Any) -> Any:
+        import psycopg
+
+        if statement != "COMMIT":
+            return self._raw.execute(statement, *values)
+        self._private.stop_immediately()
+        self._private.start()
+        self._others()
+        raise psycopg.OperationalError("the connection is lost")
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._raw, attribute)
+
+
+@pytest.mark.parametrize("assigned_again", [True, False])
+def test_an_id_that_was_assigned_again_after_a_crash_is_not_taken_for_our_transaction(assigned_again: bool) -> None:
+    """A crash loses the ids of transactions of which nothing was written to the log. The next one gets such an id."""
+    import psycopg
+
+    with closing_cluster(PrivatePostgres()) as private:
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        # Otherwise the log might be written in the background, and the id with it.
+        admin(place, "ALTER SYSTEM SET wal_writer_delay = '10s'")
+        admin(place, "SELECT pg_reload_conf()")
+        with closing(ReportLedger(place, OWNER)) as ledger:
+            connection: Any = ledger._database.connection
+
+            def commit_others() -> None:
+                with psycopg.connect(place.conninfo(), autocommit=True) as other:
+                    for _ in range(100 if assigned_again else 0):
+                        row = other.execute("SELECT pg_current_xact_id()::text").fetchone()
+                        assert row is not None
+                        if int(row[0]) >= int(connection._transaction_id):
+                            break
+
+            connection.raw = CrashInCommit(connection.raw, private, commit_others)
+            # Nobody knows in the one case, and it ends as in a crash; in the other it goes on.
+            with pytest.raises(LedgerClosed if assigned_again else LedgerError):
+                reserve(ledger, 1, 1, 5)
+            if not assigned_again:
+                reserve(ledger, 2, 1, 5)
+        with closing(ReportLedger(place, OWNER)) as again:
+            assert state(again, bytes([1, 1]) * 16) is None
+            assert (standing(again, 5) is Standing.FREE) == assigned_again
+
+
+def test_a_transaction_in_which_a_statement_failed_is_not_reported_as_committed(ledger: ReportLedger) -> None:
+    """PostgreSQL replies to its commit without an error."""
+    transaction = ledger._database.transaction()
+    with raises(ErrorKind.UNAVAILABLE, LedgerError), transaction as connection, suppress(Exception):
+        connection.execute("DELETE FROM votes, nothing")
+    reserve(ledger, 1, 1, 5)
+
+
 def test_a_commit_that_waits_for_a_dead_standby_is_in_doubt_no_longer_than_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
