@@ -36,6 +36,7 @@ from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.ledger.reports import Standing
 from mpc_helpers.local.launcher import prepare
+from mpc_helpers.service import health
 from mpc_helpers.service.daemon import PROCESS_FILE
 from protocol.batch import sorted_order
 from protocol.errors import ErrorKind
@@ -217,14 +218,19 @@ def test_a_client_killed_at_a_failpoint_loses_nothing_that_was_acknowledged(
     lines = process.communicate(timeout=60)[0].split("\n")[:-1]
     assert process.returncode == -signal.SIGKILL
     with closing(_reopened(location)) as again:
-        again.verify()
-        for rank, last in acknowledged(lines).items():
-            now = state(again, bytes([rank, 1]) * 16)
-            assert now is not None
-            order = [each.value for each in AttemptState]
-            # One move later, if the kill came after its commit and before the word of it.
-            assert now.value == last or order.index(now.value) > order.index(last)
+        check_acknowledged(again, lines)
         assert all(record.state is not AttemptState.RESERVED for record in again.attempts.pending())
+
+
+def check_acknowledged(again: ReportLedger, lines: list[str]) -> None:
+    """Check that the ledger is whole, and every attempt in the state that was printed last or a later one."""
+    again.verify()
+    for rank, last in acknowledged(lines).items():
+        now = state(again, bytes([rank, 1]) * 16)
+        assert now is not None
+        order = [each.value for each in AttemptState]
+        # One move later, if the kill came after its commit and before the word of it.
+        assert now.value == last or order.index(now.value) > order.index(last)
 
 
 def _reopened(location: PostgresLocation) -> ReportLedger:
@@ -250,8 +256,60 @@ def test_a_client_paused_in_a_transaction_wakes_after_the_failover_and_changes_n
             before = contents(location)
             os.kill(process.pid, signal.SIGCONT)
             lines = process.communicate(timeout=60)[0].split("\n")
-            assert lines[-2].startswith("refused"), lines
+            assert lines[-3].startswith("refused"), lines
+            assert lines[-2] == f"again: {ErrorKind.FENCED.value}", lines
             assert contents(location) == before
+            reserve(again, 7, 1, 70)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait(timeout=60)
+
+
+# Those that a client reaches, each with the state that the commit after it makes durable, and of which attempt.
+_IN_COMMIT = {
+    Failpoint.RESERVE_BEFORE_COMMIT: (4, AttemptState.RESERVED),
+    Failpoint.SWEEP_BEFORE_COMMIT: (4, AttemptState.ABORTED),
+    Failpoint.VOTE_BEFORE_COMMIT: (1, AttemptState.VOTED),
+    Failpoint.RELEASE_BEFORE_COMMIT: (1, AttemptState.RELEASED),
+    Failpoint.GIVE_UP_BEFORE_COMMIT: (2, AttemptState.ABORTED),
+    Failpoint.RENOUNCE_BEFORE_COMMIT: (3, AttemptState.RENOUNCED),
+    Failpoint.FREE_BEFORE_COMMIT: (3, AttemptState.ABORTED),
+}
+_REPLIES = [
+    (failpoint, reply)
+    for failpoint in _IN_COMMIT
+    for reply in ("REPLY_KEPT", "REPLY_LOST")
+    if _ALL
+    or (failpoint, reply)
+    in [(Failpoint.VOTE_BEFORE_COMMIT, "REPLY_LOST"), (Failpoint.RELEASE_BEFORE_COMMIT, "REPLY_KEPT")]
+]
+
+
+@pytest.mark.parametrize(("failpoint", "reply"), _REPLIES, ids=lambda each: str(getattr(each, "name", each)))
+def test_a_client_paused_between_a_commit_and_its_reply_learns_that_it_is_fenced(
+    location: PostgresLocation, failpoint: Failpoint, reply: str
+) -> None:
+    """Its move is durable, and whoever takes over goes on from it; it itself acknowledges no more than that move."""
+    rank, moved = _IN_COMMIT[failpoint]
+    process = client(location, reply, failpoint)
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        attempt = bytes([rank, 1]) * 16
+        ((stored,),) = admin(location, f"SELECT state FROM attempts WHERE attempt_id = '\\x{attempt.hex()}'")  # noqa: S608
+        assert stored == moved.value
+        assert engine_at(location).end_other_sessions(OWNER) == 1
+        with closing(_reopened(location)) as again:
+            after = AttemptState.ABORTED if moved is AttemptState.RESERVED else moved
+            assert state(again, attempt) is after
+            before = contents(location)
+            os.kill(process.pid, signal.SIGCONT)
+            lines = process.communicate(timeout=60)[0].split("\n")[:-1]
+            assert lines[-2].startswith("refused"), lines
+            assert lines[-1] == f"again: {ErrorKind.FENCED.value}", lines
+            assert contents(location) == before
+            check_acknowledged(again, lines)
             reserve(again, 7, 1, 70)
     finally:
         with suppress(ProcessLookupError):
@@ -488,8 +546,8 @@ class CrashInCommit:
         return getattr(self._raw, attribute)
 
 
-@pytest.mark.parametrize("assigned_again", [True, False])
-def test_an_id_that_was_assigned_again_after_a_crash_is_not_taken_for_our_transaction(assigned_again: bool) -> None:
+@pytest.mark.parametrize("to", ["nobody", "another session", "the process that takes over"])
+def test_an_id_that_was_assigned_again_after_a_crash_is_not_taken_for_our_transaction(to: str) -> None:
     """A crash loses the ids of transactions of which nothing was written to the log. The next one gets such an id."""
     import psycopg
 
@@ -502,23 +560,33 @@ def test_an_id_that_was_assigned_again_after_a_crash_is_not_taken_for_our_transa
         with closing(ReportLedger(place, OWNER)) as ledger:
             connection: Any = ledger._database.connection
 
-            def commit_others() -> None:
-                with psycopg.connect(place.conninfo(), autocommit=True) as other:
-                    for _ in range(100 if assigned_again else 0):
-                        row = other.execute("SELECT pg_current_xact_id()::text").fetchone()
-                        assert row is not None
-                        if int(row[0]) >= int(connection._transaction_id):
-                            break
+            def assign() -> None:
+                if to == "the process that takes over":
+                    ReportLedger(place, OWNER).close()
+                if to == "another session":
+                    with psycopg.connect(place.conninfo(), autocommit=True) as other:
+                        while int(other.execute("SELECT pg_current_xact_id()::text").fetchone()[0]) < int(  # type: ignore[index]
+                            connection._transaction_id
+                        ):
+                            pass
+                if to != "nobody":
+                    status = f"SELECT pg_xact_status('{connection._transaction_id}')"
+                    assert admin(place, status) == [("committed",)]
 
-            connection.raw = CrashInCommit(connection.raw, private, commit_others)
-            # Nobody knows in the one case, and it ends as in a crash; in the other it goes on.
-            with pytest.raises(LedgerClosed if assigned_again else LedgerError):
+            connection.raw = CrashInCommit(connection.raw, private, assign)
+            told: list[bool] = []
+            # Before the chain, which reads its head and would learn of a fence then.
+            ledger._database._committed.insert(0, lambda: told.append(True))
+            # With another session nobody can know, and it ends as in a crash; with nobody it goes on.
+            with pytest.raises(LedgerError if to == "nobody" else LedgerClosed) as ended:
                 reserve(ledger, 1, 1, 5)
-            if not assigned_again:
+            assert (ended.value.kind is ErrorKind.FENCED) == (to == "the process that takes over")
+            assert not told
+            if to == "nobody":
                 reserve(ledger, 2, 1, 5)
         with closing(ReportLedger(place, OWNER)) as again:
             assert state(again, bytes([1, 1]) * 16) is None
-            assert (standing(again, 5) is Standing.FREE) == assigned_again
+            assert (standing(again, 5) is Standing.BUSY) == (to == "nobody")
 
 
 def test_a_transaction_in_which_a_statement_failed_is_not_reported_as_committed(ledger: ReportLedger) -> None:
@@ -978,3 +1046,65 @@ def test_a_ledger_is_closed_although_its_server_hangs(
     assert len(ends) == 1
     with pytest.raises(LedgerClosed):
         standing(ledger, 5)
+
+
+class PausedInCommit:
+    """A connection whose backend is stopped before it reads the commit."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self.stopped = threading.Event()
+
+    def execute(self, statement: Any, *values: Any) -> Any:
+        if statement == "COMMIT":
+            os.kill(self._raw.info.backend_pid, signal.SIGSTOP)
+            self.stopped.set()
+        return self._raw.execute(statement, *values)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._raw, attribute)
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "goes on"])
+async def test_a_backend_paused_within_a_commit_is_noticed_and_keeps_nobody_from_closing(
+    location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    from mpc_helpers.ledger import postgres_engine
+
+    monkeypatch.setattr(database, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(health, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(postgres_engine, "LOCK_SECONDS", 0.1)
+    connection: Any = ledger._database.connection
+    backend = connection.raw.info.backend_pid
+    connection.raw = paused = PausedInCommit(connection.raw)
+    watch = health.LedgerWatch(ledger.check_held)
+    reserving = asyncio.create_task(asyncio.to_thread(reserve, ledger, 1, 1, 5))
+    looking = None
+    try:
+        assert await asyncio.to_thread(paused.stopped.wait, 30)
+        looking = asyncio.create_task(watch.look())
+        async with asyncio.timeout(30):
+            while not watch.error:
+                await asyncio.sleep(0.01)
+        assert not reserving.done()
+        # Nobody goes on beside it: it holds the lock, and its commit may still be done.
+        with raises(ErrorKind.BUSY, LedgerError):
+            ReportLedger(location, OWNER)
+        if closed:
+            await asyncio.wait_for(asyncio.to_thread(ledger.close), 30)
+            with pytest.raises(LedgerClosed):
+                await asyncio.wait_for(reserving, 30)
+            with pytest.raises(LedgerClosed):
+                await asyncio.wait_for(looking, 30)
+    finally:
+        os.kill(backend, signal.SIGCONT)
+    if not closed:
+        await asyncio.wait_for(asyncio.gather(reserving, looking), 30)
+        assert not watch.error
+        ledger.close()
+    monkeypatch.undo()
+    with closing(ReportLedger(location, OWNER)) as again:
+        again.verify()
+        assert again.reports.count() == (state(again, bytes([1, 1]) * 16) is not None)
+        assert closed or again.reports.count()

@@ -1,15 +1,20 @@
 """A process that moves a ledger in PostgreSQL and, at one failpoint, kills or stops itself.
 
-    python -m tests.support.postgres_client URL SCHEMA SIGKILL|SIGSTOP FAILPOINT
+    python -m tests.support.postgres_client URL SCHEMA SIGKILL|SIGSTOP|REPLY_KEPT|REPLY_LOST FAILPOINT
 
-Prints each move once it is durable, and at the end how the process ended.
+With the last two it stops in the next commit after the failpoint: when the server has replied, and before it reads the
+reply; when it goes on, it reads it or finds it lost. Prints each move once it is durable, and at the end how the
+process ended, and what it learns when it tries again.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+from dataclasses import dataclass
+from typing import Any
 
 from mpc_helpers.identity.config import PostgresLocation
 from mpc_helpers.ledger.attempt import Failpoint
@@ -51,10 +56,54 @@ def done(text: str) -> None:
     sys.stdout.flush()
 
 
+class StoppingConnection:
+    """A connection whose process stops in a commit, between the server's reply and its own reading of it."""
+
+    def __init__(self, raw: Any, lost: bool) -> None:
+        self._raw, self._lost = raw, lost
+
+    def execute(self, statement: Any, *values: Any) -> Any:
+        import psycopg
+
+        if statement != "COMMIT":
+            return self._raw.execute(statement, *values)
+        replied = self._raw.pgconn
+        replied.send_query(b"COMMIT")
+        while replied.flush():
+            pass
+        # Nothing else is outstanding: what can be read is the reply.
+        assert select.select([self._raw.fileno()], [], [], 30)[0]
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self._lost:
+            raise psycopg.OperationalError("the connection is lost")
+        while replied.is_busy():
+            replied.consume_input()
+        result = Reply((replied.get_result().command_status or b"").decode())
+        while replied.get_result() is not None:
+            pass
+        return result
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._raw, attribute)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """As much of a cursor as a commit needs."""
+
+    statusmessage: str
+
+
 def main(url: str, schema: str, how: str, where: str) -> None:
     def failpoint(at: Failpoint) -> None:
-        if at.name == where:
+        if at.name != where:
+            return
+        if how in signal.Signals.__members__:
             os.kill(os.getpid(), signal.Signals[how])
+            return
+        connection: Any = ledger._database.connection
+        if not isinstance(connection.raw, StoppingConnection):
+            connection.raw = StoppingConnection(connection.raw, how == "REPLY_LOST")
 
     ledger = ReportLedger(PostgresLocation(url, schema), OWNER, failpoint=failpoint)
     done("opened")
@@ -62,6 +111,10 @@ def main(url: str, schema: str, how: str, where: str) -> None:
         play(ledger)
     except LedgerError as error:
         done(f"refused: {type(error).__name__}")
+        try:
+            ledger.check_held()
+        except LedgerError as second:
+            done(f"again: {second.kind.value}")
         return
     done("finished")
 
