@@ -30,7 +30,7 @@ from mpc_helpers.commands import app
 from mpc_helpers.identity.config import ConfigError, PostgresLocation, load_config
 from mpc_helpers.identity.membership import load_membership
 from mpc_helpers.ledger import database
-from mpc_helpers.ledger.attempt import AttemptState, Failpoint
+from mpc_helpers.ledger.attempt import AttemptState, Failpoint, Reservation
 from mpc_helpers.ledger.engine import LedgerClosed, LedgerError, LedgerHead
 from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.rebuild import owner_of
@@ -57,7 +57,7 @@ from tests.mpc_helpers.test_report_ledger import (
 )
 from tests.support.hunt import hunt
 from tests.support.ledger_places import configure, put_in_postgres
-from tests.support.private_postgres import PrivatePostgres, server, why_not
+from tests.support.private_postgres import NoSmallDisk, PrivatePostgres, server, why_not
 from tests.support.raising import raises
 from tests.support.three_helpers import real_now, terms, three_helpers
 
@@ -644,6 +644,25 @@ def test_a_commit_that_waits_for_a_dead_standby_is_in_doubt_no_longer_than_other
 # The server itself.
 
 
+_BATCHES, _LARGE = 40, 3000
+
+
+def large(number: int) -> Reservation:
+    """One of `_BATCHES` attempts at as many queries, with `_LARGE` reports that no other has."""
+    rows = np.random.default_rng(number).integers(0, 256, (_LARGE, 32), dtype=np.uint8)
+    flags = np.zeros(_LARGE, dtype=np.bool_)
+    wanted = reservation(number + 1, 1)
+    return replace(wanted, digests=rows[sorted_order(rows)], debug_reports=flags, hours=hours(_LARGE))
+
+
+def check_whole(ledger: ReportLedger, told: list[int]) -> None:
+    """Check that every batch that was acknowledged is there, and none in part."""
+    ledger.verify()
+    there = {number for number in range(_BATCHES) if state(ledger, large(number).attempt_id) is not None}
+    assert set(told) <= there, "acknowledged, and lost"
+    assert ledger.reports.count() == _LARGE * len(there), "a batch is there in part"
+
+
 @pytest.mark.parametrize("batches", range(1, 21) if _ALL else [3])
 def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_batch_whole(batches: int) -> None:
     """Immediate shutdown is a power cut to PostgreSQL: it recovers from its log."""
@@ -651,21 +670,13 @@ def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_ba
     try:
         place = private.location()
         ReportLedger.create(place, OWNER)
-        rows = np.random.default_rng(5).integers(0, 256, (40, 3000, 32), dtype=np.uint8)
         told: list[int] = []
         some = threading.Event()
 
         def spend() -> None:
             with closing(ReportLedger(place, OWNER)) as ledger, suppress(LedgerError):
-                for number, batch in enumerate(rows):
-                    flags = np.zeros(len(batch), dtype=np.bool_)
-                    wanted = replace(
-                        reservation(number + 1, 1),
-                        digests=batch[sorted_order(batch)],
-                        debug_reports=flags,
-                        hours=hours(len(batch)),
-                    )
-                    ledger.moves.reserve(wanted)
+                for number in range(_BATCHES):
+                    ledger.moves.reserve(large(number))
                     told.append(number)
                     if len(told) == batches:
                         some.set()
@@ -677,12 +688,62 @@ def test_a_server_that_stops_at_once_while_reserving_keeps_every_acknowledged_ba
         private.start()
         thread.join(60)
         with closing(ReportLedger(place, OWNER)) as again:
-            again.verify()
-            there = {number for number in range(40) if state(again, bytes([number + 1, 1]) * 16) is not None}
-            assert set(told) <= there, "acknowledged, and lost"
-            assert again.reports.count() == 3000 * len(there), "a batch is there in part"
+            check_whole(again, told)
     finally:
         private.remove()
+
+
+@pytest.mark.parametrize("disk", ["data", "wal"])
+def test_a_disk_of_the_server_that_fills_while_reserving_loses_nothing(disk: str) -> None:
+    """Without space for tables a statement fails; without space for its log PostgreSQL ends within a commit."""
+    try:
+        private = PrivatePostgres(disks={"data": 48, "wal": 16})
+    except NoSmallDisk as reason:
+        pytest.skip(str(reason))
+    with closing_cluster(private):
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        told: list[int] = []
+        errors: list[LedgerError] = []
+        with closing(ReportLedger(place, OWNER)) as ledger:
+
+            def spend() -> None:
+                try:
+                    for number in range(_BATCHES):
+                        ledger.moves.reserve(large(number))
+                        told.append(number)
+                except LedgerError as error:
+                    errors.append(error)
+
+            ledger.moves.reserve(large(_BATCHES - 1))
+            told.append(_BATCHES - 1)
+            private.fill(disk, 2_000_000)
+            thread = threading.Thread(target=spend, daemon=True)
+            thread.start()
+            if disk == "wal":
+                # It cannot recover either, so that an operator has to start it again.
+                limit = time.monotonic() + 20
+                while (private.folder / "data" / "postmaster.pid").exists():
+                    assert time.monotonic() < limit, "the server goes on with a full disk"
+                    time.sleep(0.05)
+                assert thread.is_alive(), "it asks for the outcome"
+            else:
+                thread.join(60)
+                # What is there can be read while the disk is full.
+                check_whole(ledger, told)
+            private.make_space(disk)
+            if disk == "wal":
+                private.start()
+            thread.join(60)
+            assert [error.kind for error in errors] == [ErrorKind.NO_SPACE] and errors[0].hint
+            check_whole(ledger, told)
+            # The same ledger goes on with what failed.
+            assert 1 < len(told) < _BATCHES - 1
+            ledger.moves.reserve(large(len(told) - 1))
+            check_whole(ledger, [*told, len(told) - 1])
+        with closing(ReportLedger(place, OWNER)) as again:
+            check_whole(again, [*told, len(told) - 1])
+            assert len(again.moves.sweep()) == len(told) + 1
 
 
 # The configuration, and whole helpers.

@@ -14,9 +14,11 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from mpc_helpers.identity.config import PostgresLocation
 
@@ -50,10 +52,19 @@ def _user() -> pwd.struct_passwd | None:
     return next((names[name] for name in _USERS if name in names), None)
 
 
-class PrivatePostgres:
-    """One cluster in memory, where there is such a place: a new one, or a standby of another, which follows it."""
+class NoSmallDisk(RuntimeError):
+    """A small file system cannot be mounted here."""
 
-    def __init__(self, primary: PrivatePostgres | None = None) -> None:
+
+class PrivatePostgres:
+    """One cluster in memory, where there is such a place: a new one, or a standby of another, which follows it.
+
+    `disks` are the megabytes of a file system of its own for "data", and one for the log, "wal", so that each can fill.
+    """
+
+    def __init__(
+        self, primary: PrivatePostgres | None = None, *, disks: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         shared = Path("/dev/shm")
         self.folder = Path(tempfile.mkdtemp(prefix="trefoil-pg-", dir=shared if os.access(shared, os.W_OK) else None))
         self._as: list[str] = []
@@ -61,13 +72,41 @@ class PrivatePostgres:
         if os.geteuid() == 0 and user is not None:
             os.chown(self.folder, user.pw_uid, user.pw_gid)
             self._as = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+        self._disks: list[Path] = []
+        atexit.register(self.remove)
+        for name, size in disks.items():
+            self._mount(self.folder / name, size)
+        log = ["--wal-segsize=1", f"--waldir={self.folder / 'wal'}"] if "wal" in disks else []
         if primary is None:
-            self._run("initdb", "--auth=trust", "--username=trefoil", "--encoding=UTF8", "--no-locale", "--no-sync")
+            self._run(
+                "initdb", "--auth=trust", "--username=trefoil", "--encoding=UTF8", "--no-locale", "--no-sync", *log
+            )
         else:
             source = ("--host", str(primary.folder), "--username=trefoil")
             self._run("pg_basebackup", *source, "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
         self.start()
-        atexit.register(self.remove)
+
+    def _mount(self, folder: Path, megabytes: int) -> None:
+        owner = self.folder.stat()
+        options = f"size={megabytes}m,mode=700,uid={owner.st_uid},gid={owner.st_gid}"
+        folder.mkdir()
+        try:
+            command = ["mount", "-t", "tmpfs", "-o", options, "none", str(folder)]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.remove()
+            raise NoSmallDisk("a small file system cannot be mounted here, which takes root") from error
+        self._disks.append(folder)
+
+    def fill(self, disk: str, rest: int) -> None:
+        """Fill a disk up to the last `rest` bytes."""
+        free = os.statvfs(self.folder / disk)
+        with (self.folder / disk / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_frsize - rest)
+
+    def make_space(self, disk: str) -> None:
+        """Remove what `fill` wrote."""
+        (self.folder / disk / "filler").unlink()
 
     def _run(self, program: str, *arguments: str) -> None:
         binaries = _binaries()
@@ -134,6 +173,10 @@ class PrivatePostgres:
             self.stop_immediately()
         except (RuntimeError, subprocess.SubprocessError):
             time.sleep(0.1)
+        for disk in self._disks:
+            # Also if a process that is being ended still has a file open there.
+            subprocess.run(["umount", "--lazy", str(disk)], check=False, timeout=60)
+        self._disks.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def location(self, schema: str = "") -> PostgresLocation:
