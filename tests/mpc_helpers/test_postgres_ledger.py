@@ -35,7 +35,7 @@ from mpc_helpers.ledger.engine import LedgerClosed, LedgerError, LedgerHead
 from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.ledger.reports import Standing
-from mpc_helpers.local.launcher import prepare
+from mpc_helpers.local.launcher import Trio, prepare
 from mpc_helpers.service import health
 from mpc_helpers.service.daemon import PROCESS_FILE
 from protocol.batch import sorted_order
@@ -55,6 +55,9 @@ from tests.mpc_helpers.test_report_ledger import (
     standing,
     state,
 )
+from tests.processes.test_chaos import Cell, outcome
+from tests.support.chaos_helper import Fault
+from tests.support.chaos_trio import chaos_trio, stop_all
 from tests.support.hunt import hunt
 from tests.support.ledger_places import configure, put_in_postgres
 from tests.support.private_postgres import NoSmallDisk, PrivatePostgres, server, why_not
@@ -353,6 +356,22 @@ def test_a_helper_whose_ledger_was_taken_over_ends_and_is_not_restarted(
         assert contents(place) == before
     unit = (ROOT / "mpc_helpers" / "operations" / "trefoil-helper.service").read_text()
     assert "\nRestartPreventExitStatus=3\n" in unit
+
+
+@pytest.mark.skipif(not _ALL, reason="minutes of real processes: make chaos")
+def test_helpers_killed_at_every_failpoint_release_every_report_once(tmp_path: Path) -> None:
+    """kill -9 of one helper after the other, with all three ledgers in PostgreSQL, at every failpoint there is."""
+    cells = [Cell(failpoint, Fault.KILL_DAEMON, number % 3) for number, failpoint in enumerate(Failpoint)]
+
+    def put_all_in_postgres(trio: Trio) -> None:
+        for party in range(3):
+            put_in_postgres(trio, party, server().location())
+
+    with chaos_trio(tmp_path, put_all_in_postgres) as trio:
+        outcomes = {cell: outcome(trio, cell) for cell in cells}
+        assert {cell: text for cell, text in outcomes.items() if text != "survived"} == {}
+        stop_all(trio)
+        assert trio.audit() == []
 
 
 # Connections that break.

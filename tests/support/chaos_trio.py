@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from mpc_helpers.ledger.attempt import AttemptState, QueryName
 from mpc_helpers.ledger.ledger import ReportLedger
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.ledger.schema import day_table
-from mpc_helpers.local.launcher import HelperProcess, Launched, launched, prepare
+from mpc_helpers.local.launcher import HelperProcess, Launched, Trio, launched, prepare
 from protocol.answer import AnswerShare
 from protocol.batch import BatchReader
 from protocol.errors import TrefoilError
@@ -247,10 +247,11 @@ def _state_of(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def chaos_trio(folder: Path) -> Iterator[ChaosTrio]:
-    """Three helpers of their own directory, with limits that let a cell end in seconds."""
+def chaos_trio(folder: Path, set_up: Callable[[Trio], object] = lambda _: None) -> Iterator[ChaosTrio]:
+    """Three helpers of their own directory, with limits that let a cell end in seconds; `set_up` runs before them."""
     options = {"processes": 0, "unchecked_histograms": True, "limits": {"mpc_seconds": 8, "peer_seconds": 2}}
     trio = prepare(folder / "trio", now=real_now(), sites={SITE: [SITE]}, options=options)
+    set_up(trio)
     with launched(trio, COMMAND) as running:
         yield ChaosTrio(running, folder)
 
