@@ -339,7 +339,7 @@ _DAY_RULES = (
         "",
         _UPDATE,
         "a report is pointed at an attempt that is being reserved",
-        "(SELECT state FROM attempts WHERE attempt = NEW.attempt) <> 'reserved'",
+        "(SELECT state FROM attempts WHERE attempt = NEW.attempt) IS NOT 'reserved'",
     ),
     Rule(
         "stay_locked",
@@ -369,7 +369,7 @@ _DAY_RULES = (
         # What costs least first: it holds for no row that is new.
         "(NEW.draws <> 0 OR (NEW.before IS NULL AND NEW.after <> 0)"  # noqa: S608  (constants)
         " OR (SELECT whole FROM attempts WHERE attempt = NEW.attempt)"
-        " <> CASE WHEN NEW.before IS NULL THEN 1 ELSE 0 END)"
+        " IS NOT CASE WHEN NEW.before IS NULL THEN 1 ELSE 0 END)"
         f" AND NOT EXISTS (SELECT 1 FROM undated WHERE digest = {_UNDATED_DIGEST})",
     ),
     Rule(

@@ -243,6 +243,8 @@ ILLEGAL = {
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 1, 1, 0, NULL, 0)": "a debug report in a real attempt",
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 1, NULL, 0, NULL, 0)": "a debug report in a real attempt",
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 0, 0, 0, 1, 0)": "a debug report in a real attempt",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 99, 0, 0, NULL, 0)": "new here was in no draw",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 99, NULL, 0, NULL, 0)": "new here was in no draw",
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 1, 0, 1, NULL, 0)": "new here was in no draw",
     "INSERT INTO attempts SELECT 50, randomblob(32), zeroblob(32), query_digest, 2, 0, 0, 'reserved', 0, NULL, '', 0,"
     " NULL, 1 FROM attempts WHERE number = 1": "begins as reserved",
