@@ -255,6 +255,11 @@ BAD_PARTS = {
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 4, 0, 0, 10, 10)": "CHECK",
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 5, 0, 0, NULL, 5)": "new here",
     "INSERT INTO reports_20000 VALUES (zeroblob(34), 5, 0, 0, 10, 0)": "new here",
+    # One of two rows is legal, whichever is looked at first.
+    f"{GO} before = 700000, after = 0 {_of(5)} OR digest = {_in_table(6)}": "what its last attempt left",
+    f"{GO} before = 1000000, after = 0 {_of(5)} OR digest = {_in_table(6)}": "what its last attempt left",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 4, 0, 0, 9, 5), (randomblob(34), 4, 0, 1, 9, 5)": "new here",
+    "INSERT INTO reports_20000 VALUES (zeroblob(34), 4, 0, 1, 9, 5), (randomblob(34), 4, 0, 0, 9, 5)": "new here",
     "UPDATE undated SET after = 900000": "never changed here",
     "INSERT INTO undated VALUES (zeroblob(32), 4, 0, 0, 10, 5)": "comes from peers",
     "UPDATE attempts SET state = 'aborted', whole = 1 WHERE attempt = 4": "only the state",

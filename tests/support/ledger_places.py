@@ -79,6 +79,7 @@ def _unhurried() -> AbstractContextManager[object]:
 def in_postgres(statement: str) -> str:
     """The statement with bytes as PostgreSQL writes them."""
     statement = statement.replace("randomblob(32)", "sha256('new')")
+    statement = statement.replace("randomblob(34)", "'ab' || sha256('new')")
     statement = re.sub(r"zeroblob\((\d+)\)", lambda size: f"x'{'00' * int(size[1])}'", statement)
     return re.sub(r"x'([0-9a-f]*)'", r"decode('\1', 'hex')", statement)
 
