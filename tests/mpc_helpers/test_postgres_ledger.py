@@ -188,13 +188,15 @@ def test_only_the_process_that_holds_a_ledger_writes_to_it(location: PostgresLoc
 _COMMITS = [point for point in Failpoint if point.value.endswith("commit")]
 # All of them are in `make chaos`.
 _ALL = os.environ.get("TREFOIL_CHAOS") == "all"
-_KILLED = _COMMITS if _ALL else [Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.VOTE_AFTER_COMMIT]
+# Between them a key of a share is written or erased, and a commit says why.
+_KEYS = [Failpoint.VOTE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT]
+_KILLED = _COMMITS if _ALL else [Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.VOTE_AFTER_COMMIT, *_KEYS]
 _STOPPED = _COMMITS if _ALL else [Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.RELEASE_BEFORE_COMMIT]
 _BROKEN = list(CALLS) if _ALL else ["reserve", "release", "watermark"]
 _STATES = {"reserved", "voted", "released", "renounced", "aborted"}
 
 
-def client(location: PostgresLocation, how: str, failpoint: Failpoint) -> subprocess.Popen[str]:
+def client(location: PostgresLocation, how: str, failpoint: Failpoint, keys: Path) -> subprocess.Popen[str]:
     command = [
         sys.executable,
         "-m",
@@ -203,6 +205,7 @@ def client(location: PostgresLocation, how: str, failpoint: Failpoint) -> subpro
         location.schema,
         how,
         failpoint.name,
+        str(keys),
     ]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -215,14 +218,26 @@ def acknowledged(lines: list[str]) -> dict[int, str]:
 
 @pytest.mark.parametrize("failpoint", _KILLED, ids=lambda point: point.name)
 def test_a_client_killed_at_a_failpoint_loses_nothing_that_was_acknowledged(
-    location: PostgresLocation, failpoint: Failpoint
+    location: PostgresLocation, failpoint: Failpoint, tmp_path: Path
 ) -> None:
-    process = client(location, "SIGKILL", failpoint)
+    """And after the restart there is a key for each share that is promised, and for no other."""
+    process = client(location, "SIGKILL", failpoint, tmp_path)
     lines = process.communicate(timeout=60)[0].split("\n")[:-1]
     assert process.returncode == -signal.SIGKILL
-    with closing(_reopened(location)) as again:
+    left = {path.name for path in tmp_path.iterdir()}
+    with closing(_reopened(location, tmp_path)) as again:
         check_acknowledged(again, lines)
         assert all(record.state is not AttemptState.RESERVED for record in again.attempts.pending())
+        records = [again.attempts.find(bytes([rank, 1]) * 16) for rank in range(1, 6)]
+        shares = {record.attempt_id.hex(): record.sealed_share for record in records if record is not None}
+        promised = {
+            record.attempt_id.hex()
+            for record in records
+            if record is not None and record.state in (AttemptState.VOTED, AttemptState.RELEASED)
+        }
+        assert shares == {attempt: b"share" if attempt in promised else None for attempt in shares}
+        assert {path.name for path in tmp_path.iterdir()} == promised
+        assert (left != promised) == (failpoint in _KEYS)
 
 
 def check_acknowledged(again: ReportLedger, lines: list[str]) -> None:
@@ -236,18 +251,18 @@ def check_acknowledged(again: ReportLedger, lines: list[str]) -> None:
         assert now.value == last or order.index(now.value) > order.index(last)
 
 
-def _reopened(location: PostgresLocation) -> ReportLedger:
+def _reopened(location: PostgresLocation, keys: Path | None = None) -> ReportLedger:
     """Open after a crash: the server notices a dead client's socket within the time that opening waits."""
-    again = ReportLedger(location, OWNER)
+    again = ReportLedger(location, OWNER, share_keys=keys)
     again.moves.sweep()
     return again
 
 
 @pytest.mark.parametrize("failpoint", _STOPPED, ids=lambda point: point.name)
 def test_a_client_paused_in_a_transaction_wakes_after_the_failover_and_changes_nothing(
-    location: PostgresLocation, failpoint: Failpoint
+    location: PostgresLocation, failpoint: Failpoint, tmp_path: Path
 ) -> None:
-    process = client(location, "SIGSTOP", failpoint)
+    process = client(location, "SIGSTOP", failpoint, tmp_path)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
@@ -291,11 +306,11 @@ _REPLIES = [
 
 @pytest.mark.parametrize(("failpoint", "reply"), _REPLIES, ids=lambda each: str(getattr(each, "name", each)))
 def test_a_client_paused_between_a_commit_and_its_reply_learns_that_it_is_fenced(
-    location: PostgresLocation, failpoint: Failpoint, reply: str
+    location: PostgresLocation, failpoint: Failpoint, reply: str, tmp_path: Path
 ) -> None:
     """Its move is durable, and whoever takes over goes on from it; it itself acknowledges no more than that move."""
     rank, moved = _IN_COMMIT[failpoint]
-    process = client(location, reply, failpoint)
+    process = client(location, reply, failpoint, tmp_path)
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)

@@ -1,6 +1,6 @@
 """A process that moves a ledger in PostgreSQL and, at one failpoint, kills or stops itself.
 
-    python -m tests.support.postgres_client URL SCHEMA SIGKILL|SIGSTOP|REPLY_KEPT|REPLY_LOST FAILPOINT
+    python -m tests.support.postgres_client URL SCHEMA SIGKILL|SIGSTOP|REPLY_KEPT|REPLY_LOST FAILPOINT SHARE_KEYS
 
 With the last two it stops in the next commit after the failpoint: when the server has replied, and before it reads the
 reply; when it goes on, it reads it or finds it lost. Prints each move once it is durable, and at the end how the
@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpc_helpers.identity.config import PostgresLocation
@@ -94,7 +95,7 @@ class Reply:
     statusmessage: str
 
 
-def main(url: str, schema: str, how: str, where: str) -> None:
+def main(url: str, schema: str, how: str, where: str, share_keys: str) -> None:
     def failpoint(at: Failpoint) -> None:
         if at.name != where:
             return
@@ -105,7 +106,8 @@ def main(url: str, schema: str, how: str, where: str) -> None:
         if not isinstance(connection.raw, StoppingConnection):
             connection.raw = StoppingConnection(connection.raw, how == "REPLY_LOST")
 
-    ledger = ReportLedger(PostgresLocation(url, schema), OWNER, failpoint=failpoint)
+    place = PostgresLocation(url, schema)
+    ledger = ReportLedger(place, OWNER, failpoint=failpoint, share_keys=Path(share_keys))
     done("opened")
     try:
         play(ledger)
