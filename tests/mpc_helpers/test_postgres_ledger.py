@@ -457,6 +457,45 @@ def test_a_connection_lost_in_a_transaction_leaves_all_of_it_or_nothing(
     ledger.close()
 
 
+class FailingStatement:
+    """A connection on which the next statement that begins so fails: it is cancelled, or the connection is lost."""
+
+    def __init__(self, raw: Any, beginning: bytes, lost: bool) -> None:
+        self._raw, self._beginning, self._lost = raw, beginning, lost
+        self.failed = False
+
+    def execute(self, statement: Any, *values: Any) -> Any:
+        if self.failed or not (isinstance(statement, bytes) and statement.startswith(self._beginning)):
+            return self._raw.execute(statement, *values)
+        self.failed = True
+        if self._lost:
+            self._raw.close()
+            return self._raw.execute(statement, *values)
+        self._raw.execute("SET LOCAL statement_timeout = '10ms'")
+        return self._raw.execute("SELECT pg_sleep(30)")
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._raw, attribute)
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "cancelled"])
+@pytest.mark.parametrize("beginning", ["SAVEPOINT", "INSERT INTO reports_", "ROLLBACK TO", "RELEASE"])
+def test_an_insertion_that_fails_within_its_savepoint_leaves_nothing(
+    location: PostgresLocation, ledger: ReportLedger, beginning: str, lost: bool
+) -> None:
+    """A plain insertion meets a report that is recorded, which is updated instead, and one that is new."""
+    ledger.moves.abort(reserve(ledger, 1, 1, 5), "")
+    before = contents(location)
+    connection: Any = ledger._database.connection
+    connection.raw = failing = FailingStatement(connection.raw, beginning.encode(), lost)
+    with raises(ErrorKind.UNAVAILABLE, LedgerError):
+        reserve(ledger, 2, 1, 4, 5, 6)
+    assert failing.failed and contents(location) == before
+    reserve(ledger, 2, 1, 4, 5, 6)
+    assert [standing(ledger, report) for report in (4, 5, 6)] == [Standing.BUSY] * 3
+    ledger.verify()
+
+
 def test_a_ledger_that_is_written_to_while_it_is_checked_is_not_taken_for_damaged(
     location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
