@@ -160,6 +160,9 @@ class PostgresConnection:
 
     def _outcome(self, raw: psycopg.Connection[tuple[Any, ...]]) -> str:
         """Return what became of the last transaction: committed, aborted, in progress, or unknown."""
+        if raw.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+            # A standby has not heard of it yet, or never will. It decides when it is promoted.
+            return "in progress"
         try:
             (status,) = raw.execute("SELECT pg_xact_status(%s::xid8)", (self._transaction_id,)).fetchone() or (None,)
         except psycopg.errors.InvalidParameterValue:

@@ -662,6 +662,31 @@ def test_an_id_that_was_assigned_again_after_a_crash_is_not_taken_for_our_transa
             assert (standing(again, 5) is Standing.BUSY) == (to == "nobody")
 
 
+def test_a_standby_that_lags_is_not_believed_before_it_is_promoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has not heard of the transaction, which is committed where the ledger is."""
+    from mpc_helpers.ledger.postgres_engine import PostgresConnection
+
+    with closing_cluster(PrivatePostgres()) as primary:
+        place = primary.location()
+        ReportLedger.create(place, OWNER)
+        with closing_cluster(PrivatePostgres(primary)) as standby, closing(ReportLedger(place, OWNER)) as ledger:
+            follow(primary, standby)
+            admin(standby.location(), "SELECT pg_wal_replay_pause()")
+            connection: Any = ledger._database.connection
+            connection.raw = BreakingConnection(connection.raw, Lost.AFTER_COMMIT)
+            connect = connection._connect
+            asked: list[Any] = []
+
+            def connect_to_standby_first() -> Any:
+                asked.append(PostgresConnection(standby.location(place.schema)).raw if not asked else connect())
+                return asked[-1]
+
+            monkeypatch.setattr(connection, "_connect", connect_to_standby_first)
+            reserve(ledger, 1, 1, 5)
+            assert len(asked) >= 2
+            assert standing(ledger, 5) is Standing.BUSY
+
+
 def test_a_transaction_in_which_a_statement_failed_is_not_reported_as_committed(ledger: ReportLedger) -> None:
     """PostgreSQL replies to its commit without an error."""
     transaction = ledger._database.transaction()
