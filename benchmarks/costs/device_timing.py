@@ -471,7 +471,7 @@ def measure(samples: int, conditions: Conditions, seed: int, advance: Callable[[
     with _folder() as folder:
         costs = time_without_delay(folder, samples, seed, advance)
         fallback = time_fallback(samples)
-        with _busy(conditions.busy_loops):
+        with busy(conditions.busy_loops):
             promises = keep_promises(folder, min(samples, MOST_FIRST_SAVES), conditions.delay_ms)
             answers = ask_all(QUESTIONS, samples, conditions, seed, advance)
     return DeviceTiming(costs, fallback, promises, answers, conditions)
@@ -479,17 +479,17 @@ def measure(samples: int, conditions: Conditions, seed: int, advance: Callable[[
 
 def ask_again(timing: DeviceTiming, samples: int, seed: int, advance: Callable[[int], None]) -> DeviceTiming:
     """Ask those questions again that were no coins, of `AGAIN` times as many calls."""
-    with _busy(timing.conditions.busy_loops):
+    with busy(timing.conditions.busy_loops):
         again = ask_all(timing.missed(), AGAIN * samples, timing.conditions, seed, advance)
     return replace(timing, again=again)
 
 
 @contextmanager
-def _busy(loops: int) -> Iterator[None]:
-    """Keep the processors busy with so many processes that do nothing else."""
+def busy(loops: int) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
+    """Yield so many processes that keep the processors busy, and do nothing else."""
     running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
     try:
-        yield
+        yield running
     finally:
         for process in running:
             process.kill()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.costs import device_timing
 from benchmarks.costs.areas import area_between, bits_between
 from benchmarks.costs.device_promises import Promises
 from benchmarks.costs.device_timing import COSTS, LIMITS, QUESTIONS, Conditions, DeviceTiming, State, device_in
@@ -124,6 +126,12 @@ ONE_OF_EACH = (
 )
 
 
+def test_busy_loops_run_while_questions_are_asked_and_no_longer() -> None:
+    with device_timing.busy(2) as running:
+        assert [process.poll() for process in running] == [None, None]
+    assert [process.poll() for process in running] == [-signal.SIGKILL] * 2
+
+
 def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One question of each kind."""
     chosen = [question for question in QUESTIONS if question.text.startswith(ONE_OF_EACH)]
@@ -134,7 +142,7 @@ def test_the_command_writes_every_figure(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("benchmarks.costs.device_promises.HOSTILE_CALLERS", 2)
     monkeypatch.setattr("benchmarks.costs.device_timing.DeviceTiming.missed", lambda _: chosen[:1])
     written = tmp_path / "device.json"
-    arguments = ["--samples", "4", "--lanes", "1", "--delay-ms", "200", "--busy", "1", "--json", str(written)]
+    arguments = ["--samples", "4", "--lanes", "1", "--delay-ms", "200", "--json", str(written)]
     result = CliRunner().invoke(app, ["bench", "device", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
     figures = json.loads(written.read_text())
