@@ -156,7 +156,10 @@ class Store(Protocol):
         """Return every site with impressions in [since, until)."""
 
     def evict_oldest_between(self, since: int, until: int, count: int, site: str | None = None) -> None:
-        """Delete the oldest `count` impressions in [since, until), on `site` or anywhere, in bounded work."""
+        """Delete the oldest `count` impressions in [since, until), on `site` or anywhere.
+
+        All of them at once, or an epoch would stay above its limits; what it may hold bounds the work.
+        """
 
     def drop_impressions_before(self, moment: int) -> None:
         """Delete impressions dated before `moment`, in bounded work; the next call continues."""
