@@ -76,8 +76,9 @@ class DeviceLimits:
     max_advertisers: int = _limit(10, _LIST[1:])
     max_labels: int = _limit(10, _LIST)
     max_log_records: int = _limit(10_000, _ROWS)
-    # How long after its call a measurement is answered, and how long before its answer its work must begin. Enough for
-    # a full device and the largest shape (`trefoil bench device` states both) after a turn of fifty other callers.
+    # How long after its call a measurement is answered, without the random part, and how long before that its work must
+    # begin. Enough for a full device and the largest shape (`trefoil bench device` states both) after a turn of fifty
+    # other callers.
     delay_ms: int = _limit(1000, range(200, 60_001), chosen=True)
     work_ms: int = _limit(100, range(1, 200))
     # The processor time of a measurement, whatever it finds: what takes longer takes a multiple of it. At least: on a

@@ -361,6 +361,7 @@ class Delayed:
             if self._clock() < job.begin_by:
                 began = self._processor_clock()
                 _run_job(job)
+                # A measurement: nothing else must begin in time, and a save's duration is not evened out.
                 if job.begin_by < math.inf:
                     self._owe(self._processor_clock() - began)
             with self._changed:
@@ -435,12 +436,12 @@ def yardstick() -> float:
 
 
 def random_spread() -> float:
-    """Return the sum of two coins: a distribution without a sharp edge, at which even a small shift would show."""
+    """Return `SPREAD` times the mean of two coins: no sharp edge, at which even a small shift would show."""
     return SPREAD * (fair_coin() + fair_coin()) / 2
 
 
 def soon(spread: float) -> float:
-    """Return what a save or an error takes, of the spread of a report."""
+    """Return how long a save or an error takes, with the random part scaled down from that of a report."""
     return SOON + spread * SOON_SPREAD / SPREAD
 
 
