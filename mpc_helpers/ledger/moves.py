@@ -126,7 +126,7 @@ class Moves:
         self._before_mpc: dict[bytes, bool] = {}
 
     def reserve(self, reservation: Reservation) -> list[bytes]:
-        """→ reserved. Requires all three proposals. Return the attempts it preempted, or raise `Conflict`."""
+        """Reserve (→ reserved). Requires all three proposals. Return the attempts it preempted, or raise `Conflict`."""
         try:
             with self._database.transaction(
                 Failpoint.RESERVE_BEFORE_COMMIT, Failpoint.RESERVE_AFTER_COMMIT
@@ -156,18 +156,18 @@ class Moves:
             del self._before_mpc[attempt_id]
 
     def vote(self, attempt_id: bytes, sealed_share: bytes) -> None:
-        """reserved → voted. Requires RESERVED from both peers and the MPC done; the share is sealed to the querier."""
+        """Vote (reserved → voted), after RESERVED from both peers and the MPC. The share is sealed to the querier."""
         share = self._share_keys.seal(attempt_id, sealed_share)
         with self._database.transaction(Failpoint.VOTE_BEFORE_COMMIT, Failpoint.VOTE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.VOTED, share=share)
 
     def release(self, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:
-        """voted → released, with YES from both peers. Durable before the first byte of the share is sent."""
+        """Release (voted → released), with YES from both peers. Durable before the first byte of the share is sent."""
         with self._database.transaction(Failpoint.RELEASE_BEFORE_COMMIT, Failpoint.RELEASE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.VOTED, AttemptState.RELEASED, votes=votes)
 
     def renounce(self, attempt_id: bytes, votes: Sequence[ReceivedVote], reason: str) -> None:
-        """voted → renounced, when a peer voted NO. The reports stay locked, and the share is erased."""
+        """Renounce (voted → renounced), when a peer voted NO. The reports stay locked, and the share is erased."""
         with self._database.transaction(
             Failpoint.RENOUNCE_BEFORE_COMMIT, Failpoint.RENOUNCE_AFTER_COMMIT
         ) as connection:
@@ -176,12 +176,12 @@ class Moves:
         self._database.erase_log()
 
     def free(self, attempt_id: bytes, votes: Sequence[ReceivedVote], reason: str) -> None:
-        """renounced → aborted, with NO from both peers. The reports are free again."""
+        """Free (renounced → aborted), with NO from both peers. The reports are free again."""
         with self._database.transaction(Failpoint.FREE_BEFORE_COMMIT, Failpoint.FREE_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RENOUNCED, AttemptState.ABORTED, votes=votes, reason=reason)
 
     def abort(self, attempt_id: bytes, reason: str, votes: Sequence[ReceivedVote] = ()) -> None:
-        """reserved → aborted: deadline, error, conflict, or a peer's NO. The reports are free again."""
+        """Abort (reserved → aborted): deadline, error, conflict, or a peer's NO. The reports are free again."""
         with self._database.transaction(Failpoint.GIVE_UP_BEFORE_COMMIT, Failpoint.GIVE_UP_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, votes=votes, reason=reason)
         self._forget([attempt_id])
