@@ -141,9 +141,6 @@ class _Counted:
         self._database.statements += 1
         return cursor
 
-    def close(self) -> None:
-        self._connection.close()
-
     def __getattr__(self, name: str) -> Any:
         """Return what only an engine knows of its own connection."""
         return getattr(self._connection, name)
