@@ -28,7 +28,7 @@ OTHER_VERSION = (
 
 
 class LedgerError(TrefoilError):
-    """The ledger cannot be used, or refused a change; nothing was written."""
+    """The ledger cannot be used, or refused a change. Nothing is half written; a commit that failed may be durable."""
 
     kind = ErrorKind.UNAVAILABLE
 
@@ -142,7 +142,10 @@ class LedgerEngine(Protocol):
         """Remove erased data from the log too, best effort."""
 
     def upsert(self, connection: Any, insert: str, update: str, values: Mapping[str, Any]) -> int:
-        """Insert rows, or update those that exist. Return how many were either."""
+        """Insert rows, or update those that exist. Return how many were either.
+
+        `insert` is a whole statement, and `update` what follows it for rows that exist: ON CONFLICT and the rest.
+        """
 
     def add_reports_table(self, connection: Any, table: str) -> None:
         """Create an empty table of reports with its rules, in the current transaction."""
