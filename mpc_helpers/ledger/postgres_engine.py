@@ -133,25 +133,26 @@ class PostgresConnection:
             if not self._was_committed():
                 raise
         else:
-            # The reply where a statement of it failed, and nobody heeded the error.
+            # The server replies ROLLBACK, without an error, if a statement failed and its error was ignored.
             if done != "COMMIT":
                 raise psycopg.errors.InFailedSqlTransaction("the transaction had failed, and was rolled back")
         finally:
             self._in_transaction = False
 
     def _was_committed(self) -> bool:
+        """Ask for the outcome of the last transaction until a server decides. If none does, close, as in a crash."""
         deadline = time.monotonic() + DOUBT_SECONDS
         while True:
             outcome, cause = "", None
             try:
                 with self._connect() as raw:
                     outcome = self._outcome(raw)
-                # The server may still be finishing it, or rolling it back: nobody else can end it.
+                # Otherwise ask again: the server may still be finishing it, or rolling it back.
                 if outcome in ("committed", "aborted"):
                     return outcome == "committed"
             except psycopg.OperationalError as error:
                 cause = error
-            # Also if the server replies: it waits for a dead synchronous standby without a limit.
+            # The deadline holds while the server replies, too: it waits for a dead synchronous standby without a limit.
             if outcome == "unknown" or time.monotonic() > deadline or self._closed is not None:
                 message = f"the connection to the ledger {self._location} broke in a commit, whose outcome is unknown"
                 hint = "Restart the helper: it reads what was committed."
@@ -232,7 +233,7 @@ class PostgresConnection:
             # A caller was interrupted within a statement, whose reply would be taken for the next one's.
             self.raw.close()
         if self.raw.closed and self._in_transaction:
-            # Never on in a new session: the rest of the transaction would be done there without its beginning.
+            # Not in a new session: the rest of the transaction would be done there without its beginning.
             raise psycopg.OperationalError("the connection broke in a transaction")
         if self.raw.closed and self._epoch is not None:
             self.raw = self._connect()
@@ -243,7 +244,7 @@ class PostgresConnection:
                 self._check_epoch()
                 self._hold(self._epoch)
             except BaseException:
-                # Never on in a session without the lock.
+                # No later call may use a session without the lock.
                 self.raw.close()
                 raise
         return self.raw

@@ -142,7 +142,7 @@ def _exported(config: HelperConfig, lost_by: int) -> Path:
 
 
 def _accepted(config: HelperConfig, party: int) -> Path:
-    """Return the file that says how far this ledger was when that was exported from which a peer's was rebuilt."""
+    """Return the file that says how far this ledger was at the export from which a peer's ledger was rebuilt."""
     return config.data / f"ledger-accepted-{party + 1}"
 
 

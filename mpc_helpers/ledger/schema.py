@@ -366,7 +366,7 @@ _DAY_RULES = (
         "",
         _INSERT,
         "a report that is new here was in no draw, and is used up or keeps the rest of all that was paid",
-        # What costs least first: it holds for no row that is new.
+        # What costs least first: it is false for every legal row of a new report, and `undated` is not searched then.
         "(NEW.draws <> 0 OR (NEW.before IS NULL AND NEW.after <> 0)"  # noqa: S608  (constants)
         " OR (SELECT whole FROM attempts WHERE attempt = NEW.attempt)"
         " IS NOT CASE WHEN NEW.before IS NULL THEN 1 ELSE 0 END)"

@@ -33,7 +33,7 @@ class ShareKeys:
     def seal(self, attempt_id: bytes, share: bytes) -> bytes:
         """Return the share as it is stored; its key is durable.
 
-        A vote may be repeated whose commit was in doubt, so that a key which exists is used again.
+        A vote whose commit was in doubt may be repeated. So a key that exists is used again.
         """
         if self._folder is None:
             return share
@@ -68,7 +68,7 @@ class ShareKeys:
             _erase(self._folder / attempt_id.hex())
 
     def erase_unless(self, stored: Callable[[bytes], bool]) -> None:
-        """Erase the keys of attempts whose share is not stored: a crash came between the two."""
+        """Erase the keys of attempts whose share is not stored, as a crash or a vote that was refused leaves them."""
         for path in [] if self._folder is None or not self._folder.exists() else list(self._folder.iterdir()):
             with suppress(ValueError):
                 if not stored(bytes.fromhex(path.name)):
