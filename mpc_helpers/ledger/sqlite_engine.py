@@ -37,10 +37,12 @@ from mpc_helpers.ledger.schema import (
 )
 from protocol.errors import ErrorKind
 
-# Four times SQLite's default. A batch of a large ledger touches many pages, each of which is found, hashed into the log
-# and copied back: the same bytes in fewer pieces. A file keeps the size that it was created with.
+# Four times SQLite's default. A batch of a large ledger touches many pages, each of which is found, checksummed in the
+# log and copied back: larger ones are fewer. Pages of 32 KiB take less time still, and write twice as much for a small
+# query. A file keeps the size that it was created with.
 PAGE_BYTES = 2**14
 # The write-ahead log is copied back when it has so many pages, and truncated between transactions to just above that.
+# With the smaller pages of an older file it is copied back sooner.
 _LOG_PAGES = 250
 LOG_BYTES = 2**22
 # The last format without days, which `upgrade` reads.
