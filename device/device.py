@@ -126,7 +126,7 @@ class Device(Generic[R]):
         saves: bool = False,
         leave: Callable[[float], None] | None = None,
     ) -> Iterator[DeviceCall]:
-        """Yield the call. What saves leaves soon after it came, and so does an error."""
+        """Yield the call. A save returns soon after it came, and so does an error."""
         # The arrival time comes first, so that every part of the call falls into its delay.
         came = self._schedule.now()
         leave = leave or self._schedule.wait_until
@@ -255,7 +255,7 @@ class Device(Generic[R]):
         return paid
 
     def _attribute(self, request: CheckedRequest, match: Match, payment: Payment, award: Award) -> tuple[int, ...]:
-        """Step 4. An epoch that could not pay contributes exactly what an absent one would."""
+        """Step 4: return the report's numbers. An epoch that could not pay contributes what an absent one would."""
         if not match.reach.measuring:
             return _zeros(request)
         kept = [epoch for epoch in match.sites if epoch in payment.paid]

@@ -316,7 +316,7 @@ class Delayed:
             self._sleep(left)
 
     def every(self, seconds: float, work: Callable[[], object]) -> None:
-        """Run `work` again and again, so far apart or more."""
+        """Run `work` on the worker, again and again, at least `seconds` apart."""
         with self._changed:
             self._periodic, self._period, self._due = work, seconds, self._clock() + seconds
             self._changed.notify_all()
