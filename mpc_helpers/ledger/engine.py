@@ -103,7 +103,7 @@ class LedgerConnection(Protocol):
         """Roll back, if a transaction is open. Never raises."""
 
     def interrupt(self) -> None:
-        """Have the statement that another thread waits for fail, and every later one."""
+        """Have the statement that another thread waits for fail; in PostgreSQL every later one, too."""
 
     def close(self) -> None: ...
 

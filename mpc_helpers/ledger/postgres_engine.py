@@ -436,7 +436,7 @@ class PostgresEngine:
         self._bytes = int(row[0]) if row else 0
 
     def sizes(self) -> tuple[int, int]:
-        """Return the bytes when they were measured last, and none for the log."""
+        """Return the bytes that were measured last, and 0 for the log."""
         return self._bytes, 0
 
     def _session(self) -> psycopg.Connection[tuple[Any, ...]]:

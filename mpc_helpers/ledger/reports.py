@@ -37,7 +37,8 @@ from protocol.errors import ErrorKind, ProtocolError
 from protocol.wire import HASH_SIZE
 
 Standings = npt.NDArray[np.uint8]
-# Digests that are in memory at a time: enough that a statement costs nothing beside its rows, on each of 30 days.
+# Digests that are in memory at a time, some 7 MB with what is made of them: enough that a statement costs nothing
+# beside its rows, on each of 30 days.
 _SPAN = 2**15
 # Rows that are counted at a time.
 _SLICE = 2**15

@@ -62,7 +62,7 @@ class SqliteConnection(sqlite3.Connection):
         self.execute("COMMIT")
 
     def roll_back(self) -> None:
-        """Roll back, unless the file was closed meanwhile, which also does."""
+        """Roll back, unless the file was closed meanwhile: closing rolls back, too."""
         with suppress(sqlite3.ProgrammingError):
             self.rollback()
 
