@@ -141,7 +141,7 @@ class Reports:
         most_draws: int | None = None,
         amounts: Amounts | None = None,
         *,
-        site: str = "",
+        site: str,
     ) -> Standings:
         """Return each report's standing for `query_key`; what that query may take from a larger one counts as free.
 
@@ -160,7 +160,7 @@ class Reports:
         amounts: Amounts,
         query_key: bytes,
         *,
-        site: str = "",
+        site: str,
     ) -> Left:
         """Return what is left of each report for `query_key`; 0 of those that another query holds."""
         left = np.zeros(len(digests), dtype=np.int64)

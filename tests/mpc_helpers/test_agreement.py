@@ -44,7 +44,7 @@ from tests.support.three_helpers import ThreeHelpers, three_helpers
 def standings_for_other(ledger: ReportLedger) -> Standings:
     """What the reports of the query are to another query, in this ledger."""
     batch = QUERY.batch()
-    return ledger.reports.lookup(batch.digests, batch.hours, OTHER.name.key, None, batch.amounts)
+    return ledger.reports.lookup(batch.digests, batch.hours, OTHER.name.key, None, batch.amounts, site="")
 
 
 def live_state(ledger: ReportLedger) -> AttemptState | None:

@@ -84,7 +84,7 @@ def reserved(ledger: ReportLedger, rank: int, number: int, *reports: int, most: 
 def worn(ledger: ReportLedger, *reports: int, most: int | None = PAIRWISE_DRAWS) -> list[bool]:
     return [
         standing == Standing.DRAWN
-        for standing in ledger.reports.lookup(digests(*reports), hours(len(reports)), name(9).key, most)
+        for standing in ledger.reports.lookup(digests(*reports), hours(len(reports)), name(9).key, most, site="")
     ]
 
 
@@ -127,7 +127,7 @@ def test_the_database_itself_refuses_one_draw_too_many(ledger: ReportLedger, mon
     with monkeypatch.context() as patch, pytest.raises(LedgerError, match="as many draws"):
         patch.setattr(Reports, "any_drawn_too_often", lambda *_: False)
         reserved(ledger, 2, 2, 4, 5)
-    assert ledger.reports.lookup(digests(4, 5), hours(2), name(9).key, PAIRWISE_DRAWS).tolist() == [
+    assert ledger.reports.lookup(digests(4, 5), hours(2), name(9).key, PAIRWISE_DRAWS, site="").tolist() == [
         Standing.FREE,
         Standing.DRAWN,
     ]

@@ -201,13 +201,13 @@ def test_nowhere_from_lookup_to_reservation_are_all_digests_in_memory(tmp_path: 
     negotiation.own, negotiation.proposals = proposal, dict.fromkeys(range(3), proposal)
     tracemalloc.start()
     try:
-        assert not ledger.reports.lookup(stored, hours, b"z" * 32).any()
+        assert not ledger.reports.lookup(stored, hours, b"z" * 32, site="").any()
         reservation = negotiation.reservation()
         ledger.moves.reserve(reservation)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert np.count_nonzero(ledger.reports.lookup(stored, hours, b"z" * 32)) == np.count_nonzero(accepted)
+    assert np.count_nonzero(ledger.reports.lookup(stored, hours, b"z" * 32, site="")) == np.count_nonzero(accepted)
     ledger.close()
     assert peak < 32 * count, f"{peak / count:.0f} bytes per report"
 

@@ -73,12 +73,12 @@ def take(ledger: ReportLedger, rank: int, number: int, need: int, *reports: int,
 
 def left(ledger: ReportLedger, *reports: int, paid: int = PAID) -> list[int]:
     """What is left for the smallest key; 0 of what is held by a voted attempt."""
-    found = ledger.reports.left(digests(*reports), hours(len(reports)), takes(1, len(reports), paid), KEY)
+    found = ledger.reports.left(digests(*reports), hours(len(reports)), takes(1, len(reports), paid), KEY, site="")
     return [int(rest) for rest in found]
 
 
 def standing(ledger: ReportLedger, report: int, need: int, *, key: bytes = LAST, paid: int = PAID) -> Standing:
-    found = ledger.reports.lookup(digests(report), hours(1), key, None, takes(need, 1, paid))
+    found = ledger.reports.lookup(digests(report), hours(1), key, None, takes(need, 1, paid), site="")
     return Standing(int(found[0]))
 
 
@@ -147,7 +147,7 @@ def test_each_report_has_an_amount_of_its_own(ledger: ReportLedger) -> None:
     batch = replace(reservation(1, 1, *range(900)), hours=when, amounts=Amounts(900, kinds, which), whole=False)
     ledger.moves.reserve(batch)
     release(ledger, batch.attempt_id)
-    found = ledger.reports.left(rows, when, Amounts(900, kinds, which), KEY)
+    found = ledger.reports.left(rows, when, Amounts(900, kinds, which), KEY, site="")
     assert found.tolist() == [kinds[kind].paid - kinds[kind].need for kind in which]
 
 
@@ -171,7 +171,7 @@ def test_draws_are_counted_over_all_answers_and_a_release_neither_counts_nor_res
         return wanted.attempt_id
 
     def now() -> Standing:
-        return Standing(int(ledger.reports.lookup(digests(5), hours(1), LAST, 3, takes(100_000, 1))[0]))
+        return Standing(int(ledger.reports.lookup(digests(5), hours(1), LAST, 3, takes(100_000, 1), site="")[0]))
 
     release(ledger, drawn(1, 1))
     ledger.moves.abort(drawn(2, 1), "")
@@ -511,7 +511,7 @@ def test_a_rebuilt_ledger_leaves_the_less_of_both_peers_and_counts_what_is_undec
     assert left(ledger, 5, 6, 7, 8, 9) == [500_000, 700_000, PAID, 0, PAID]
     assert [standing(ledger, report, 500_001) for report in (5, 8)] == [Standing.LITTLE, Standing.SEEN]
     # Their draws went along, also where nothing was ever taken.
-    found = ledger.reports.lookup(digests(7, 9), hours(2), LAST, 1, takes(1, 2))
+    found = ledger.reports.lookup(digests(7, 9), hours(2), LAST, 1, takes(1, 2), site="")
     assert found.tolist() == [Standing.DRAWN, Standing.DRAWN]
     release(ledger, take(ledger, 1, 1, 400_000, 5, 6, 7))
     assert left(ledger, 5, 6, 7) == [100_000, 300_000, 600_000]

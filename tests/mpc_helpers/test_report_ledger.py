@@ -115,7 +115,7 @@ def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: i
 
 
 def standing(ledger: ReportLedger, report: int, rank: int = 9) -> Standing:
-    return Standing(int(ledger.reports.lookup(digests(report), hours(1), name(rank).key)[0]))
+    return Standing(int(ledger.reports.lookup(digests(report), hours(1), name(rank).key, site="")[0]))
 
 
 def nothing(watermark: int) -> Entries:
@@ -309,7 +309,7 @@ def test_a_report_is_reserved_only_by_a_query_of_its_own_kind(
     for mixed in (*([*good[:at], not debug, *good[at:]] for at in (0, 600, 700)), [not debug] * 701):
         with pytest.raises(LedgerError, match="a debug report in a real attempt, or the reverse"):
             ledger.moves.reserve(reservation(1, 1, *range(701), debug=debug, made=mixed))
-    assert not ledger.reports.lookup(digests(*range(701)), hours(701), name(9).key).any()
+    assert not ledger.reports.lookup(digests(*range(701)), hours(701), name(9).key, site="").any()
     assert ledger.chain.head.sequence == 0
     ledger.moves.abort(reserve(ledger, 1, 1, 5), "")
     # A report that was reserved once keeps its kind: under the same digest it has the same header.
@@ -445,10 +445,10 @@ def test_lookup_of_many_in_any_mixture(ledger: ReportLedger) -> None:
         )
         ledger.moves.vote(attempt, b"sealed")
     ledger.moves.release(b"\2" * 32, YES)
-    assert np.array_equal(ledger.reports.lookup(rows, when, name(9).key), kinds)
-    assert ledger.reports.lookup(rows[:0], when[:0], name(9).key).size == 0
+    assert np.array_equal(ledger.reports.lookup(rows, when, name(9).key, site=""), kinds)
+    assert ledger.reports.lookup(rows[:0], when[:0], name(9).key, site="").size == 0
     twice = np.repeat(rows, 2, axis=0)
-    assert np.array_equal(ledger.reports.lookup(twice, np.repeat(when, 2), name(9).key), np.repeat(kinds, 2))
+    assert np.array_equal(ledger.reports.lookup(twice, np.repeat(when, 2), name(9).key, site=""), np.repeat(kinds, 2))
 
 
 def test_the_watermark_rises_forgets_whole_days_and_refuses(location: LedgerLocation, ledger: ReportLedger) -> None:
@@ -465,7 +465,7 @@ def test_the_watermark_rises_forgets_whole_days_and_refuses(location: LedgerLoca
     assert ledger.reports.advance_watermark(end) == [TODAY - 1]
     assert ledger.reports.advance_watermark(end - DAY) == []
     assert (ledger.reports.watermark, ledger.reports.count()) == (end, 2)
-    found = ledger.reports.lookup(digests(7, 8), both.hours, name(9).key)
+    found = ledger.reports.lookup(digests(7, 8), both.hours, name(9).key, site="")
     assert found.tolist() == [Standing.FREE, Standing.BUSY]
     assert standing(ledger, 6) is Standing.SEEN
     for number, time in enumerate((yesterday, end), 1):
@@ -481,7 +481,7 @@ def test_a_report_is_looked_for_on_the_day_of_its_header(ledger: ReportLedger) -
     """The digest covers the header, so no report has two days. A wrong hour would find nothing, on purpose here."""
     release(ledger, reserve(ledger, 1, 1, 5))
     for hour, expected in ((0, Standing.SEEN), (18, Standing.SEEN), (19, Standing.FREE), (-6, Standing.FREE)):
-        assert ledger.reports.lookup(digests(5), hours(1, TIME + hour * HOUR), name(9).key) == [expected]
+        assert ledger.reports.lookup(digests(5), hours(1, TIME + hour * HOUR), name(9).key, site="") == [expected]
 
 
 def test_a_report_is_looked_for_among_those_of_its_site(ledger: ReportLedger) -> None:
@@ -580,7 +580,7 @@ def test_a_lost_ledger_is_rebuilt_with_everything_of_both_peers_spent(engine_nam
     release(rebuilt, reserve(rebuilt, 2, 1, 8, time=TIME + DAY))
     assert rebuilt.reports.advance_watermark(TIME) == [-1]
     assert (rebuilt.reports.count(), standing(rebuilt, 5)) == (1, Standing.FREE)
-    assert rebuilt.reports.lookup(digests(8), hours(1, TIME + DAY), name(9).key) == [Standing.SEEN]
+    assert rebuilt.reports.lookup(digests(8), hours(1, TIME + DAY), name(9).key, site="") == [Standing.SEEN]
     rebuilt.close()
 
 
@@ -868,7 +868,7 @@ def test_an_old_ledger_is_refused_with_what_to_do_and_nothing_is_lost_in_the_upg
     others = {20: Standing.FREE, 21: Standing.FREE, 30: Standing.BUSY, 40: Standing.BUSY, 50: Standing.FREE}
     for report, expected in (spent | others).items():
         for time in (TIME - DAY, TIME):
-            assert ledger.reports.lookup(digests(report), hours(1, time), name(9).key) == [expected], report
+            assert ledger.reports.lookup(digests(report), hours(1, time), name(9).key, site="") == [expected], report
     for number, report in enumerate((10, 30, 40, 90)):
         with pytest.raises(Conflict):
             reserve(ledger, 9, number + 1, report)
@@ -885,7 +885,10 @@ def test_reports_of_an_old_ledger_go_on_with_their_draws_on_their_day(old: Path)
     assert standing(ledger, 20) is Standing.BUSY
     ledger.moves.begin(third.attempt_id)
     ledger.moves.abort(third.attempt_id, "")
-    assert ledger.reports.lookup(digests(20, 22), hours(2), name(9).key, 3).tolist() == [Standing.DRAWN, Standing.FREE]
+    assert ledger.reports.lookup(digests(20, 22), hours(2), name(9).key, 3, site="").tolist() == [
+        Standing.DRAWN,
+        Standing.FREE,
+    ]
     with raises(ErrorKind.REFUSED, Conflict):
         ledger.moves.reserve(replace(reservation(7, 2, 20), most_draws=3))
     release(ledger, reserve(ledger, 8, 1, 20))

@@ -509,7 +509,7 @@ def _liveness(world: CommitWorld, ledgers: dict[int, ReportLedger]) -> list[str]
         for query in world.queries:
             batch = dataclasses.replace(query.batch(), hours=np.full(len(query.reports), world.hour, dtype=np.uint32))
             assert batch.amounts is not None
-            left = ledger.reports.left(batch.digests, batch.hours, batch.amounts, bytes(32))
+            left = ledger.reports.left(batch.digests, batch.hours, batch.amounts, bytes(32), site="")
             if left.tolist() != [PAID - taken[bytes(row)] for row in batch.digests[:]]:
                 found.append(f"L1: helper {party} does not leave what was paid less what answers cost")
     return found

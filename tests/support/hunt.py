@@ -97,7 +97,7 @@ def _wrongs_of(world: HuntWorld, ledgers: list[ReportLedger], report: int) -> It
     told = [_told(ledger, digest) for ledger in ledgers]
     row = np.frombuffer(digest, dtype=np.uint8).reshape(1, -1)
     amounts = Amounts(1, (Amount(PAID, 1, 1),))
-    left = [int(ledger.reports.left(row, HOURS, amounts, bytes(32))[0]) for ledger in ledgers]
+    left = [int(ledger.reports.left(row, HOURS, amounts, bytes(32), site="")[0]) for ledger in ledgers]
     if any(each > rest for each in told):
         yield f"S1b: honest ledgers leave {told} of report {report}, and {rest} is left"
     if world.schedule.malicious is None and left != [rest] * len(ledgers):
