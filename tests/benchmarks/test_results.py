@@ -132,7 +132,7 @@ def throughput_sentences() -> Iterator[str]:
     sent = quoted["bytes_per_report"]
     yield f"Uploads are {sent['uploaded'] / 1e3:.1f} kB per report in all"
     yield f"each other {sent['between helpers']:.0f} bytes per report"
-    yield f"A report takes {tables.ledger_bytes():.0f} bytes in a ledger"
+    yield f"A report took {tables.ledger_bytes():.0f} bytes in a ledger"
     small = [point for point in points if point["buckets"] == 16]
     for point in (small[0], max(small, key=lambda point: int(point["reports"]))):
         yield f"{max(point['peak_rss_mb'].values()):.0f} MB at {point['reports']:,}"
@@ -166,7 +166,7 @@ def other_sentences() -> Iterator[str]:
     yield f"{first} of the {device['questions']} questions were no better than a coin when first asked"
     yield f"beside ten busy loops {busy_first}"
     yield f"once the others were asked again, {both} and {busy_both}"
-    report = busy["watching_again"]["a conversion: another site calls, or none"]
+    report = busy["watching"]["a conversion: another site calls, or none"]
     yield f"by an area of {report['area']:.3f}, {report['bits']:.4f} bit a call"
     charges = stored("regression-charges")["charges"]
     once = next(row for row in charges if (row["sampled"], row["epsilon"], row["models"]) == (True, 0.3, 1))
