@@ -574,7 +574,9 @@ def _outcome(request: CheckedRequest, epoch: int, match: Match, payment: Payment
         return EpochOutcome.CLOSED
     if payment.fault:
         return EpochOutcome.FAULT
-    if epoch not in match.sites and epoch not in match.withheld and request.side_query is None:
+    has_ads = epoch in match.sites or epoch in match.withheld
+    # A side query is paid for without ads too. Where that cannot be paid, the person is told so.
+    if not has_ads and (request.side_query is None or epoch in payment.paid):
         return EpochOutcome.NOTHING_FOUND
     return EpochOutcome.PAID if epoch in payment.paid else EpochOutcome.OUT_OF_BUDGET
 

@@ -335,6 +335,19 @@ def test_the_price_of_a_report_that_no_week_could_pay_includes_its_side_query() 
     assert "ε = 1.2 " in (shortfall(request, world.device.overview()) or "")
 
 
+def test_a_week_without_ads_that_paid_for_a_side_query_does_not_explain_the_null_report() -> None:
+    world = person().see(3.5).at(4)
+    options = ConversionOptions(TREFOIL_SERVICE, 2, epsilon=0.5, kappa=2)
+    request = options.checked("shop.example", "shop.example", world.limits)
+    assert world.device.measure_conversion("shop.example", options) == (1, 0, 0)
+    assert shortfall(request, world.device.overview()) is None
+    assert world.device.measure_conversion("shop.example", options) == (0, 0, 2)
+    [*_, record] = world.device.overview().reports
+    without_ads = [entry for entry in record.epochs if entry.outcome is EpochOutcome.NOTHING_FOUND]
+    assert all(entry.paid for entry in without_ads) and len(without_ads) == len(record.epochs) - 1
+    assert shortfall(request, world.device.overview())
+
+
 def test_a_week_that_the_person_closed_has_nothing_left() -> None:
     """It is not said of a report that no week had so much left in all of its budgets, where all weeks are closed."""
     world = person().see(0.1).at(0.2)
