@@ -17,7 +17,7 @@ help:
 	@echo "make demo    people, reports, three helpers and one noisy answer, in under a minute"
 	@echo "make live    the same in your browser: an advertisement, a shop, the answer, the budget"
 	@echo "make check   lint, types and the fast tests, in a minute and a half"
-	@echo "make test    lint, types and all tests, in six minutes"
+	@echo "make test    lint, types and all tests, in seven minutes"
 	@echo "make bench   what aggregating under MPC costs, against plaintext and a trusted server"
 	@echo "make results the commands of the files in benchmarks/results, and the tables that quote them: hours"
 	@echo "make chaos   the whole fault matrix with real processes      make load  200 queries, 100,000 posts"

@@ -318,7 +318,8 @@ class Auditor:
         outcomes = dict.fromkeys(asked.weeks, EpochOutcome.CLOSED)
         for week in usable:
             owes = bool(found[week] or asked.kappa)
-            paid = EpochOutcome.PAID if owes else EpochOutcome.NOTHING_FOUND
+            # A week without ads may have paid for the flag: the line says what, and that nothing was found.
+            paid = EpochOutcome.PAID if found[week] else EpochOutcome.NOTHING_FOUND
             outcomes[week] = paid if week in paying or not owes else EpochOutcome.OUT_OF_BUDGET
         return outcomes
 
