@@ -179,7 +179,7 @@ def test_a_planted_dead_reference_is_noticed(text: str) -> None:
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
 MOST_WORDS = 40
-LONGEST_README = 95
+LONGEST_README = 1450  # words
 
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK_TEXT = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -226,7 +226,7 @@ def test_no_private_idiom(page: Path) -> None:
 
 
 def test_the_front_page_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
+    assert len((ROOT / "README.md").read_text().split()) <= LONGEST_README
 
 
 def test_a_long_sentence_is_noticed_wherever_it_stands() -> None:
