@@ -361,19 +361,26 @@ class ShareCheck:
         self._retry = context.retry
 
     async def check(self, negotiation: Negotiation, accepted: Mask) -> bool:
-        """Return whether every accepted report is confirmed. The check_results are updated either way."""
+        """Return whether every accepted report is confirmed. The check_results are updated either way.
+
+        A helper that was superseded may not know what the peers know to be invalid. So where a proposal counts invalid
+        reports, all that this helper proposes is examined: in the end the same reports are in all three lists.
+        """
         evidence = negotiation.batch.evidence
         if evidence is None:
             return True
+        examined = accepted
+        if any(proposal.rejection_counts.get(Rejection.INVALID) for proposal in negotiation.proposals.values()):
+            examined = negotiation.proposals[self._parties.party].mask
         try:
-            await self._confirm(negotiation, evidence, accepted)
+            await self._confirm(negotiation, evidence, accepted, examined)
         except Superseded:
             return False
-        return not (accepted & evidence.check_results.invalid).any()
+        return not (examined & evidence.check_results.invalid).any()
 
-    async def _confirm(self, negotiation: Negotiation, evidence: Evidence, accepted: Mask) -> None:
+    async def _confirm(self, negotiation: Negotiation, evidence: Evidence, accepted: Mask, examined: Mask) -> None:
         check_results = evidence.check_results
-        if not (accepted & ~check_results.confirmed).any():
+        if not (examined & ~check_results.confirmed).any():
             return
         roots = {negotiation.proposals[party].check_root for party in range(3)}
         # The common case: nothing more is exchanged.
@@ -381,7 +388,7 @@ class ShareCheck:
             check_results.confirmed |= evidence.summed
             return
         lists = await self._both(negotiation, ())
-        needed = accepted & ~check_results.confirmed
+        needed = examined & ~check_results.confirmed
         differing = []
         for number, own in enumerate(evidence.blocks):
             rows = slice(number * BLOCK, (number + 1) * BLOCK)
@@ -391,12 +398,13 @@ class ShareCheck:
                 differing.append(number)
         for start in range(0, len(differing), MAX_SHOWN):
             numbers = differing[start : start + MAX_SHOWN]
-            await self._compare(negotiation, evidence, needed, numbers, lists)
+            await self._compare(negotiation, evidence, accepted, needed, numbers, lists)
 
     async def _compare(
         self,
         negotiation: Negotiation,
         evidence: Evidence,
+        accepted: Mask,
         needed: Mask,
         numbers: Sequence[int],
         lists: dict[int, list[bytes]],
@@ -412,15 +420,18 @@ class ShareCheck:
             )
         blocks = {self._parties.party: own, **await self._both(negotiation, tuple(numbers))}
         for at, number in enumerate(numbers):
-            places = np.flatnonzero(needed[number * BLOCK : (number + 1) * BLOCK])
-            shares = []
+            rows = slice(number * BLOCK, (number + 1) * BLOCK)
+            places = np.flatnonzero(needed[rows])
+            copies = []
             for party in range(3):
                 expected = lists[party][number] if party in lists else None
                 block = self._parse_block(party, number, blocks[party][at], expected, evidence.residues)
-                if not block.opened[places].all():
+                if not block.opened[places[accepted[rows][places]]].all():
                     raise self._blame(party, "proposes a report whose check shares it does not show")
-                shares.append(block.rows(places))
-            first, second, third = shares
+                copies.append(block)
+            # A report that only this helper proposes need not have opened elsewhere.
+            places = places[np.all([block.opened[places] for block in copies], axis=0)]
+            first, second, third = (block.rows(places) for block in copies)
             if not fit(first, second, third).all():
                 one, other = (party + 1 for party in self._parties.others)
                 message = f"helper {one} or helper {other} sent a wrong share in the check"

@@ -168,6 +168,21 @@ def test_bad_reports_are_left_out_and_counted_by_all_three(three: ThreeAgreement
     assert len(evidence[0].shown) == 3 * blocks
 
 
+@pytest.mark.parametrize("slow", range(3))
+@pytest.mark.parametrize("unopened", [{}, {1: [5]}], ids=["all opened", "one did not open"])
+def test_a_slow_helper_learns_what_the_others_left_out(
+    three: ThreeAgreements, slow: int, unopened: dict[int, list[int]]
+) -> None:
+    """The others have checked and proposed again before its own check is over. All lists must name the same reports."""
+    three.slow = {slow}
+    results = agree(three, evidence_of([0, BAD], unopened=unopened))
+    assert left_out(results) == [[0, *unopened.get(1, []), BAD]] * 3
+    expected = [{Rejection.INVALID: 2} for _ in range(3)]
+    for party, rows in unopened.items():
+        expected[party][Rejection.UNOPENABLE] = len(rows)
+    assert [attempt.rejections for attempt in results] == [tuple(expected)] * 3
+
+
 @pytest.mark.parametrize("residue", range(RESIDUES))
 def test_a_report_is_bad_if_a_single_residue_is_not_zero(three: ThreeAgreements, residue: int) -> None:
     evidence = evidence_of([BAD])
