@@ -13,12 +13,12 @@ README.md has the whole example, `benchmarks/tutorial.ipynb` a tour.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import io
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+# As in `typing`, whose import, like that of `pathlib`, takes long enough for a Ctrl-C to arrive before `main`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from benchmarks.experiments.own_workload import SimulationResult, example_tables, simulate
     from device.agent import create as create_device
@@ -124,6 +124,9 @@ def __dir__() -> list[str]:
 
 def _hidden() -> str:
     """Return which file hides a package of ours, if one does: their names are common words."""
+    import importlib.util
+    from pathlib import Path
+
     for package in ("protocol", "device", "mpc_helpers", "benchmarks"):
         spec = importlib.util.find_spec(package)
         if spec and spec.origin and Path(spec.origin).resolve().parent.parent != Path(__file__).resolve().parent:
@@ -133,9 +136,9 @@ def _hidden() -> str:
 
 def main() -> None:
     """Run the command of this process."""
-    if text := _hidden():
-        sys.exit(f"error: {text}")
     try:
+        if text := _hidden():
+            sys.exit(f"error: {text}")
         from protocol.cli.app import run
         from protocol.cli.stopping import interrupt_when_terminated
 

@@ -314,6 +314,12 @@ def run(arguments: Sequence[str]) -> int:
         with keeping(NOTHING_BEGUN):
             _refuse_repetition(arguments)
         code = tree().main(args=list(arguments), prog_name="trefoil", standalone_mode=False)
+        if code == Exit.INTERRUPTED:
+            # Typer's own word for an interrupt before the command began: it shows help, or parses.
+            raise Interrupted("interrupted", NOTHING_BEGUN)
+    except Interrupted as error:
+        # Without `_typed`, which imports the command: numpy refuses a second import after one that was interrupted.
+        return _complain(str(error), error.hint, Exit.INTERRUPTED, wants_json, error.kind)
     except TrefoilError as error:
         _LOG.debug("where it arose", exc_info=True)
         path, command, _ = _typed(arguments)
@@ -407,9 +413,7 @@ def _with_json_places(arguments: Sequence[str]) -> list[str]:
 
 
 def _exit_of(error: TrefoilError) -> Exit:
-    """Return the exit code: interrupted, permanently refused, retry later, or a mistake to correct first."""
-    if isinstance(error, Interrupted):
-        return Exit.INTERRUPTED
+    """Return the exit code: permanently refused, retry later, or a mistake to correct first."""
     match error.retryable:
         case None:
             return Exit.MISTAKE

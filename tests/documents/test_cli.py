@@ -156,8 +156,15 @@ def test_an_interrupt_while_modules_are_imported_is_no_traceback(
     assert ended.value.code == cli.Exit.INTERRUPTED and "error: interrupted\nhint: " in capsys.readouterr().err
     with monkeypatch.context() as patched:
         patched.setattr(cli, "_refuse_repetition", load)
+        patched.setattr(
+            cli, "_typed", lambda _: 1 / 0
+        )  # as numpy does at its second import, if the first was interrupted
         assert cli.run(["batch", "ls", "--json", "-"]) == cli.Exit.INTERRUPTED
     assert only_json(capsys.readouterr().out)["error"]["kind"] == "interrupted"
+    with monkeypatch.context() as patched:
+        patched.setattr(cli.RoleGroup, "format_help", load)
+        assert cli.run(["--help"]) == cli.Exit.INTERRUPTED
+    assert "error: interrupted\nhint: " in capsys.readouterr().err
 
 
 def test_a_quiet_command_quietens_nothing_after_it(capsys: pytest.CaptureFixture[str]) -> None:
