@@ -90,6 +90,16 @@ class TrefoilError(Exception):
         if kind is not None:
             self.kind = kind
 
+    @property
+    def hint(self) -> str:
+        return self._hint
+
+    @hint.setter
+    def hint(self, text: str) -> None:
+        self._hint = text
+        # A script or a notebook that does not catch this error shows it too (PEP 678).
+        self.__notes__ = [f"hint:  {text}"] if text else []
+
 
 class HelperError(TrefoilError):
     """An error attributed to one helper: `party` is 0, 1 or 2, or None if it cannot be attributed to one alone."""

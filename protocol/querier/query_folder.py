@@ -361,6 +361,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1, "trefoil") as thread:
-        return thread.submit(asyncio.run, work).result()
+        pass
+    else:
+        with ThreadPoolExecutor(1, "trefoil") as thread:
+            return thread.submit(asyncio.run, work).result()
+    return asyncio.run(work)  # outside the `except`: an error of `work` must not look like one of it

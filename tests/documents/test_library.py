@@ -12,6 +12,7 @@ import pydoc
 import subprocess
 import sys
 import tomllib
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,21 @@ def test_asking_with_the_wrong_type_is_explained(tmp_path: Path) -> None:
         with raises(ErrorKind.WRONG_TYPE, TrefoilError) as caught:
             trefoil.ask(**(right | wrong))
         assert next(iter(wrong)) in str(caught.value) and caught.value.hint.startswith("It must be ")
+
+
+def test_a_script_that_catches_nothing_shows_the_hint_and_no_error_of_ours(tmp_path: Path) -> None:
+    code = f"import trefoil; trefoil.ask({str(tmp_path / 'b')!r}, 'helpers.json', 'site.key')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("hint:  It must be ")
+
+    async def refused() -> None:
+        raise TrefoilError("refused", "Ask again.")
+
+    with raises(ErrorKind.INVALID_VALUE, TrefoilError) as caught:
+        run(refused())
+    caught.value.hint += " Later."
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.endswith("refused\nhint:  Ask again. Later.\n") and "During handling" not in told
 
 
 def test_importing_the_front_door_imports_no_role() -> None:
