@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from protocol.errors import ErrorKind, Inconsistent, OutOfRange, ProtocolError, TrefoilError
 from protocol.field import ELEMENT_SIZE, Vector
+from protocol.files import unwritable
 from protocol.header import Header, decode_header_or_none
 from protocol.hpke import Suite
 from protocol.report import SealedReport, header_digest, payload_size
@@ -119,7 +120,7 @@ class BatchWriter:
         try:
             self._file: IO[bytes] = path.open("ab+")
         except OSError as error:
-            raise TrefoilError(f"cannot write {path}: {error.strerror}", kind=ErrorKind.FILE_UNWRITABLE) from None
+            raise unwritable(path, error) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._layout = self._existing_layout()

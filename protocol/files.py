@@ -5,6 +5,7 @@ Separate from `cli.console`, so that a helper's daemon needs no terminal library
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -18,6 +19,16 @@ from protocol.errors import ErrorKind, TrefoilError
 PRIVATE = 0o600
 # Characters of a name that its temporary file has too: a name may be as long as the file system allows.
 DRAFT_NAME = 40
+# What a full disk, a quota and a limit on file sizes say.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FREE_SPACE = "Free some space, or choose another disk."
+
+
+def unwritable(path: Path, error: OSError) -> TrefoilError:
+    message = f"cannot write {path}: {error.strerror}"
+    if error.errno in FULL:
+        return TrefoilError(message, FREE_SPACE, kind=ErrorKind.NO_SPACE)
+    return TrefoilError(message, kind=ErrorKind.FILE_UNWRITABLE)
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -48,7 +59,7 @@ def write_private_file(path: Path, data: bytes) -> None:
             kind=ErrorKind.FILE_EXISTS,
         ) from None
     except OSError as error:
-        raise TrefoilError(f"cannot write {path}: {error.strerror}", kind=ErrorKind.FILE_UNWRITABLE) from None
+        raise unwritable(path, error) from None
 
 
 def read_private_file(path: Path) -> bytes:

@@ -290,7 +290,7 @@ class Queries:
             raise Refusal(
                 RefusalReason.VOTED,
                 "this helper has voted for the query",
-                "Its answer has been or may be released: repeat the same command to fetch it.",
+                "Its answer has been or may be released. To fetch it, run the query again.",
             )
         await tracked.enter(QueryState.WITHDRAWN, Failure(tracked.record.state, None, "its querier withdrew it"))
         self._finish(tracked)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import logging
 import re
@@ -26,6 +25,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from protocol.cli.console import STANDARD_OUTPUT, err, fits, out, write_json
 from protocol.cli.stopping import Interrupted, keeping
 from protocol.errors import ErrorKind, TrefoilError, printable
+from protocol.files import FREE_SPACE, FULL
 
 _LOG = logging.getLogger(__name__)
 # What typer raises for wrong usage. Its versions use the click that is installed, or carry their own.
@@ -335,12 +335,8 @@ def run(arguments: Sequence[str]) -> int:
         # What our code expects of files it turns into a TrefoilError; the rest is a path or a permission.
         _LOG.debug("where it arose", exc_info=True)
         what = f"{error.filename}: " if error.filename else ""
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        hint = (
-            "Free some space, or choose another disk."
-            if full
-            else "Check that the path exists and that you may use it."
-        )
+        full = error.errno in FULL
+        hint = FREE_SPACE if full else "Check that the path exists and that you may use it."
         kind = ErrorKind.NO_SPACE if full else None
         return _complain(f"{what}{error.strerror or error}", hint, Exit.MISTAKE, wants_json, kind)
     except ModuleNotFoundError as error:

@@ -267,7 +267,7 @@ def _context(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise TrefoilError(
-            f"cannot use {certificate} with {key}: {error}",
+            f"cannot use {certificate} with {key}: {error.strerror or error}",
             "Make both with: trefoil keygen tls",
             kind=ErrorKind.WRONG_FILE,
         ) from None

@@ -367,7 +367,7 @@ def test_a_private_file_is_never_replaced(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_leaves_no_half_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", fail)
-    with raises(ErrorKind.FILE_UNWRITABLE, TrefoilError):
+    with raises(ErrorKind.NO_SPACE, TrefoilError):
         write_private_file(tmp_path / "key", b"secret")
     assert list(tmp_path.iterdir()) == []
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from protocol.batch import BatchReader
 from protocol.errors import ErrorKind, TrefoilError
-from protocol.files import write_atomically
+from protocol.files import unwritable, write_atomically
 from protocol.noise import NoiseMode, law_of
 from protocol.querier.regression.model import Design, Matrix, Noise, read_document
 from protocol.wire import HASH_SIZE, tagged_hash
@@ -227,7 +227,7 @@ def append_record(path: Path, record: Record) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(record.line() + "\n")
     except OSError as error:
-        raise TrefoilError(f"cannot write {path}: {error.strerror}", kind=ErrorKind.FILE_UNWRITABLE) from None
+        raise unwritable(path, error) from None
 
 
 def load_records(path: Path, encoding: FeatureEncoding) -> dict[bytes, Record]:
