@@ -195,7 +195,8 @@ class _RecordFile:
                 self.layout = ColumnLayout.decode(file.read(PREAMBLE_SIZE), magic, payloads)
                 size = file.seek(0, os.SEEK_END) - PREAMBLE_SIZE
         except OSError as error:
-            raise TrefoilError(f"cannot read {path}: {error.strerror}", kind=ErrorKind.FILE_UNREADABLE) from None
+            hint = "A folder of trefoil collect is queried with: trefoil query series" if path.is_dir() else ""
+            raise TrefoilError(f"cannot read {path}: {error.strerror}", hint, kind=ErrorKind.FILE_UNREADABLE) from None
         except ProtocolError as error:
             raise ProtocolError(f"{path} is not a file of reports: {error}", kind=error.kind) from None
         self.count, rest = divmod(size, self.layout.record)
