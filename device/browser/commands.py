@@ -102,6 +102,9 @@ def uninstall(
     for path in paths:
         say(f"removed {path}")
     if forget:
-        say(f"deleted {devices} device{'' if devices == 1 else 's'}")
-    say("Remove Trefoil in chrome://extensions, too." if paths else "There was nothing to remove.")
+        say(f"deleted {devices} device{'' if devices == 1 else 's'}, and the helper sets they trust")
+    if paths:
+        say("Remove Trefoil in chrome://extensions, too.")
+    elif not forget:
+        say("There was nothing to remove.")
     write_json(json_file, {"removed": paths, "devices": devices})
