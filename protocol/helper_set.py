@@ -125,7 +125,7 @@ class HelperSet:
         idle = [helper for helper in self.helpers if not any(helper.active_key(now, suite) for suite in Suite)]
         raise TrefoilError(
             f"helper {idle[0].name} has no active HPKE key" if idle else "the helpers have no HPKE suite in common",
-            "Fetch a newer helper set from your device's vendor.",
+            "Fetch a newer helper set from your device's vendor, if this machine's clock is right.",
             kind=ErrorKind.EXPIRED,
         )
 

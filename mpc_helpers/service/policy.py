@@ -125,7 +125,9 @@ class Policy:
             )
         if now >= query.deadline:
             message = f"the query's deadline passed {now - query.deadline} s ago"
-            raise Refusal(RefusalReason.UNWILLING, message, "Make a new query with --new.")
+            raise Refusal(
+                RefusalReason.UNWILLING, message, "Make a new query with --new; if it is new, compare the clocks."
+            )
         if query.deadline > now + limits.seconds:
             raise Refusal(
                 RefusalReason.UNWILLING,

@@ -232,8 +232,9 @@ def _reports(count: int) -> str:
 
 def _subject(reason: Rejection, count: int, submitted: int) -> str:
     """Return the start of a sentence: how many of the reports, and why they are not counted."""
-    who = f"all {_reports(submitted)}" if count == submitted else f"{count} of {_reports(submitted)}"
     one = count == 1
+    everything = "the only report" if one else f"all {count} reports"
+    who = everything if count == submitted else f"{count} of {_reports(submitted)}"
     match reason:
         case Rejection.SEEN:
             return f"{who} {'was' if one else 'were'} counted before"

@@ -200,7 +200,7 @@ def alike(submitted: int, accepted: int, needed: int, counts: dict[Rejection, in
 
 SENTENCES = [
     (alike(401, 0, 361, {SEEN: 401}), "all 401 reports were counted before"),
-    (alike(1, 0, 1, {SEEN: 1}), "all 1 report was counted before"),
+    (alike(1, 0, 1, {SEEN: 1}), "the only report was counted before"),
     (
         alike(401, 0, 361, {SEEN: 400, BAD: 1}),
         "400 of 401 reports were counted before, and 1 cannot be counted",
