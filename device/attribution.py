@@ -17,6 +17,7 @@ import math
 import operator
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -76,11 +77,20 @@ def attribute(
         return (0,) * award.buckets
     try:
         return clip(function(nonempty, award), award)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    except BaseException as error:
         # Also SystemExit and the like, which would roll the transaction and its charge back.
+        if is_interrupt(error):
+            raise
         return (0,) * award.buckets
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether a person interrupts the program, which Python raises in its main thread: that of a simulation.
+
+    On the worker of a real device a querier's function has raised it, and its caller could read what the function saw.
+    """
+    # By the class itself, last: an exception may say that it has another, and raise when it is asked.
+    return threading.current_thread() is threading.main_thread() and issubclass(type(error), KeyboardInterrupt)
 
 
 def clip(answer: Sequence[float], award: Award) -> tuple[int, ...]:

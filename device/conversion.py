@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import ClassVar
 
-from device.attribution import AttributionFunction, LastNTouch, LastTouch, Need, is_ours, needs
+from device.attribution import AttributionFunction, LastNTouch, LastTouch, Need, is_interrupt, is_ours, needs
 from device.budget import FilterKind, LossTerms, report_sensitivity
 from device.epoch import EpochCalendar
 from device.errors import RangeError
@@ -290,7 +290,7 @@ def _passes(test: Callable[[Impression], bool], impression: Impression) -> bool:
     """
     try:
         return bool(test(impression))
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         return False

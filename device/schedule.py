@@ -36,6 +36,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
@@ -217,11 +218,13 @@ class Buckets:
 class _Answer(Generic[T]):
     """Where the worker puts a report for a caller that sleeps. Without a repr: it would show a debug report."""
 
-    __slots__ = ("fault", "value")
+    __slots__ = ("value",)
 
     def __init__(self, value: T) -> None:
         self.value = value
-        self.fault: BaseException | None = None
+
+    def settle(self, work: Callable[[], T]) -> None:
+        self.value = work()
 
 
 _open: WeakSet[Delayed] = WeakSet()
@@ -293,11 +296,8 @@ class Delayed:
         """Return the result of `work`, or that of `fallback` if it is not ready in time for a call made at `came`."""
         answer = _Answer(fallback())
         leaves = came + self.delay + self._spread()
-        self._put(Job(caller, self._clock(), lambda: _settle(answer, work), came + self.delay - self.work))
+        self._put(Job(caller, self._clock(), partial(answer.settle, work), came + self.delay - self.work))
         self.wait_until(leaves)
-        # Read once: the worker may still be writing.
-        if (fault := answer.fault) is not None:
-            raise fault
         return answer.value
 
     def arrival(self, caller: Caller, came: float) -> float:
@@ -398,22 +398,12 @@ class Delayed:
 Schedule: TypeAlias = AtOnce | Delayed
 
 
-def _settle(answer: _Answer[T], work: Callable[[], T]) -> None:
-    """Run by the worker: put the report where its caller will look. What ends a program is raised there, then."""
-    try:
-        answer.value = work()
-    except Exception as error:
-        _LOG.error("a report could not be sealed; a null report leaves instead: %s", type(error).__name__)
-    except BaseException as fault:
-        answer.fault = fault
-
-
 def _run_job(job: Job) -> None:
-    """Run a job; nothing that it raises ends the worker."""
+    """Run a job. Nothing that it raises ends the worker or reaches its caller, for whom the null report is ready."""
     try:
         job.run()
     except BaseException as fault:
-        _LOG.error("a call could not be applied: %s", type(fault).__name__)
+        _LOG.error("a call could not be carried out: %s", type(fault).__name__)
     # The backlog may hold the job for longer, and a report must not stay in memory with it.
     job.run = _nothing
 

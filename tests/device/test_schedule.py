@@ -28,7 +28,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.experiments.small_worlds import NOW, PUBLISHER, QUERIER, PlainDevice
+from benchmarks.experiments.small_worlds import NOW, PUBLISHER, QUERIER, START, WEEK, PlainDevice
 from device import agent
 from device.attribution import named_function
 from device.budget import FilterKind
@@ -414,19 +414,48 @@ def test_an_error_after_the_charge_is_a_null_report(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("fault", [KeyboardInterrupt, SystemExit])
-def test_what_ends_a_program_is_raised_in_its_caller_when_the_answer_is_due(fault: type[BaseException]) -> None:
-    """The worker survives it."""
+def test_what_would_end_a_program_reaches_neither_the_worker_nor_the_caller(fault: type[BaseException]) -> None:
+    """A person interrupts a program in its main thread; on the worker, a querier's function has raised it."""
 
     def ends() -> str:
-        raise fault
+        raise fault("what the function saw")
 
     time = VirtualTime()
     with delayed(time) as schedule:
         schedule.save(NEWS, ends)
-        with pytest.raises(fault):
-            schedule.measure(SHOP, schedule.now(), ends, lambda: "null")
+        assert schedule.measure(SHOP, schedule.now(), ends, lambda: "null") == "null"
         assert time.now == 100.0 + DELAY
         assert schedule.measure(SHOP, schedule.now(), lambda: "next", lambda: "null") == "next"
+
+
+class NoInterrupt(BaseException):
+    """One that says that it is an interrupt."""
+
+    __class__ = KeyboardInterrupt  # type: ignore[assignment]  # the point of the test
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, NoInterrupt])
+@pytest.mark.parametrize("code", ["function", "relevant"])
+def test_an_interrupt_that_a_function_raises_is_like_any_other_fault_of_it(
+    store: Store, fault: type[BaseException], code: str
+) -> None:
+    """Else its caller would read what it saw, and what it saw of one week would decide what another pays."""
+
+    def raises(shown: object, *_: object) -> Any:
+        if code == "function" or (isinstance(shown, Impression) and shown.histogram_index):
+            raise fault(shown)
+        return True
+
+    functions: dict[str, Any] = {code: raises}
+    request = AttributionRequest((0, 1), 0.5, 2, 1, 2, **functions)
+    with store.transaction():
+        for week in (0, 1):
+            store.save(ImpressionOptions(1 - week).saved("a.example", "a.example", START + week * WEEK, DeviceLimits()))
+    with timed(store, VirtualTime()) as (device, _):
+        assert device.measure(QUERIER, request) == ((1, 0) if code == "relevant" else (0, 0))
+        paid = {state.epoch: state.spent for state in device.budget() if state.kind is FilterKind.SITE}
+        assert paid == ({1: 500_000} if code == "relevant" else {0: 500_000, 1: 500_000})
+        assert [len(record.epochs) for record in device.reports()] == [2]
 
 
 # Closing
