@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from device import errors
+from device.option import abbreviated
 from protocol.errors import ErrorKind, TrefoilError
 from protocol.units import DAY, MICROS
 
@@ -94,17 +95,17 @@ class DeviceLimits:
                 continue
             if type(value) is not int or value not in allowed:
                 raise TrefoilError(
-                    f"the limit {limit.name} must be {allowed[0]} to {allowed[-1]}, not {value!r}",
+                    f"the limit {limit.name} must be {allowed[0]} to {allowed[-1]}, not {abbreviated(value)}",
                     kind=ErrorKind.OUT_OF_RANGE,
                 )
         if type(self.own_site) is not OwnSite:
             raise TrefoilError(
-                f"the limit own_site must be an OwnSite, not {self.own_site!r}", kind=ErrorKind.WRONG_TYPE
+                f"the limit own_site must be an OwnSite, not {abbreviated(self.own_site)}", kind=ErrorKind.WRONG_TYPE
             )
         services = self.aggregation_services
         if not isinstance(services, frozenset) or not all(type(name) is str for name in services):
             raise TrefoilError(
-                f"the limit aggregation_services must be a frozenset of names, not {services!r}",
+                f"the limit aggregation_services must be a frozenset of names, not {abbreviated(services)}",
                 kind=ErrorKind.WRONG_TYPE,
             )
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
-from typing import SupportsIndex
 
 from device.errors import RangeError
 from protocol.errors import ErrorKind
@@ -18,35 +17,37 @@ from protocol.errors import ErrorKind
 
 def whole(option: str, value: object, least: int, most: int) -> int:
     """Return a whole number from `least` to `most`. True counts as 1 in Python, and is no number here."""
-    if type(value) is int:
-        number = value
-    elif isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise RangeError(f"{option} must be a whole number, not {_abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
-    else:
-        number = operator.index(value)
+    number = None
+    # Tried: an array has `__index__`, and refuses.
+    with suppress(TypeError):
+        number = operator.index(value)  # type: ignore[arg-type]  # any object
+    if number is None or type(value) is bool:
+        raise RangeError(f"{option} must be a whole number, not {abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
     if not least <= number <= most:
-        raise RangeError(f"{option} must be {least} to {most}, not {_abbreviated(number)}")
+        raise RangeError(f"{option} must be {least} to {most}, not {abbreviated(number)}")
     return number
 
 
 def real(option: str, value: object) -> float:
     """Return a finite number as a double."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RangeError(f"{option} must be a number, not {_abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
+        raise RangeError(f"{option} must be a number, not {abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RangeError(f"{option} must be a finite number, not {_abbreviated(value)}")
+        raise RangeError(f"{option} must be a finite number, not {abbreviated(value)}")
     return number
 
 
 def entries(option: str, values: object, most: int) -> tuple[object, ...]:
     """Return the entries of a list, at most `most`; duplicates count. Iterates once, and no further than needed."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise RangeError(f"{option} must be a list, not {_abbreviated(values)}", kind=ErrorKind.WRONG_TYPE)
-    listed = tuple(islice(values, most + 1))
+    listed = None
+    with suppress(TypeError):
+        listed = tuple(islice(values, most + 1))  # type: ignore[call-overload]  # any object
+    if listed is None or isinstance(values, str | bytes):
+        raise RangeError(f"{option} must be a list, not {abbreviated(values)}", kind=ErrorKind.WRONG_TYPE)
     if len(listed) > most:
         raise RangeError(f"{option} has more than {most} entries; this device allows {most}", kind=ErrorKind.TOO_LARGE)
     return listed
@@ -60,7 +61,7 @@ def wholes(option: str, values: object, most_entries: int, allowed: range) -> tu
 def word(option: str, value: object) -> str:
     """Return a string, never one of a subclass that could read differently each time."""
     if type(value) is not str:
-        raise RangeError(f"{option} must be text, not {_abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
+        raise RangeError(f"{option} must be text, not {abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
     return value
 
 
@@ -69,10 +70,10 @@ def check_kind(value: object, *kinds: type) -> None:
     # By identity: a class may claim to equal ours.
     if not any(type(value) is kind for kind in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise RangeError(f"options must be {wanted}, not {_abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
+        raise RangeError(f"options must be {wanted}, not {abbreviated(value)}", kind=ErrorKind.WRONG_TYPE)
 
 
-def _abbreviated(value: object) -> str:
+def abbreviated(value: object) -> str:
     """Return enough of a value to recognise it; its class alone if it is not one of Python's own."""
     if type(value) is int and value.bit_length() > 128:
         # Python refuses to write very long numbers out.

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -333,6 +334,25 @@ def test_a_host_that_was_met_before_takes_the_same_steps(host: str) -> None:
     first = steps(host)
     assert "call parse_site" in first
     assert steps(host) == first
+
+
+@pytest.mark.parametrize("number", [np.array([1, 2]), np.bool_(True), int, 1.0, "1", None, True])
+def test_what_is_no_whole_number_is_refused_as_such(number: Any) -> None:
+    """Also a class or an array, which have what a number is converted by, and refuse."""
+    no_list: Any = np.array(1)
+    for options in (ImpressionOptions(number), ImpressionOptions(0, conversion_sites=no_list)):
+        with raises(ErrorKind.WRONG_TYPE, RangeError):
+            options.saved("a.example", "a.example", 0, DeviceLimits())
+
+
+def test_numbers_of_other_libraries_become_our_own() -> None:
+    saved = ImpressionOptions(np.int64(7)).saved("a.example", "a.example", 0, DeviceLimits())  # type: ignore[arg-type]  # the point of the test
+    assert type(saved.impression.histogram_index) is int
+
+
+def test_a_limit_too_long_to_write_out_is_refused_all_the_same() -> None:
+    with raises(ErrorKind.OUT_OF_RANGE, TrefoilError):
+        made(site_budget=10**5000)
 
 
 def test_limits_are_no_lower_than_the_standard_allows() -> None:
