@@ -155,9 +155,11 @@ class MemoryStore:
         if not sites:
             self._impressions = []
             self._filters = {}
+            self._actions = {}
             return
         self._impressions = [saved for saved in self._impressions if saved.impression.site not in sites]
         self._filters = {owner: ledger for owner, ledger in self._filters.items() if owner.site not in sites}
+        self._actions = {name: (began, acted.difference(sites)) for name, (began, acted) in self._actions.items()}
 
     def prune(self, first_epoch: int, before: int) -> bool:
         kept = self.filters_of(self._filters)

@@ -173,10 +173,10 @@ class SqliteStore:
             # The commit stands, and the caller must not learn about the disk; `_write_pending_token` retries.
             self._token_written = False
         if self._truncates_log:
-            # What the person cleared must not stay in the log beside the file. Best effort: a reader may hold it.
-            self._truncates_log = False
+            # What the person cleared must not stay in the log beside the file. While a reader holds that, the next call
+            # tries again.
             with suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._truncates_log = bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
 
     def _write_pending_token(self) -> None:
         """Write the token that could not be written after the last transaction; until that succeeds, raise."""
@@ -311,12 +311,11 @@ class SqliteStore:
         self._truncates_log = True
         self._connection.execute("DELETE FROM log")
         self.conversions.forget(sites)
-        if not sites:
-            self._connection.execute("DELETE FROM impression")
-            self._connection.execute("DELETE FROM filter")
-        for site in sites:
-            self._connection.execute("DELETE FROM impression WHERE site = ?", (site,))
-            self._connection.execute("DELETE FROM filter WHERE site = ?", (site,))
+        for table in ("impression", "filter", "action"):
+            if not sites:
+                self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 - tables named in this file
+            for site in sites:
+                self._connection.execute(f"DELETE FROM {table} WHERE site = ?", (site,))  # noqa: S608
 
     def prune(self, first_epoch: int, before: int) -> bool:
         finished = self._prune_filters(first_epoch) & self.conversions.drop_before(before)

@@ -177,7 +177,7 @@ class Store(Protocol):
         """Return all filters."""
 
     def forget(self, sites: Collection[str]) -> None:
-        """Delete the sites' events and filters, or everything if none are named, and the log of reports."""
+        """Delete the sites' events, filters and actions, or everything if none are named, and the log of reports."""
 
     def prune(self, first_epoch: int, before: int) -> bool:
         """Delete filters of epochs below `first_epoch`, and everything else that is dated before `before`.

@@ -752,16 +752,21 @@ def test_every_commit_waits_for_the_disk(database: Path) -> None:
         assert store._connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-@pytest.mark.parametrize("clear", ["forget", "clear", "prune"])
+@pytest.mark.parametrize("clear", ["forget all", "forget", "clear", "prune"])
 def test_what_was_deleted_is_not_left_in_the_file(tmp_path: Path, clear: str) -> None:
     """Whoever finds the disk later finds no trace of a site that was forgotten."""
     path, now = make(tmp_path / "ann.db"), NOW
     with opened(path, lambda: now) as device:
         for bucket in range(20):
             device.save_impression("a-secret-diary.example", ImpressionOptions(bucket))
+        if clear.startswith("forget"):
+            with device._store.transaction():
+                device._store.admit_to_action("a click", "a-secret-diary.example", 1, now)
     assert b"a-secret-diary" in path.read_bytes()
     with opened(path, lambda: now) as device:
         match clear:
+            case "forget all":
+                device.clear_browsing_history(forget_visits=True)
             case "forget":
                 device.clear_browsing_history(["a-secret-diary.example"], forget_visits=True)
             case "clear":
@@ -775,3 +780,28 @@ def test_what_was_deleted_is_not_left_in_the_file(tmp_path: Path, clear: str) ->
             assert b"a-secret-diary" not in held
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"a-secret-diary" not in left
+
+
+def test_what_was_deleted_leaves_the_log_when_its_last_reader_does(tmp_path: Path) -> None:
+    """A backup program may hold the write-ahead log while the person clears."""
+    path = make(tmp_path / "ann.db")
+    with opened(path, wait=0.01) as device:
+        device.save_impression("a-secret-diary.example", ImpressionOptions(0))
+        with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM impression").fetchall()
+            device.clear_impressions_for_site("a-secret-diary.example")
+            device.save_impression("news.example", ImpressionOptions(0))
+        device.save_impression("news.example", ImpressionOptions(1))
+        assert b"a-secret-diary" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sites", [["news.example", "blog.example"], []])
+def test_who_acted_is_forgotten_with_the_rest(store: Store, sites: list[str]) -> None:
+    with store.transaction():
+        assert store.admit_to_action("click", "news.example", 1, 1)
+        assert not store.admit_to_action("click", "shop.example", 1, 1)
+        store.forget(["blog.example"])
+        assert not store.admit_to_action("click", "shop.example", 1, 1)
+        store.forget(sites)
+        assert store.admit_to_action("click", "shop.example", 1, 1)
