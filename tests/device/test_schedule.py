@@ -160,7 +160,7 @@ def test_a_site_whose_job_was_too_late_has_not_had_its_turn() -> None:
     backlog = Backlog(patience=1.0)
     backlog.put(job(NEWS))
     backlog.take(1.0)
-    late = Job(SHOP, 0.0, nothing, begin_by=0.5)
+    late = Job(SHOP, 0.0, nothing, begin_by=1.0)
     backlog.put(late)
     assert backlog.take(1.0) is late
     news, shop = job(NEWS), job(SHOP)
@@ -193,12 +193,16 @@ def test_a_caller_is_slowed_down_by_its_own_calls_alone() -> None:
         assert arrivals == pytest.approx(expected)
 
 
-def test_a_caller_that_pauses_has_its_burst_again_and_none_waits_for_long() -> None:
+@pytest.mark.parametrize("others", [0, 50])
+def test_a_caller_that_pauses_has_its_burst_again_and_none_waits_for_long(others: int) -> None:
+    """And no more, however long it paused, also while it is still remembered."""
     buckets = Buckets()
+    for other in range(others):
+        buckets.take(Caller(f"site{other}.example", ""), 0.0)
     for _ in range(10 * BURST):
         latest = buckets.take(SHOP, 0.0)
     assert latest == pytest.approx(BURST * INTERVAL)
-    rested = 2 * BURST * INTERVAL
+    rested = 4 * BURST * INTERVAL
     assert [buckets.take(SHOP, rested) for _ in range(BURST)] == pytest.approx([rested] * BURST)
     assert buckets.take(SHOP, rested) == pytest.approx(rested + INTERVAL)
 
