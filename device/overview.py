@@ -44,7 +44,7 @@ class Overview:
 
 
 def lacked_budget(record: ReportRecord) -> bool:
-    """Return whether some week of the request had relevant events, and none that had could pay."""
+    """Return whether some week of the request could not pay, and none that had relevant events could."""
     outcomes = {entry.outcome for entry in record.epochs}
     return EpochOutcome.OUT_OF_BUDGET in outcomes and EpochOutcome.PAID not in outcomes
 
