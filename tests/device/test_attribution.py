@@ -56,6 +56,7 @@ from device.device import Device, DeviceCall, Payment
 from device.errors import DatabaseUnavailable, RangeError
 from device.events import Impression
 from device.limits import DeviceLimits
+from device.overview import lacked_budget
 from device.request import CheckedRequest, Match, SideQuery
 from device.stores.storage import EpochOutcome, Store
 from protocol.errors import TrefoilError
@@ -599,6 +600,7 @@ def test_an_epoch_that_functions_were_not_shown_pays_nothing_and_is_out_of_budge
         assert ann.spent() == {0: 900_000, 1: 300_000 if side_query else 200_000}
         record = ann.device.reports()[-1]
         assert [entry.outcome for entry in record.epochs] == [EpochOutcome.OUT_OF_BUDGET, EpochOutcome.PAID]
+        assert not lacked_budget(record)
 
 
 class CountsLooks(tuple[float, ...]):

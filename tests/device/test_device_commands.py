@@ -147,9 +147,10 @@ def test_limits_chosen_at_creation_are_kept_with_the_database(tmp_path: Path, he
 
 def test_a_device_keeps_its_own_limits_whatever_the_defaults_become(tmp_path: Path) -> None:
     db = tmp_path / "ann.db"
-    agent.create(db, limits=DeviceLimits(site_budget=5, own_site=OwnSite.HIDDEN, sites_per_action=3))
+    agent.create(db, limits=DeviceLimits(site_budget=5, own_site=OwnSite.HIDDEN, sites_per_action=3, processor_ms=0))
     kept = agent.stored_limits(db)
     assert (kept.site_budget, kept.own_site, kept.sites_per_action) == (5, OwnSite.HIDDEN, 3)
+    assert kept.processor_ms == 0
     with closing(sqlite3.connect(db)) as connection, connection:
         connection.execute("UPDATE setting SET value = -1 WHERE name = 'site_budget'")
     with pytest.raises(TrefoilError):

@@ -407,7 +407,35 @@ def test_naming_future_weeks_hides_no_spending_from_the_log(store: Store) -> Non
     assert ann.ask(*range(40)) == (1, 0)
     (record,) = ann.device.reports()
     assert [(entry.epoch, entry.paid) for entry in record.epochs if entry.paid] == [(0, 1_000_000)]
-    assert len(record.epochs) == LOGGED_EPOCHS
+    assert [entry.epoch for entry in record.epochs] == [0, *range(41 - LOGGED_EPOCHS, 40)]
+
+
+@pytest.mark.parametrize("epochs", [(0,), (0, 1)])
+def test_the_last_second_of_a_week_belongs_to_it(store: Store, epochs: tuple[int, ...]) -> None:
+    ann = Ann(store)
+    ann.now = START + WEEK - 1
+    ann.device.save_impression("news.example", ImpressionOptions(1))
+    assert ann.at(1.5).ask(*epochs) == (0, 1)
+
+
+def test_an_impression_is_there_in_its_last_second(store: Store) -> None:
+    """Also when that is when expired ones are deleted."""
+    ann = Ann(store).see(0, lifetime_days=1)
+    for now, report in ((START + DAY, (1, 0)), (START + DAY + 1, (0, 0))):
+        ann.now = now
+        assert ann.convert(epsilon=0.1) == report
+
+
+def test_of_impressions_of_one_second_the_one_saved_first_counts(store: Store) -> None:
+    ann = Ann(store).see(0.1, 1).see(0.1, 0).at(0.2)
+    assert ann.convert(epsilon=0.1) == (0, 1)
+
+
+def test_only_publishers_whose_ads_passed_the_test_of_relevance_pay(store: Store) -> None:
+    ann = Ann(store).see(0.1, 1).see(0.1, 0, "blog.example").at(0.5)
+    assert ann.ask(0, relevant=lambda impression: impression.histogram_index == 1) == (0, 1)
+    paid = [ann.spent(FilterKind.IMPRESSION_SITE, site) for site in ("news.example", "blog.example")]
+    assert paid == [{0: 500_000}, {}]
 
 
 def test_an_action_that_straddles_a_weeks_edge_decides_nothing_in_the_next(store: Store) -> None:

@@ -30,7 +30,7 @@ from device.report import HelperSetSeal, PlainSeal
 from device.request import CheckedRequest, SideQuery, SideQueryForm
 from device.stores import schema
 from device.stores.sqlite_store import SqliteStore
-from device.stores.storage import EpochEntry, EpochOutcome, Side, Store
+from device.stores.storage import EpochEntry, EpochOutcome, ReportRecord, Side, Store
 from protocol.errors import ErrorKind
 from protocol.report import SealedReport
 from protocol.units import DAY
@@ -132,6 +132,32 @@ def test_what_is_not_for_this_question_is_as_if_absent(store: Store, saved: dict
     assert bob.at(1.2).label(**asked) == (0, 0, 0)
     assert bob.device.budget() == []
     assert bob.buy(0.5, label=3).at(1.2).label(**asked) == (2, 0, 1)
+
+
+def test_a_window_that_ends_with_a_week_asks_nothing_of_the_next(store: Store) -> None:
+    """Not even κ, which a week owes that is asked."""
+    bob = Bob(store).at(1.2)
+    bob.now = START + WEEK + DAY
+    assert bob.label((WEEK + DAY) / WEEK, side_query=SideQuery(1)) == (0, 0, 0, 0)
+    assert set(bob.spent(site=PUBLISHER)) == {0}
+
+
+def test_a_fault_in_a_window_of_one_week_costs_what_the_label_would_have(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the query's largest could."""
+
+    log, faults = store.log, [MemoryError]
+
+    def fails_once(record: ReportRecord, most: int) -> None:
+        if faults:
+            raise faults.pop()
+        log(record, most)
+
+    bob = Bob(store).buy(0.5).at(1)
+    monkeypatch.setattr(store, "log", fails_once)
+    assert bob.label() == (0, 0, 0)
+    assert bob.spent(site=PUBLISHER) == {0: 300_000}
 
 
 def test_a_list_holds_for_its_own_event_only(store: Store) -> None:
@@ -374,6 +400,8 @@ def test_a_conversion_saved_while_the_clock_was_behind_the_barrier_is_never_told
     bob.buy(1.5)
     assert bob.at(2.6).label() == (0, 0, 0)
     assert bob.device.budget() == []
+    # The next save deletes it.
+    assert [saved.event.time for saved in bob.buy(2.7).device.overview().conversions] == [bob.now]
 
 
 def test_the_log_says_which_side_asked(store: Store) -> None:

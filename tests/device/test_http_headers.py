@@ -110,6 +110,7 @@ def test_the_least_of_every_number_is_taken() -> None:
         ("credit=(?1)", ErrorKind.WRONG_TYPE),
         ("histogram-size=?1", ErrorKind.WRONG_TYPE),
         ("histogram-size=0", ErrorKind.OUT_OF_RANGE),
+        ("lookback-days=0", ErrorKind.OUT_OF_RANGE),
         ("match-values=(4294967296)", ErrorKind.OUT_OF_RANGE),
     ],
 )
@@ -395,6 +396,13 @@ def test_each_feature_is_forbidden_by_its_own_name(person: Person, feature: Feat
     page = Page(NEWS, permissions_policy=f"{feature.value}=()")
     assert refused(lambda: person.browser.save_impression(page, AD)) is (feature is Feature.SAVE_IMPRESSION)
     assert refused(lambda: person.browser.measure_conversion(page, SALE)) is (feature is Feature.MEASURE_CONVERSION)
+
+
+@pytest.mark.parametrize("listed", ["null", "no URL", "data:text/html,x"])
+def test_no_list_names_an_origin_that_is_none(listed: str) -> None:
+    """All documents without an origin of their own are called null: one that is listed would name every other."""
+    documents = [Document("null"), Document(NEWS, f'save-impression=(self "{listed}")')]
+    assert refused(lambda: check_policy(Feature.SAVE_IMPRESSION, documents))
 
 
 def test_a_refusal_says_whom_and_what() -> None:

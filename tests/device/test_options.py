@@ -182,6 +182,9 @@ def test_the_headers_cap_and_spread_are_the_querys_and_never_this_conversions_va
     )
     terms = report_terms(paper, 1_900_000_000, debug=False)
     assert (terms.cap, terms.spread) == (7, 4)
+    # No more buckets than there are units to put into them.
+    least = replace(options, value=1, max_value=1).checked("shop.example", "shop.example", DeviceLimits())
+    assert report_terms(least, 1_900_000_000, debug=False).spread == 1
 
 
 # Limits
@@ -273,7 +276,17 @@ def test_a_host_stands_for_its_site(host: str, site: str) -> None:
             "https://shop.example",
             "a b.example",
         ),
-        *("a/b.example", "-a.example", "a..example", ".shop.example", "127.0.0.1", "1.2.3", "0x7f.1", "[::1]"),
+        *(
+            "a/b.example",
+            "-a.example",
+            "a..example",
+            "a.example..",
+            ".shop.example",
+            "127.0.0.1",
+            "1.2.3",
+            "0x7f.1",
+            "[::1]",
+        ),
         *("%41.example", "localhost", "foo.localhost", "LOCALHOST", "localhost.", "\x00.example"),
         *("x" * 64 + ".example", "a." * 130 + "example"),
     ],
@@ -343,6 +356,14 @@ def test_what_is_no_whole_number_is_refused_as_such(number: Any) -> None:
     for options in (ImpressionOptions(number), ImpressionOptions(0, conversion_sites=no_list)):
         with raises(ErrorKind.WRONG_TYPE, RangeError):
             options.saved("a.example", "a.example", 0, DeviceLimits())
+
+
+def test_a_list_is_read_no_further_than_it_may_be_long() -> None:
+    """One without end would be read until the memory is full."""
+    long: Any = iter(range(10_000))
+    with raises(ErrorKind.TOO_LARGE, RangeError):
+        replace(OPTIONS, match_values=long).checked("shop.example", "shop.example", DeviceLimits())
+    assert next(long) == DeviceLimits().max_match_values + 1
 
 
 def test_numbers_of_other_libraries_become_our_own() -> None:

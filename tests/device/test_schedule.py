@@ -305,10 +305,11 @@ def test_work_that_cannot_begin_in_time_is_dropped_and_reads_nothing() -> None:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_work_begins_early_enough_to_be_ready_or_not_at_all(begins: bool) -> None:
-    """So that what is paid for is seldom late: `WORK` before its answer, or a hundredth after that."""
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_work_begins_early_enough_to_be_ready_or_not_at_all(begins: bool, spread: float) -> None:
+    """So that what is paid for is seldom late: `WORK` before the delay is over, or a hundredth after that."""
     time, busy, ran = VirtualTime(), threading.Event(), list[str]()
-    with delayed(time) as schedule:
+    with delayed(time, spread) as schedule:
         schedule.save(NEWS, partial(busy.wait, PATIENTLY))
 
         def meanwhile() -> None:
@@ -319,6 +320,20 @@ def test_work_begins_early_enough_to_be_ready_or_not_at_all(begins: bool) -> Non
         time.meanwhile = meanwhile
         schedule.measure(SHOP, schedule.now(), partial(ran.append, "read"), nothing)
     assert bool(ran) is begins
+
+
+@pytest.mark.parametrize(("waited", "order"), [(0.44, ["news", "news", "shop"]), (0.46, ["shop", "news", "news"])])
+def test_sites_take_turns_once_a_call_has_waited_for_nearly_half_the_delay(waited: float, order: list[str]) -> None:
+    time, busy, ran = VirtualTime(), threading.Event(), list[str]()
+    with delayed(time) as schedule:
+        schedule.save(NEWS, partial(busy.wait, PATIENTLY))
+        for _ in range(2):
+            schedule.save(NEWS, partial(ran.append, "news"))
+        schedule.save(SHOP, partial(ran.append, "shop"))
+        time.now += waited
+        busy.set()
+        assert schedule.drain(PATIENTLY)
+    assert ran == order
 
 
 def test_a_measurement_takes_a_multiple_of_the_same_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -709,6 +724,18 @@ def test_a_program_that_answers_many_callers_is_told_when_and_does_not_sleep(sto
         assert time.slept == 0
     late = [0.0] * BURST + [INTERVAL, 2 * INTERVAL, 0.0]
     assert leaves == pytest.approx([100.0 + SOON + each for each in late])
+
+
+def test_what_is_done_every_hour_is_not_done_at_once_or_made_up_for() -> None:
+    time, ran = VirtualTime(), list[str]()
+    with delayed(time) as schedule:
+        schedule.every(HOUR, partial(ran.append, "ran"))
+        for hours, often in ((0, 0), (10, 1), (0.5, 1), (0.5, 2)):
+            time.now += hours * HOUR
+            for _ in range(2):
+                schedule.save(NEWS, nothing)
+            assert schedule.drain(PATIENTLY)
+            assert len(ran) == often
 
 
 def test_what_expires_is_deleted_while_no_site_measures(tmp_path: Path) -> None:

@@ -190,6 +190,16 @@ def test_a_set_is_renewed_by_the_three_that_it_names(store: Store) -> None:
         assert services.trusted_sets(store.services) == {NORTH: HELPER_SET, SOUTH: later}
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_set_given_for_one_call_replaces_none_that_is_held(number: int) -> None:
+    """Not even a later one: `renew` decides that."""
+    held, given = set_of("north", 2), set_of("south", number)
+    assert services.with_given({"north": held}, "north", held) == {"north": held}
+    assert services.with_given({"north": held}, "south", given) == {"north": held, "south": given}
+    with raises(ErrorKind.WRONG_HELPER_SET, TrefoilError):
+        services.with_given({"north": held}, "north", given)
+
+
 def test_no_other_set_takes_its_place() -> None:
     held = ServiceList()
     services.add(held, SOUTH, resigned(OTHER_SET, 5), NOW)

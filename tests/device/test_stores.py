@@ -5,6 +5,8 @@ The second part is about the file: durable, atomic, private to its owner; `test_
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
 import stat
@@ -502,6 +504,10 @@ def test_files_are_for_their_owner_alone(database: Path) -> None:
     assert modes["ann.db"] == modes["ann.db-wal"] == modes["ann.db.instance"] == 0o600
 
 
+def test_a_file_is_for_its_owner_alone_before_it_is_opened(tmp_path: Path) -> None:
+    assert stat.S_IMODE(make(tmp_path / "ann.db").stat().st_mode) == 0o600
+
+
 def test_creating_never_replaces(database: Path) -> None:
     before = database.read_bytes()
     with raises(ErrorKind.FILE_EXISTS):
@@ -590,6 +596,21 @@ def test_a_store_is_used_inside_a_transaction_only(database: Path) -> None:
     store = SqliteStore.open(database, epoch_length=WEEK, clock=lambda: NOW)
     with closing(store), pytest.raises(RuntimeError, match="transaction"):
         store.raise_barrier(NOW)
+
+
+def test_a_token_that_cannot_be_written_stops_the_next_call(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The charge before it is durable, and what it pays for leaves; but a restored copy would not be noticed."""
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with opened(database) as device:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", fails)
+            assert [ask(device), ask(device)] == [1, 0]
+            with raises(ErrorKind.UNAVAILABLE):
+                device.budget()
+        assert (ask(device), spent(device)) == (1, 200_000)
 
 
 def test_a_locked_database_gives_a_null_report_not_an_error(database: Path) -> None:
@@ -757,7 +778,8 @@ def test_what_was_deleted_is_not_left_in_the_file(tmp_path: Path, clear: str) ->
     """Whoever finds the disk later finds no trace of a site that was forgotten."""
     path, now = make(tmp_path / "ann.db"), NOW
     with opened(path, lambda: now) as device:
-        for bucket in range(20):
+        # Enough that whole pages become free.
+        for bucket in range(200):
             device.save_impression("a-secret-diary.example", ImpressionOptions(bucket))
         if clear.startswith("forget"):
             with device._store.transaction():
@@ -794,6 +816,15 @@ def test_what_was_deleted_leaves_the_log_when_its_last_reader_does(tmp_path: Pat
             device.save_impression("news.example", ImpressionOptions(0))
         device.save_impression("news.example", ImpressionOptions(1))
         assert b"a-secret-diary" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", list(FilterKind))
+def test_what_a_site_has_paid_is_forgotten_in_all_its_roles(store: Store, kind: FilterKind) -> None:
+    with store.transaction():
+        for site in ("news.example", "shop.example"):
+            pay(store, FilterOwner(kind, site), e1=1)
+        store.forget(["news.example"])
+        assert [owner for owner, entries in paid(store).items() if entries] == [FilterOwner(kind, "shop.example")]
 
 
 @pytest.mark.parametrize("sites", [["news.example", "blog.example"], []])
