@@ -167,7 +167,6 @@ class Device(Generic[R]):
         try:
             with self._store.transaction():
                 began, measuring = True, self._store.enabled
-                self._weeks.drop_expired(call.now)
                 # Switched off, a device does the same work, since its duration could be seen, and discards it.
                 with nullcontext() if measuring else self._store.discarded():
                     # Match: which epochs of the window have relevant events.
@@ -429,13 +428,13 @@ class Device(Generic[R]):
     def delete_expired(self) -> None:
         """Delete all events whose lifetime is over. Run when a device is opened, and once an hour while it is open.
 
-        Measurements delete some; a save never does: under a clock that is set back later, one week's events would
-        decide what is left of others'.
+        No call of a site does, as it could not delete them all: under a clock that is set back later, one week's events
+        would decide what is left of others'.
         """
-        is_finished = False
+        now, is_finished = self._clock(), False
         while not is_finished:
             with self._store.transaction():
-                is_finished = self._weeks.drop_expired(self._clock())
+                is_finished = self._store.drop_expired(now)
 
     def budget(self) -> list[FilterState]:
         """Return what every filter has paid, for the person alone."""

@@ -16,7 +16,6 @@ from device.epoch import EpochCalendar, draw_start
 from device.events import SavedImpression
 from device.limits import DeviceLimits
 from device.stores.storage import SiteCount, Store
-from protocol.units import HOUR
 
 
 class Reach(NamedTuple):
@@ -37,8 +36,6 @@ class Weeks:
         self._start_coin = start_coin
         # The moment up to which this object has pruned the store.
         self._pruned: int | None = None
-        # When it last deleted all that had expired.
-        self._expired: int | None = None
 
     def fixed_calendar(self) -> EpochCalendar | None:
         """Return the calendar, or None if its start is not fixed yet."""
@@ -71,12 +68,6 @@ class Weeks:
         self._store.raise_barrier(last_closed)
         if self._pruned != last_closed and self._store.prune(first, last_closed + 1):
             self._pruned = last_closed
-
-    def drop_expired(self, now: int) -> bool:
-        """Delete some expired events, once an hour: every call would scan them all. Return whether none is left."""
-        if self._expired is None or not 0 <= now - self._expired < HOUR:
-            self._expired = now if self._store.drop_expired(now) else None
-        return self._expired is not None
 
 
 def evict_for_impression(

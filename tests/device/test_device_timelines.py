@@ -199,9 +199,6 @@ class SelectsExpired(Selects):
     def changed(self, selection: Selection) -> Selection:
         return replace(selection, now=0)
 
-    def drop_expired(self, now: int) -> bool:
-        return True
-
 
 class SelectsBeyondTheLookback(Selects):
     def changed(self, selection: Selection) -> Selection:
