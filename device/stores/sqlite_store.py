@@ -101,7 +101,8 @@ class SqliteStore:
         self._lock = threading.Lock()
         self._state: _State | None = None
         self._token_written = True
-        self._truncates_log = False
+        # How long the next commit waits for readers of the log that it truncates, or None if it does not truncate it.
+        self._truncation_wait: float | None = None
         self._pruned = _FIRST_FILTER
 
     create = staticmethod(create_database)
@@ -172,11 +173,20 @@ class SqliteStore:
         except OSError:
             # The commit stands, and the caller must not learn about the disk; `_write_pending_token` retries.
             self._token_written = False
-        if self._truncates_log:
-            # What the person cleared must not stay in the log beside the file. While a reader holds that, the next call
-            # tries again.
-            with suppress(sqlite3.Error):
-                self._truncates_log = bool(self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
+        if self._truncation_wait is not None:
+            self._truncate_log(self._truncation_wait)
+
+    def _truncate_log(self, wait: float) -> None:
+        """Truncate the write-ahead log: what the person cleared must not stay there. If a reader holds it, retry later.
+
+        Only the person's own call waits for the reader. A site's would be late for as long as one stays.
+        """
+        self._truncation_wait = 0.0
+        with suppress(sqlite3.Error):
+            self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * wait)}")
+            if self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0:
+                self._truncation_wait = None
+        self._connection.execute(f"PRAGMA busy_timeout = {round(1000 * self._wait)}")
 
     def _write_pending_token(self) -> None:
         """Write the token that could not be written after the last transaction; until that succeeds, raise."""
@@ -275,7 +285,7 @@ class SqliteStore:
         self._connection.execute(_DROP.format("impression"), (moment, CLEANUP_LIMIT))
 
     def clear_caller(self, site: str) -> None:
-        self._truncates_log = True
+        self._truncation_wait = self._wait
         self.conversions.clear_caller(site)
         self._connection.execute("DELETE FROM impression WHERE caller = ?", (site,))
         entry = f" {site} "
@@ -308,7 +318,7 @@ class SqliteStore:
         return {FilterOwner(FilterKind(kind), site): PrivacyFilter(paid) for kind, site, paid in rows}
 
     def forget(self, sites: Collection[str]) -> None:
-        self._truncates_log = True
+        self._truncation_wait = self._wait
         self._connection.execute("DELETE FROM log")
         self.conversions.forget(sites)
         for table in ("impression", "filter", "action"):

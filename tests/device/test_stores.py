@@ -817,9 +817,14 @@ def test_what_was_deleted_leaves_the_log_when_its_last_reader_does(tmp_path: Pat
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM impression").fetchall()
             device.clear_impressions_for_site("a-secret-diary.example")
+            traced: list[str] = []
+            device._store._connection.set_trace_callback(traced.append)  # type: ignore[attr-defined]  # on disk
             device.save_impression("news.example", ImpressionOptions(0))
         device.save_impression("news.example", ImpressionOptions(1))
         assert b"a-secret-diary" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    # A site's call does not wait for the reader, and the next statement waits for a writer as before.
+    waits = [statement for statement in traced if "busy_timeout" in statement]
+    assert waits == ["PRAGMA busy_timeout = 0", "PRAGMA busy_timeout = 10"] * 2
 
 
 @pytest.mark.parametrize("kind", list(FilterKind))
