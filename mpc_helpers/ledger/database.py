@@ -46,7 +46,7 @@ class Database:
         self._committed: list[Callable[[], None]] = []
 
     def on_commit(self, call: Callable[[], None]) -> None:
-        """Run `call` after each commit, under the lock."""
+        """Run `call` after the commit of the current transaction, under the lock. It must not raise."""
         self._committed.append(call)
 
     def close(self) -> None:
@@ -113,6 +113,7 @@ class Database:
     ) -> Iterator[LedgerConnection]:
         """Run the block atomically; its effect is durable when the block has ended."""
         with self.timed() as connection:
+            self._committed.clear()
             try:
                 self.connection.begin()
                 yield connection
@@ -193,7 +194,6 @@ class Chain:
         self._peer_heads = peer_heads
         self.ledger_id: bytes = database.value("SELECT ledger_id FROM ledger")
         self._head = self._read_head()
-        database.on_commit(self._refresh)
 
     @property
     def head(self) -> LedgerHead:
@@ -212,18 +212,19 @@ class Chain:
         """Append a move, and persist the peers' heads, in the transaction that makes it."""
         # Read from the table, not from `head`: one transaction may make several moves, and none is committed yet.
         last = self._read_head()
-        digest = next_head(last.digest, last.sequence + 1, attempt_id, state.value)
+        head = LedgerHead(
+            self.ledger_id, last.sequence + 1, next_head(last.digest, last.sequence + 1, attempt_id, state.value)
+        )
         connection.execute(
             "INSERT INTO moves SELECT ?, attempt, ?, ? FROM attempts WHERE attempt_id = ?",
-            (last.sequence + 1, state.value, digest, attempt_id),
+            (head.sequence, state.value, head.digest, attempt_id),
         )
         self._peer_heads.write(connection)
+        # Not read again: a connection that is lost after the commit would have a durable move reported as failed.
+        self._database.on_commit(lambda: setattr(self, "_head", head))
 
     def _read_head(self) -> LedgerHead:
         with self._database.reading() as connection:
             row = connection.execute("SELECT sequence, head FROM moves ORDER BY sequence DESC LIMIT 1").fetchone()
         sequence, digest = row or (0, first_head(self.ledger_id))
         return LedgerHead(self.ledger_id, sequence, digest)
-
-    def _refresh(self) -> None:
-        self._head = self._read_head()
