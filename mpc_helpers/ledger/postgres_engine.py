@@ -145,8 +145,13 @@ class PostgresConnection:
         while True:
             outcome, cause = "", None
             try:
-                with self._connect() as raw:
-                    outcome = self._outcome(raw)
+                # Under its name, so that it can be interrupted.
+                with self._connect() as self.raw:
+                    outcome = self._outcome(self.raw)
+                    if outcome == "committed":
+                        # A server that crashed shows it although its synchronous standbys may not have it. Whatever
+                        # is written after it waits for them.
+                        self.raw.execute("SELECT 1 FROM ledger FOR UPDATE")
                 # Otherwise ask again: the server may still be finishing it, or rolling it back.
                 if outcome in ("committed", "aborted"):
                     return outcome == "committed"

@@ -747,6 +747,40 @@ def test_a_commit_that_waits_for_a_dead_standby_is_in_doubt_no_longer_than_other
         private.remove()
 
 
+def test_a_commit_that_a_crashed_server_shows_counts_when_its_standby_has_it() -> None:
+    """Otherwise a move would be acted on that a synchronous standby, once promoted, has never seen."""
+    with closing_cluster(PrivatePostgres()) as private:
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+        def wait_for_standby() -> None:
+            limit = time.monotonic() + 30
+            while admin(place, waiting) != [(1,)]:
+                assert time.monotonic() < limit and thread.is_alive()
+                time.sleep(0.05)
+
+        with closing(ReportLedger(place, OWNER)) as ledger:
+            admin(place, "ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            admin(place, "SELECT pg_reload_conf()")
+            while admin(place, "SHOW synchronous_standby_names") != [("nobody",)]:
+                time.sleep(0.05)
+            thread = threading.Thread(target=reserve, args=(ledger, 1, 1, 5), daemon=True)
+            thread.start()
+            wait_for_standby()
+            private.stop_immediately()
+            private.start()
+            # The server knows it as committed. It is not yet told.
+            wait_for_standby()
+            assert admin(place, "SELECT state FROM attempts WHERE attempt = 1") == [("reserved",)]
+            assert ledger.chain.head.sequence == 0
+            admin(place, "ALTER SYSTEM RESET synchronous_standby_names")
+            admin(place, "SELECT pg_reload_conf()")
+            thread.join(30)
+            assert ledger.chain.head.sequence == 1
+            ledger.verify()
+
+
 # The server itself.
 
 
