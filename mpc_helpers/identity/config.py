@@ -99,7 +99,11 @@ class PostgresLocation:
             host = parts.hostname or ""
         except ValueError as error:
             raise ConfigError(f"the ledger's URL is malformed: {error}", _HINT, kind=ErrorKind.MALFORMED) from None
-        options = dict(parse_qsl(parts.query))
+        given = parse_qsl(parts.query, keep_blank_values=True)
+        options = dict(given)
+        if len(options) != len(given):
+            message = "the ledger's URL names an option twice"
+            raise ConfigError(message, _HINT, kind=ErrorKind.DUPLICATE)
         schema = options.pop("schema", "trefoil")
         if parts.password is not None or not _SECRETS.isdisjoint(options):
             message = "the ledger's URL has a password, which would be in logs and process lists"
@@ -257,6 +261,8 @@ def _from_json(stored: dict[str, Any], folder: Path) -> HelperConfig:
         values[name] = folder / stored[name]
     if stored["ledger"].startswith(("postgresql://", "postgres://")):
         values["ledger"] = PostgresLocation.parse(stored["ledger"])
+    elif re.search("://|dbname=", stored["ledger"]):
+        raise ConfigError("the ledger is a path, or begins with postgresql://", _HINT)
     values["previous_helper_sets"] = tuple(folder / entry for entry in _list_of(values, "previous_helper_sets", str))
     values["mpc_ports"] = tuple(_list_of(values, "mpc_ports", int)) or (0,)
     values["sites"] = {site: _site(site, entry) for site, entry in stored["sites"].items()}

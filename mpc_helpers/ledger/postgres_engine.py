@@ -68,6 +68,8 @@ _SETTINGS = {
     "tcp_keepalives_count": "3",
     "client_connection_check_interval": "5s",
     "lock_timeout": "5s",
+    # That of a role would end large statements, and the wait for a synchronous standby: as if that had the commit.
+    "statement_timeout": "0",
 }
 # A server that cannot be reached any more breaks the connection within half a minute, also while we wait for a reply.
 _DEADLINES: dict[str, Any] = {
@@ -79,8 +81,12 @@ _DEADLINES: dict[str, Any] = {
 }
 _DURABLE = ("fsync", "full_page_writes")
 _STOP = "Another process has it open. Stop that helper first; if its host is dead or paused: trefoil ledger take-over"
-_REACH = "The helper resumes by itself when the database can be reached. Nothing was half written."
+_REACH = (
+    "Check the ledger's URL, role and server. A helper that runs resumes by itself when the database can be reached."
+    " Nothing was half written."
+)
 _READ_ONLY = "Promote this server if it is a standby that should take over. Or name the one that may be written to."
+_OWNER = "Name the role that owns the ledger's schema; to create one, a role that owns the database."
 _SPACE = "Free disk space or repair the disk. Voted attempts resume by themselves."
 
 
@@ -101,7 +107,11 @@ class PostgresConnection:
         raw = psycopg.connect(self._location.conninfo(), autocommit=True, options=options, **_DEADLINES)
         # At least: a server that waits for its standbys (remote_apply) is left alone.
         weak = "current_setting('synchronous_commit') IN ('off', 'local')"
-        raw.execute(f"SELECT set_config('synchronous_commit', 'on', false) WHERE {weak}".encode())
+        stronger = f"CASE WHEN {weak} THEN set_config('synchronous_commit', 'on', false) END"
+        path, _ = raw.execute(f"SELECT current_setting('search_path'), {stronger}".encode()).fetchone() or ("", None)
+        if path != self._location.schema:
+            raw.close()
+            raise psycopg.OperationalError("sessions do not keep their settings; name the server itself, not a pooler")
         return raw
 
     def execute(self, statement: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> psycopg.Cursor[Any]:
@@ -394,6 +404,8 @@ class PostgresEngine:
                 return LedgerError(f"cannot use the ledger {self}: {text}", _STOP, kind=ErrorKind.BUSY)
             case psycopg.errors.DiskFull() | psycopg.errors.IoError():
                 return LedgerError(f"cannot use the ledger {self}: {text}", _SPACE, kind=ErrorKind.NO_SPACE)
+            case psycopg.errors.InsufficientPrivilege():
+                return LedgerError(f"cannot use the ledger {self}: {text}", _OWNER, kind=ErrorKind.FORBIDDEN)
             case psycopg.errors.ReadOnlySqlTransaction():
                 return LedgerError(f"cannot use the ledger {self}: {text}", _READ_ONLY)
             case psycopg.InterfaceError():
@@ -451,7 +463,8 @@ class PostgresEngine:
         return LedgerError(f"{self} exists and is not replaced", NEVER_RESTORE, kind=ErrorKind.FILE_EXISTS)
 
     def _check(self, connection: PostgresConnection, owner: LedgerOwner) -> None:
-        if connection.execute("SELECT to_regclass('ledger')").fetchone() == (None,):
+        # By its full name: a schema that the role must not read is refused, and not taken for one that is missing.
+        if connection.execute("SELECT to_regclass(?)", (f"{self.location.schema}.ledger",)).fetchone() == (None,):
             raise LedgerError(f"there is no ledger at {self}", NEVER_RESTORE, kind=ErrorKind.FILE_MISSING)
         kind, version = connection.execute("SELECT kind, version FROM ledger").fetchone() or (0, 0)
         if kind != APPLICATION_ID:

@@ -1096,6 +1096,48 @@ def test_a_role_whose_sessions_run_no_triggers_is_refused_also_when_the_connecti
             ReportLedger(place, OWNER)
 
 
+def test_settings_of_a_role_change_no_session(location: PostgresLocation) -> None:
+    weak = {"statement_timeout": "1ms", "synchronous_commit": "off", "default_transaction_isolation": "serializable"}
+    role = "ALTER ROLE trefoil IN DATABASE postgres"
+    for setting, value in weak.items():
+        admin(location, f"{role} SET {setting} = '{value}'")
+    try:
+        with closing(ReportLedger(location, OWNER)) as ledger, ledger._database.reading() as connection:
+            now = [connection.execute(f"SHOW {setting}").fetchone()[0] for setting in weak]
+    finally:
+        admin(location, f"{role} RESET ALL")
+    assert now == ["0", "on", "read committed"]
+
+
+def test_a_session_that_does_not_keep_its_settings_is_refused(
+    location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a pooler may do. It would find the ledger of another schema."""
+    import psycopg
+
+    connect = psycopg.connect
+    monkeypatch.setattr(psycopg, "connect", lambda url, options, **others: connect(url, **others))
+    break_connection(ledger, location)
+    for _ in range(2):
+        with raises(ErrorKind.UNAVAILABLE, LedgerError):
+            reserve(ledger, 1, 1, 5)
+    ledger.close()
+    with pytest.raises(LedgerError, match="pooler"):
+        ReportLedger(location, OWNER)
+
+
+def test_a_role_that_must_not_read_the_schema_does_not_find_it_missing(location: PostgresLocation) -> None:
+    admin(location, "CREATE ROLE stranger LOGIN")
+    try:
+        url = location.url.replace("trefoil@", "stranger@")
+        with raises(ErrorKind.FORBIDDEN, LedgerError):
+            ReportLedger(PostgresLocation(url, location.schema), OWNER)
+        with raises(ErrorKind.FORBIDDEN, LedgerError):
+            ReportLedger.create(PostgresLocation(url, "nowhere"), OWNER)
+    finally:
+        admin(location, "DROP ROLE stranger")
+
+
 # TLS to the database, with a password from a file.
 
 
