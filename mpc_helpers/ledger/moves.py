@@ -142,7 +142,7 @@ class Moves:
                 self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, reason=str(conflict))
             self._forget([attempt_id])
             raise
-        self._forget(taken)
+        self._end(taken)
         return taken
 
     def begin(self, attempt_id: bytes) -> None:
@@ -184,7 +184,7 @@ class Moves:
         """Abort (reserved → aborted): deadline, error, conflict, or a peer's NO. The reports are free again."""
         with self._database.transaction(Failpoint.GIVE_UP_BEFORE_COMMIT, Failpoint.GIVE_UP_AFTER_COMMIT) as connection:
             self._move(connection, attempt_id, AttemptState.RESERVED, AttemptState.ABORTED, votes=votes, reason=reason)
-        self._forget([attempt_id])
+        self._end([attempt_id])
 
     def forget_answer(self, query_key: bytes) -> None:
         """Erase the share of a released attempt. It stays released, and its reports spent."""
@@ -300,6 +300,12 @@ class Moves:
     def _forget(self, attempt_ids: Iterable[bytes]) -> None:
         for attempt_id in attempt_ids:
             self._before_mpc.pop(attempt_id, None)
+
+    def _end(self, attempt_ids: Iterable[bytes]) -> None:
+        """Forget attempts that were aborted, with the keys of shares that a vote sealed and could not store."""
+        for attempt_id in attempt_ids:
+            self._forget([attempt_id])
+            self._share_keys.erase(attempt_id)
 
 
 def _insert_votes(connection: LedgerConnection, attempt_id: bytes, votes: Sequence[ReceivedVote]) -> None:

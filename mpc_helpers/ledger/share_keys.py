@@ -54,13 +54,16 @@ class ShareKeys:
         """Return the share, or None if it was erased or its key is at another host."""
         if self._folder is None or stored is None:
             return stored
+        path = self._folder / attempt_id.hex()
         try:
-            key = (self._folder / attempt_id.hex()).read_bytes()
+            key = path.read_bytes()
             return AESGCM(key).decrypt(stored[:_NONCE_SIZE], stored[_NONCE_SIZE:], attempt_id)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, InvalidTag) as error:
-            raise LedgerError("cannot open a stored share", kind=ErrorKind.FILE_DAMAGED) from error
+            message = f"cannot open a stored share with the key {path}"
+            hint = "Repair the disk; or remove that file, and the attempt ends without this helper's share."
+            raise LedgerError(message, hint, kind=ErrorKind.FILE_DAMAGED) from error
 
     def erase(self, attempt_id: bytes) -> None:
         """Overwrite and remove a key. Best effort: `erase_unless` tries again when the helper starts."""

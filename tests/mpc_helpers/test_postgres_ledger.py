@@ -1262,6 +1262,28 @@ def test_a_key_that_a_crash_left_is_erased_on_start_and_a_repeated_vote_keeps_it
         assert record is not None and record.sealed_share == b"share"
 
 
+@pytest.mark.parametrize("end", ["abort", "preempt"])
+def test_a_key_goes_with_an_attempt_whose_vote_failed(location: PostgresLocation, tmp_path: Path, end: str) -> None:
+    """Its share may be in the server's log, although it was rolled back."""
+    keys = tmp_path / "share-keys"
+
+    def fail(at: Failpoint) -> None:
+        if at is Failpoint.VOTE_BEFORE_COMMIT:
+            raise LedgerError("no vote")
+
+    with closing(ReportLedger(location, OWNER, share_keys=keys, failpoint=fail)) as ledger:
+        attempt = reserve(ledger, 2, 1, 5)
+        with pytest.raises(LedgerError):
+            ledger.moves.vote(attempt, b"share")
+        assert len(list(keys.iterdir())) == 1
+        if end == "abort":
+            ledger.moves.abort(attempt, "")
+        else:
+            reserve(ledger, 1, 1, 5)
+        assert state(ledger, attempt) is AttemptState.ABORTED
+        assert list(keys.iterdir()) == []
+
+
 def test_a_ledger_is_closed_although_its_server_hangs(
     location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
