@@ -272,6 +272,19 @@ BAD_PARTS = {
 }
 
 
+def test_the_database_itself_keeps_the_reports_of_a_renounced_attempt(
+    location: LedgerLocation, ledger: ReportLedger
+) -> None:
+    held = take(ledger, 1, 1, 300_000, 5)
+    ledger.moves.vote(held, b"sealed")
+    ledger.moves.renounce(held, NO[:1], "")
+    take(ledger, 2, 1, 300_000, 6)
+    taken = f"{SET} attempt = 2, before = 700000, after = 0 {_of(5)}"
+    refused = pytest.raises(LedgerError, match="held by a live attempt")
+    with refused, ledger._database.transaction() as connection:
+        connection.execute(taken if isinstance(location, Path) else in_postgres(taken))
+
+
 @pytest.mark.parametrize("statement", BAD_PARTS)
 def test_the_database_itself_refuses(engine_name: str, tmp_path: Path, statement: str) -> None:
     place = new_location(engine_name, tmp_path)

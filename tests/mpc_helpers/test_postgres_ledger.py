@@ -468,6 +468,24 @@ def test_a_connection_lost_in_a_transaction_leaves_all_of_it_or_nothing(
     ledger.close()
 
 
+def test_nothing_of_a_transaction_is_done_in_another_session(location: PostgresLocation, ledger: ReportLedger) -> None:
+    """Although its caller ignores that a statement failed."""
+    before = contents(location)
+    with pytest.raises(LedgerError), ledger._database.transaction() as connection:
+        break_connection(ledger, location)
+        with suppress(Exception):
+            connection.execute("SELECT 1")
+        connection.execute("UPDATE ledger SET watermark = watermark + 1")
+    assert contents(location) == before
+    ledger.check_held()
+
+
+def test_a_session_that_was_left_within_a_statement_is_replaced(ledger: ReportLedger) -> None:
+    connection: Any = ledger._database.connection
+    connection.raw.pgconn.send_query(b"SELECT 1")
+    assert standing(ledger, 5) is Standing.FREE
+
+
 class FailingStatement:
     """A connection on which the next statement that begins so fails: it is cancelled, or the connection is lost."""
 

@@ -27,7 +27,7 @@ from mpc_helpers.ledger import database, engine
 from mpc_helpers.ledger import reports as reports_module
 from mpc_helpers.ledger.attempt import AttemptState, Failpoint, QueryName, ReceivedVote, Reservation
 from mpc_helpers.ledger.engine import LedgerError, LedgerHead, LedgerOwner
-from mpc_helpers.ledger.ledger import QueryChanged, QueryRecord, ReportLedger
+from mpc_helpers.ledger.ledger import QueryChanged, QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.moves import Fenced
 from mpc_helpers.ledger.rebuild import LEDGER_CREATED, Export, accept_peer, create, export, rebuild, rebuild_ledger
 from mpc_helpers.ledger.reports import Conflict, Entries, Standing
@@ -346,6 +346,61 @@ def test_a_check_during_a_large_batch_succeeds_while_statements_end(
     batch.join(30)
     checking.join(30)
     assert (during, checked.is_set()) == (works, True)
+
+
+def test_a_move_that_was_rolled_back_is_not_in_the_head(location: LedgerLocation) -> None:
+    def fail(at: Failpoint) -> None:
+        raise OSError(at.value)
+
+    with closing(ReportLedger(location, OWNER, failpoint=fail)) as ledger:
+        with pytest.raises(OSError, match="before commit"):
+            reserve(ledger, 1, 1, 5)
+        # Another transaction, of no move.
+        ledger.peer_heads.save()
+        assert ledger.chain.head.sequence == 0
+
+
+def test_a_transaction_that_ended_early_is_not_reported_as_committed(path: Path, ledger: ReportLedger) -> None:
+    """SQLite itself ends one on some errors of a disk."""
+    with pytest.raises(LedgerError), ledger._database.transaction() as connection:
+        connection.execute("ROLLBACK")
+
+
+def test_a_log_of_a_ledger_that_is_refused_is_not_written_back(path: Path, ledger: ReportLedger) -> None:
+    reserve(ledger, 1, 1, 5)
+    crashed = [path.with_name(f"copy.db{suffix}") for suffix in ("", "-wal")]
+    for copy, suffix in zip(crashed, ("", "-wal"), strict=True):
+        copy.write_bytes(path.with_name(path.name + suffix).read_bytes())
+    before = [copy.read_bytes() for copy in crashed]
+    with raises(ErrorKind.WRONG_KEY, LedgerError):
+        ReportLedger(crashed[0], LedgerOwner(0, b"x" * 32))
+    assert [copy.read_bytes() for copy in crashed] == before
+
+
+def test_a_draft_that_was_left_or_that_fails_is_in_nobodys_way(engine_name: str, tmp_path: Path) -> None:
+    place = new_location(engine_name, tmp_path)
+    engine = engine_at(place)
+    left = place.with_name(f"{place.name}.new") if isinstance(place, Path) else place.with_schema(f"{place.schema}_new")
+    engine_at(left).create(OWNER, bytes(16))
+    with pytest.raises(LedgerError, match="disk"), engine.draft() as draft:
+        draft.create(OWNER, bytes(16))
+        raise LedgerError("the disk is full")
+    assert not engine.exists() and not draft.exists()
+    with engine.draft() as draft:
+        draft.create(OWNER, bytes(16))
+    assert engine.exists() and not draft.exists()
+
+
+def test_neither_our_own_no_nor_two_of_one_peer_moves_a_voted_attempt(ledger: ReportLedger) -> None:
+    attempt = reserve(ledger, 1, 1, 5)
+    ledger.moves.vote(attempt, b"sealed")
+    ledger.moves.keep_votes(attempt, [ReceivedVote(0, Vote.ABORTED, b"own")])
+    with raises(ErrorKind.REFUSED, LedgerError):
+        ledger.moves.renounce(attempt, [], "")
+    ledger.moves.renounce(attempt, [ReceivedVote(1, Vote.ABORTED, b"one")], "")
+    with raises(ErrorKind.REFUSED, LedgerError):
+        ledger.moves.free(attempt, [ReceivedVote(1, Vote.RENOUNCED, b"two")], "")
+    assert (state(ledger, attempt), standing(ledger, 5)) == (AttemptState.RENOUNCED, Standing.BUSY)
 
 
 def test_the_sweep_aborts_what_was_reserved_and_keeps_what_was_voted(
@@ -873,6 +928,33 @@ def test_an_old_ledger_is_refused_with_what_to_do_and_nothing_is_lost_in_the_upg
         with pytest.raises(Conflict):
             reserve(ledger, 9, number + 1, report)
     ledger.close()
+
+
+def test_reports_that_peers_listed_are_not_forgotten_after_the_upgrade(old: Path) -> None:
+    """How late they are is not known."""
+    SqliteEngine(old).upgrade(OWNER)
+    with closing(ReportLedger(old, OWNER)) as ledger:
+        assert ledger.reports.advance_watermark(TIME + 1000 * DAY) == []
+        assert standing(ledger, 90) is Standing.SEEN
+
+
+@pytest.mark.parametrize("damage", ["page", "move"])
+def test_a_damaged_old_ledger_is_refused_by_the_upgrade(old: Path, damage: str) -> None:
+    with closing(sqlite3.connect(old)) as db:
+        if damage == "move":
+            for trigger in ("moves_stand", "moves_stay"):
+                db.execute(f"DROP TRIGGER {trigger}")
+            db.execute("UPDATE moves SET head = zeroblob(32) WHERE sequence = 1")
+            db.commit()
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'queries'").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    data = bytearray(old.read_bytes())
+    if damage == "page":
+        data[(root - 1) * size : root * size] = b"\xff" * size
+        old.write_bytes(data)
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        SqliteEngine(old).upgrade(OWNER)
+    assert old.read_bytes() == data
 
 
 def test_reports_of_an_old_ledger_go_on_with_their_draws_on_their_day(old: Path) -> None:
