@@ -176,6 +176,10 @@ def test_only_the_process_that_holds_a_ledger_writes_to_it(location: PostgresLoc
         "UPDATE ledger SET watermark = watermark + 1",
         "UPDATE ledger SET epoch = epoch + 2",
         "INSERT INTO days VALUES (30000, 99999999999)",
+        "INSERT INTO queries VALUES (sha256('q'), sha256('d'), 'done', 'null', 0)",
+        "INSERT INTO peer_heads VALUES (1, decode(repeat('00', 16), 'hex'), 0, sha256('h'))",
+        "INSERT INTO votes VALUES (1, 1, 'yes', '')",
+        "INSERT INTO moves VALUES (2, 1, 'aborted', sha256('h'))",
         "TRUNCATE reports_20000",
         "TRUNCATE votes",
     ):
@@ -1300,6 +1304,17 @@ def test_a_key_goes_with_an_attempt_whose_vote_failed(location: PostgresLocation
             reserve(ledger, 1, 1, 5)
         assert state(ledger, attempt) is AttemptState.ABORTED
         assert list(keys.iterdir()) == []
+
+
+def test_an_answer_that_is_not_released_keeps_its_key_when_old_ones_are_forgotten(
+    location: PostgresLocation, tmp_path: Path
+) -> None:
+    with closing(ReportLedger(location, OWNER, share_keys=tmp_path)) as ledger:
+        attempt = reserve(ledger, 1, 1, 5)
+        ledger.moves.vote(attempt, b"share")
+        ledger.moves.forget_answer(reservation(1, 1).query.key)
+        record = ledger.attempts.find(attempt)
+        assert record is not None and record.sealed_share == b"share"
 
 
 def test_a_ledger_is_closed_although_its_server_hangs(
