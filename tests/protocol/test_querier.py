@@ -119,10 +119,10 @@ async def test_helpers_name_the_one_they_wait_for(tmp_path: Path, monkeypatch: p
     async with three_helpers(tmp_path) as three:
         monkeypatch.setattr(three.queries[1].helper, "answer", forever)
         batch = three.batch(three.seal([[1, 0]] * 3, terms(2)))
-        with raises(ErrorKind.ABORTED, QueryFailed) as failed:
-            await three.ask(three.query(batch, QueryOptions(seconds=2)), batch)
-        assert failed.value.helpers == (1,)
-        assert failed.value.stage == "agreeing"
+        failed = await three.fails(batch, QueryOptions(seconds=2))
+        assert failed.kind is ErrorKind.ABORTED
+        assert failed.helpers == (1,)
+        assert failed.stage == "agreeing"
 
 
 def offline(tmp_path: Path) -> ThreeHelpers:

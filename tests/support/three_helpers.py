@@ -19,6 +19,8 @@ from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
 
+import pytest
+
 from mpc_helpers.agreement.negotiation import Attempt
 from mpc_helpers.agreement.peers import RetryPolicy
 from mpc_helpers.helper import Sessions
@@ -44,6 +46,7 @@ from protocol.header import ReportTerms, coarse_time
 from protocol.helper_set import HelperSet
 from protocol.keys import IdentityKey, load_identity
 from protocol.querier.ask import Querier
+from protocol.querier.failure import QueryFailed
 from protocol.querier.result import QueryResult
 from protocol.querier.saved_query import QueryOptions, SavedQuery, make_query
 from protocol.report import SealedReport, seal_report
@@ -248,6 +251,15 @@ class ThreeHelpers:
     async def ask(self, asked: SavedQuery, batch: BatchReader, *, patience: float = 5.0) -> QueryResult:
         """Ask as a querier does."""
         return await Querier(self.helper_set, patience=patience, clock=self.clock).ask(asked, batch)
+
+    async def fails(self, batch: BatchReader, wishes: QueryOptions) -> QueryFailed:
+        """Ask a query that can only end at its deadline. A busy machine may not even have begun by then: once more."""
+        for seconds in (wishes.seconds, 10 * wishes.seconds):
+            with pytest.raises(QueryFailed) as failed:
+                await self.ask(self.query(batch, replace(wishes, seconds=seconds)), batch)
+            if failed.value.stage == "agreeing":
+                break
+        return failed.value
 
     def noise_of(self, result: QueryResult) -> list[int]:
         """The noise that is in an answer."""
