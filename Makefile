@@ -84,7 +84,8 @@ results: $(READY)
 
 chaos: $(READY)
 	TREFOIL_HUNT_SCHEDULES=100000 TREFOIL_HUNT_ROUNDS=200 $(BIN)/python -m pytest -s --timeout 28800 tests/virtual/test_hunt.py
-	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/virtual/test_commit_crashes.py tests/processes/test_chaos.py tests/mpc_helpers/test_postgres_ledger.py
+	TREFOIL_FULL_MATRIX=1 TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/virtual/test_commit_crashes.py tests/processes/test_chaos.py tests/mpc_helpers/test_postgres_ledger.py \
+		tests/mpc_helpers/test_ledger_parts.py
 	TREFOIL_NOISE=joint TREFOIL_CHAOS=all $(BIN)/python -m pytest -s --timeout 7200 tests/mpc_helpers/test_bad_helper.py tests/processes/test_chaos.py
 
 load: $(READY)

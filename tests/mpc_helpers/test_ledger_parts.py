@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ from tests.support.raising import raises
 __all__ = ["ledger", "location", "old", "path"]
 PAID = 1_000_000
 KEY = bytes(32)
+FULL_MATRIX = bool(os.environ.get("TREFOIL_FULL_MATRIX"))
 # The query with the largest key: it takes from nobody.
 LAST = b"\xff" * 32
 
@@ -468,17 +470,23 @@ def _columns(found: Entries) -> Sequence[object]:
     return found.digests, found.left
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=9)
 @given(st.integers(0, 2**32))
 def test_what_is_left_is_what_a_reference_adds_up(
     engine_name: str, tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
-    """Over random reservations, takings, moves and crashes before and after each commit."""
-    play = Play(new_location(engine_name, tmp_path_factory.mktemp("play")), seed)
-    for _ in range(40):
-        play.step()
-    play.ledger.verify()
-    play.ledger.close()
+    """Over random reservations, takings, moves and crashes before and after each commit.
+
+    A play takes seven times as long on PostgreSQL: 9 there and 27 on SQLite, and 270 with TREFOIL_FULL_MATRIX=1
+    (`make chaos`).
+    """
+    plays = 30 if FULL_MATRIX else 3 if engine_name == "sqlite" else 1
+    for number in range(plays):
+        play = Play(new_location(engine_name, tmp_path_factory.mktemp("play")), seed + number)
+        for _ in range(40):
+            play.step()
+        play.ledger.verify()
+        play.ledger.close()
 
 
 # Rebuilding.
