@@ -32,9 +32,9 @@ from protocol.noise import NoiseMode
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions
 from protocol.shares import PARTIES
-from tests.mpc_helpers.test_report_ledger import NO, digests, hours, name
 from tests.support.bad_helper import BAD, HONEST, agreement_of, five_reports
 from tests.support.ledger_places import new_location, on_each_engine
+from tests.support.ledger_samples import NO, digests, hours, name
 from tests.support.raising import raises
 from tests.support.three_agreements import QUERY, ThreeAgreements, play
 from tests.support.three_helpers import ThreeHelpers, three_helpers

@@ -27,23 +27,9 @@ from protocol.amounts import Amount, Amounts
 from protocol.batch import sorted_order
 from protocol.errors import ErrorKind, ProtocolError
 from protocol.units import DAY
-from tests.mpc_helpers.test_report_ledger import (
-    NO,
-    OWNER,
-    TIME,
-    YES,
-    digests,
-    hours,
-    ledger,
-    location,
-    name,
-    old,
-    path,
-    release,
-    reservation,
-    state,
-)
+from tests.mpc_helpers.test_report_ledger import ledger, location, old, path, release, state
 from tests.support.ledger_places import in_postgres, new_location, on_each_engine
+from tests.support.ledger_samples import NO, OWNER, TIME, YES, digests, hours, name, reservation
 from tests.support.raising import raises
 
 # Fixtures.

@@ -42,24 +42,13 @@ from protocol.batch import sorted_order
 from protocol.errors import ErrorKind
 from protocol.status import QueryState
 from tests.mpc_helpers.test_monitoring import roll_back, until_both_peers_notice
-from tests.mpc_helpers.test_report_ledger import (
-    NO,
-    OWNER,
-    TIME,
-    YES,
-    hours,
-    name,
-    release,
-    reservation,
-    reserve,
-    standing,
-    state,
-)
+from tests.mpc_helpers.test_report_ledger import release, standing, state
 from tests.processes.test_chaos import Cell, outcome
 from tests.support.chaos_helper import Fault
 from tests.support.chaos_trio import chaos_trio, stop_all
 from tests.support.hunt import hunt
 from tests.support.ledger_places import configure, put_in_postgres
+from tests.support.ledger_samples import NO, OWNER, TIME, YES, hours, name, reservation, reserve
 from tests.support.private_postgres import NoSmallDisk, PrivatePostgres, server, why_not
 from tests.support.raising import raises
 from tests.support.three_helpers import real_now, terms, three_helpers

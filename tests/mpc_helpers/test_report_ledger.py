@@ -9,14 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from typer.testing import CliRunner
 
@@ -33,7 +32,7 @@ from mpc_helpers.ledger.rebuild import LEDGER_CREATED, Export, accept_peer, crea
 from mpc_helpers.ledger.reports import Conflict, Entries, Standing
 from mpc_helpers.ledger.schema import APPLICATION_ID, SCHEMA_VERSION, day_table, last_hour, site_prefix
 from mpc_helpers.ledger.sqlite_engine import LOG_BYTES, PAGE_BYTES, SqliteEngine
-from protocol.batch import Digests, sorted_order
+from protocol.batch import sorted_order
 from protocol.errors import ErrorKind, ProtocolError, TrefoilError
 from protocol.querier.failure import QueryFailed
 from protocol.querier.saved_query import QueryOptions
@@ -41,15 +40,11 @@ from protocol.status import Failure, QueryState
 from protocol.units import DAY, HOUR
 from protocol.vote import Vote
 from tests.support.ledger_places import in_postgres, new_location, on_each_engine
+from tests.support.ledger_samples import NO, OWNER, TIME, YES, digests, hours, name, reservation, reserve
 from tests.support.raising import raises
 from tests.support.three_helpers import SITE, ThreeHelpers, real_now, terms, three_helpers
 
-OWNER = LedgerOwner(0, b"k" * 32)
-YES = [ReceivedVote(1, Vote.YES, b"yes of 2"), ReceivedVote(2, Vote.YES, b"yes of 3")]
-# The time of a report unless a test says otherwise, and its day.
-TIME = 20_000 * DAY + 5 * HOUR
 TODAY = TIME // DAY
-NO = [ReceivedVote(1, Vote.ABORTED, b"no of 2"), ReceivedVote(2, Vote.RENOUNCED, b"no of 3")]
 
 
 @pytest.fixture
@@ -76,42 +71,6 @@ def ledger(location: LedgerLocation) -> Iterator[ReportLedger]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     on_each_engine(metafunc)
-
-
-def digests(*reports: int) -> Digests:
-    rows = np.array([list(report.to_bytes(32, "little")) for report in reports], dtype=np.uint8).reshape(-1, 32)
-    return rows[sorted_order(rows)]
-
-
-def hours(count: int, time: int = TIME) -> npt.NDArray[np.uint32]:
-    return np.full(count, time // HOUR, dtype=np.uint32)
-
-
-def name(rank: int) -> QueryName:
-    return QueryName(bytes([rank]) * 32, b"d" * 32)
-
-
-def reservation(
-    rank: int, number: int, *reports: int, time: int = TIME, debug: bool = False, made: Sequence[bool] | None = None
-) -> Reservation:
-    """An attempt of a query; `made` says which of its reports debug devices made, by default those it counts."""
-    flags = np.array([debug] * len(reports) if made is None else made, dtype=np.bool_)
-    return Reservation(
-        bytes([rank, number]) * 16,
-        name(rank),
-        number,
-        debug,
-        digests(*reports),
-        flags,
-        hours(len(reports), time),
-        site="",
-    )
-
-
-def reserve(ledger: ReportLedger, rank: int, number: int, *reports: int, time: int = TIME) -> bytes:
-    wanted = reservation(rank, number, *reports, time=time)
-    ledger.moves.reserve(wanted)
-    return wanted.attempt_id
 
 
 def standing(ledger: ReportLedger, report: int, rank: int = 9) -> Standing:

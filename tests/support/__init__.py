@@ -12,6 +12,7 @@
 - `three_agreements`: three helpers that agree and spend in virtual time
 - `private_postgres`: a PostgreSQL server of the tests' own
 - `ledger_places`: where a test puts a ledger: in a file or in PostgreSQL
+- `ledger_samples`: reservations and votes of a ledger, without pytest
 - `mixed_ledgers`: throughput with two ledgers in PostgreSQL, beside three in files
 - `postgres_client`: a process that moves such a ledger and kills or stops itself
 - `joint_trio`: three parties that draw joint noise, honest or not, with its clear twin

@@ -21,7 +21,7 @@ from mpc_helpers.identity.config import PostgresLocation
 from mpc_helpers.ledger.attempt import Failpoint
 from mpc_helpers.ledger.engine import LedgerError
 from mpc_helpers.ledger.ledger import ReportLedger
-from tests.mpc_helpers.test_report_ledger import NO, OWNER, YES, reserve
+from tests.support.ledger_samples import NO, OWNER, YES, reserve
 
 
 def play(ledger: ReportLedger) -> None:
