@@ -41,6 +41,22 @@ def test_every_public_name_is_there() -> None:
         _ = trefoil.Ledger
 
 
+def test_garbage_is_collected_as_usual_from_the_first_collection_on() -> None:
+    """A command begins without; a device that had to wait for a long collection would answer late."""
+    code = """
+import gc, sys, trefoil
+usual, callbacks = gc.get_threshold(), len(gc.callbacks)
+sys.argv = ["trefoil", "--version"]
+try:
+    trefoil.main()
+except SystemExit:
+    assert gc.get_threshold() != usual and gc.get_freeze_count()
+gc.collect()
+assert (gc.get_threshold(), len(gc.callbacks)) == (usual, callbacks)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
 def test_help_and_a_star_import_show_the_library() -> None:
     """As `help(trefoil)` and `from trefoil import *` do it."""
     page = pydoc.plain(pydoc.render_doc(trefoil))
