@@ -221,7 +221,7 @@ BUGS = (
     PlantedBug(
         "a report that is not shown passes",
         "mpc_helpers/test_checker.py::test_a_report_that_is_proposed_must_be_shown",
-        (Edit(_CHECKER, "if not block.opened[places].all():", "if False:"),),
+        (Edit(_CHECKER, "if not block.opened[places[accepted[rows][places]]].all():", "if False:"),),
     ),
     PlantedBug(
         "what is reserved is not what was checked",
