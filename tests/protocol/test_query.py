@@ -294,7 +294,7 @@ class Shop:
 
     @property
     def querier(self) -> Querier:
-        return Querier(self.three.helper_set, clock=self.now, patience=3, request_seconds=3)
+        return Querier(self.three.helper_set, clock=self.now, patience=10, request_seconds=10)
 
     async def ask(
         self, options: QueryOptions = OPTIONS, *, key: IdentityKey | None = None, new: bool = False
