@@ -801,10 +801,16 @@ def test_a_released_share_can_be_erased_and_nothing_else_of_it_changes(ledger: R
 
 def test_reports_are_counted_in_slices(ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever needs the ledger waits for one slice, not for the table. No digest falls between two of them."""
-    reserve(ledger, 1, 1, *range(1, 600), 2**256 - 1)
+    attempt = reserve(ledger, 1, 1, *range(1, 600), 2**256 - 1)
     monkeypatch.setattr(reports_module, "_SLICE", 4)
     assert [*ledger.reports._slices("reports_20000")] == [4] * 150 + [0]
     assert ledger.reports.count() == 600
+    # A day that is forgotten meanwhile has no further slice.
+    slices = ledger.reports._slices("reports_20000")
+    assert next(slices) == 4
+    release(ledger, attempt)
+    assert ledger.reports.advance_watermark(TIME + 2 * DAY) == [20000]
+    assert [*slices] == []
 
 
 # A ledger of the last format, as the code of that time wrote it: `iterdump` of every kind of row.
@@ -1125,6 +1131,11 @@ async def test_entries_are_believed_only_with_the_right_signature_for_the_right_
         assert Export.open(path.read_bytes(), second).party == 0
         with raises(ErrorKind.WRONG_FILE, ProtocolError):
             Export.open(path.read_bytes(), third)
+        # Of another helper set, in which both have the same keys.
+        *_, other = helpers = second.helper_set.helpers
+        others = replace(second.helper_set, helpers=(*helpers[:2], replace(other, name="helper-4")))
+        with raises(ErrorKind.BAD_SIGNATURE, ProtocolError):
+            Export.open(path.read_bytes(), replace(second, helper_set=others))
         changed = bytearray(path.read_bytes())
         changed[-1] ^= 1
         with raises(ErrorKind.BAD_SIGNATURE, ProtocolError) as unsigned:
