@@ -35,6 +35,7 @@ from mpc_helpers.ledger.engine import LedgerClosed, LedgerError, LedgerHead
 from mpc_helpers.ledger.ledger import QueryRecord, ReportLedger, engine_at
 from mpc_helpers.ledger.rebuild import owner_of
 from mpc_helpers.ledger.reports import Standing
+from mpc_helpers.ledger.share_keys import ShareKeys
 from mpc_helpers.local.launcher import Trio, prepare
 from mpc_helpers.service import health
 from mpc_helpers.service.daemon import PROCESS_FILE
@@ -164,6 +165,7 @@ def test_only_the_process_that_holds_a_ledger_writes_to_it(location: PostgresLoc
         "DELETE FROM reports_20000",
         "UPDATE ledger SET watermark = watermark + 1",
         "UPDATE ledger SET epoch = epoch + 2",
+        "UPDATE ledger SET epoch = epoch + 1, watermark = watermark + 1",
         "INSERT INTO days VALUES (30000, 99999999999)",
         "INSERT INTO queries VALUES (sha256('q'), sha256('d'), 'done', 'null', 0)",
         "INSERT INTO peer_heads VALUES (1, decode(repeat('00', 16), 'hex'), 0, sha256('h'))",
@@ -174,6 +176,28 @@ def test_only_the_process_that_holds_a_ledger_writes_to_it(location: PostgresLoc
     ):
         with pytest.raises(psycopg.IntegrityError, match=r"holds a ledger|never emptied"):
             admin(location, statement)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE ledger SET kind = kind + 1",
+        "UPDATE ledger SET version = version + 1",
+        "INSERT INTO reports_20000 VALUES ('too short', 1, 0, 0, NULL, 0)",
+    ],
+)
+def test_not_even_the_process_that_holds_a_ledger_changes_its_format(ledger: ReportLedger, statement: str) -> None:
+    reserve(ledger, 1, 1, 5)
+    with raises(ErrorKind.REFUSED, LedgerError), ledger._database.transaction() as connection:
+        connection.execute(statement)
+
+
+def test_a_take_over_ends_the_sessions_of_its_own_ledger_only(location: PostgresLocation, ledger: ReportLedger) -> None:
+    place = server().location()
+    ReportLedger.create(place, OWNER)
+    with closing(ReportLedger(place, OWNER)) as other:
+        assert engine_at(location).end_other_sessions(OWNER) == 1
+        reserve(other, 1, 1, 5)
 
 
 # Processes that die or pause, really.
@@ -473,6 +497,27 @@ def test_nothing_of_a_transaction_is_done_in_another_session(location: PostgresL
     ledger.check_held()
 
 
+def test_what_could_not_be_rolled_back_is_not_committed_with_the_next_move(
+    ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import psycopg
+
+    raw = ledger._database.connection.raw  # type: ignore[attr-defined]
+    execute, before = raw.execute, ledger.reports.watermark
+
+    def fail(statement: Any, *values: Any) -> Any:
+        if statement == "ROLLBACK":
+            raise psycopg.errors.QueryCanceled
+        return execute(statement, *values)
+
+    monkeypatch.setattr(raw, "execute", fail)
+    with pytest.raises(LedgerError), ledger._database.transaction() as connection:
+        connection.execute("UPDATE ledger SET watermark = watermark + 1")
+        raise LedgerError("the caller failed")
+    reserve(ledger, 1, 1, 5)
+    assert ledger.reports.watermark == before
+
+
 def test_a_session_that_was_left_within_a_statement_is_replaced(ledger: ReportLedger) -> None:
     connection: Any = ledger._database.connection
     connection.raw.pgconn.send_query(b"SELECT 1")
@@ -547,8 +592,29 @@ def test_a_process_that_reconnects_learns_that_another_holds_the_ledger(
     with closing(ReportLedger(location, OWNER)):
         with pytest.raises(LedgerError):
             ledger.check_held()
-        with raises(ErrorKind.FENCED, LedgerClosed):
-            ledger.check_held()
+        # The first cause stays, also after it was closed.
+        for _ in range(2):
+            with raises(ErrorKind.FENCED, LedgerClosed):
+                ledger.check_held()
+            ledger.close()
+
+
+def test_a_process_that_was_fenced_while_it_waited_for_the_lock_reads_nothing(
+    location: PostgresLocation, ledger: ReportLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection: Any = ledger._database.connection
+    lock = connection._lock
+
+    def wait_for_the_lock() -> None:
+        raise_epoch(location)
+        lock()
+
+    monkeypatch.setattr(connection, "_lock", wait_for_the_lock)
+    break_connection(ledger, location)
+    with pytest.raises(LedgerError):
+        standing(ledger, 5)
+    with raises(ErrorKind.FENCED, LedgerClosed):
+        standing(ledger, 5)
 
 
 def test_a_lock_that_the_server_still_holds_for_a_dead_session_is_waited_for(
@@ -594,6 +660,10 @@ def test_no_session_waits_without_a_limit(
         holding.execute("LOCK TABLE votes IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(LedgerError):
             place.measure()
+        holding.execute("SELECT 1 FROM ledger FOR UPDATE")
+        ledger._database.connection.raw.execute("SET lock_timeout = '100ms'")  # type: ignore[attr-defined]
+        with raises(ErrorKind.BUSY, LedgerError):
+            ledger.check_held()
     finally:
         holding.close()
 
@@ -1045,14 +1115,22 @@ def test_the_hunt_finds_nothing_on_postgres(tmp_path: Path) -> None:
     assert (counts.schedules, counts.wrong) == (3, {})
 
 
-@pytest.mark.parametrize("difference", [-1, 1])
-def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(location: PostgresLocation, difference: int) -> None:
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ("version = version - 1", ErrorKind.UNKNOWN_VERSION),
+        ("version = version + 1", ErrorKind.UNKNOWN_VERSION),
+        ("kind = kind + 1", ErrorKind.WRONG_FILE),
+    ],
+)
+def test_a_ledger_of_another_version_is_refused_and_left_as_it_is(
+    location: PostgresLocation, change: str, kind: ErrorKind
+) -> None:
     """The way on is the one after a loss, which was tried: an empty schema, rebuilt from both peers."""
     # As a replica, which runs no triggers: a version never changes otherwise.
-    other = f"UPDATE ledger SET version = version + {difference}"  # noqa: S608  (an integer)
-    admin(location, f"SET session_replication_role = replica; {other}")
+    admin(location, f"SET session_replication_role = replica; UPDATE ledger SET {change}")  # noqa: S608  (constants)
     before = contents(location)
-    with raises(ErrorKind.UNKNOWN_VERSION, LedgerError):
+    with raises(kind, LedgerError):
         ReportLedger(location, OWNER)
     assert contents(location) == before
 
@@ -1107,8 +1185,20 @@ def test_a_role_whose_sessions_run_no_triggers_is_refused_also_when_the_connecti
             ReportLedger(place, OWNER)
 
 
-def test_settings_of_a_role_change_no_session(location: PostgresLocation) -> None:
-    weak = {"statement_timeout": "1ms", "synchronous_commit": "off", "default_transaction_isolation": "serializable"}
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+def test_a_server_that_loses_commits_in_a_power_cut_is_refused(setting: str) -> None:
+    with closing_cluster(PrivatePostgres()) as private:
+        place = private.location()
+        ReportLedger.create(place, OWNER)
+        private.stop_immediately()
+        private.start(f"-c listen_addresses= -c {setting}=off")
+        with pytest.raises(LedgerError, match=setting):
+            ReportLedger(place, OWNER)
+
+
+@pytest.mark.parametrize("commit", ["off", "local"])
+def test_settings_of_a_role_change_no_session(location: PostgresLocation, commit: str) -> None:
+    weak = {"statement_timeout": "1ms", "synchronous_commit": commit, "default_transaction_isolation": "serializable"}
     role = "ALTER ROLE trefoil IN DATABASE postgres"
     for setting, value in weak.items():
         admin(location, f"{role} SET {setting} = '{value}'")
@@ -1293,6 +1383,38 @@ def test_a_key_goes_with_an_attempt_whose_vote_failed(location: PostgresLocation
             reserve(ledger, 1, 1, 5)
         assert state(ledger, attempt) is AttemptState.ABORTED
         assert list(keys.iterdir()) == []
+
+
+def test_a_key_stays_with_an_attempt_that_was_not_renounced(location: PostgresLocation, tmp_path: Path) -> None:
+    """Its vote stands: both peers may release, and the answer needs this helper's share."""
+
+    def fail(at: Failpoint) -> None:
+        if at is Failpoint.RENOUNCE_BEFORE_COMMIT:
+            raise LedgerError("not renounced")
+
+    with closing(ReportLedger(location, OWNER, share_keys=tmp_path, failpoint=fail)) as ledger:
+        attempt = reserve(ledger, 1, 1, 5)
+        ledger.moves.vote(attempt, b"share")
+        with pytest.raises(LedgerError):
+            ledger.moves.renounce(attempt, NO[:1], "")
+        record = ledger.attempts.find(attempt)
+        assert record is not None and record.sealed_share == b"share"
+
+
+def test_a_key_opens_the_share_of_its_attempt_only_and_is_overwritten(tmp_path: Path) -> None:
+    keys, (first, second) = ShareKeys(tmp_path / "keys"), (b"1" * 32, b"2" * 32)
+    stored = keys.seal(first, b"share")
+    file = tmp_path / "keys" / first.hex()
+    file.with_name(second.hex()).write_bytes(file.read_bytes())
+    with raises(ErrorKind.FILE_DAMAGED, LedgerError):
+        keys.open(second, stored)
+    # Its bytes on the disk, which a removal alone would leave there.
+    os.link(file, tmp_path / "disk")
+    keys.erase(first)
+    assert keys.open(first, stored) is None
+    assert (tmp_path / "disk").read_bytes() == bytes(32)
+    with raises(ErrorKind.NO_SPACE, LedgerError):
+        ShareKeys(tmp_path / "disk").seal(first, b"share")
 
 
 def test_an_answer_that_is_not_released_keeps_its_key_when_old_ones_are_forgotten(
