@@ -32,7 +32,7 @@ settings.load_profile("trefoil")
 
 # Seconds for pytest-timeout, far more than any test takes on a busy machine: at the limit a test fails with a traceback
 # and the next one runs. `pytest --timeout` overrides it, as the long hunts of the Makefile do.
-os.environ.setdefault("PYTEST_TIMEOUT", "300")
+os.environ.setdefault("PYTEST_TIMEOUT", "900")
 
 # Files that take longest, by processor time with all processes they start, and by waiting. A file runs in one worker:
 # one that begins late would end long after the rest.

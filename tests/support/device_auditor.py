@@ -148,6 +148,9 @@ class Auditor:
         last_paid = max((week for (_, _, week), amount in self.paid.items() if amount), default=self.week(now))
         self.closed = max(self.closed, self.week(now), last_paid)
         self.ads = [ad for ad in self.ads if sites and ad.site not in sites]
+        self.acted = {
+            action: [one for one in acted if sites and one not in sites] for action, acted in self.acted.items()
+        }
         for account in [one for one in self.paid if not sites or one[1] in sites]:
             del self.paid[account]
             self.emptied.discard(account)
