@@ -364,7 +364,7 @@ class ShareCheck:
         """Return whether every accepted report is confirmed. The check_results are updated either way.
 
         A helper that was superseded may not know what the peers know to be invalid. So where a proposal counts invalid
-        reports, all that this helper proposes is examined: in the end the same reports are in all three lists.
+        reports, all that this helper proposes is examined: three honest helpers list the same invalid reports.
         """
         evidence = negotiation.batch.evidence
         if evidence is None:

@@ -301,10 +301,10 @@ class Moves:
         for attempt_id in attempt_ids:
             self._before_mpc.pop(attempt_id, None)
 
-    def _end(self, attempt_ids: Iterable[bytes]) -> None:
+    def _end(self, attempt_ids: Sequence[bytes]) -> None:
         """Forget attempts that were aborted, with the keys of shares that a vote sealed and could not store."""
+        self._forget(attempt_ids)
         for attempt_id in attempt_ids:
-            self._forget([attempt_id])
             self._share_keys.erase(attempt_id)
 
 
